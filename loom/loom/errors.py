@@ -22,6 +22,7 @@ __all__ = [
     "NoSuchDimension",
     "NoSuchMesh",
     "NotAGateway",
+    "NotOneActor",
     "OperationFailed",
     "PortInUse",
     "ProtocolMismatch",
@@ -181,8 +182,14 @@ class UnpicklableError(LoomError, TypeError):
     code = "unpicklable"
 
 
-class SliceOutOfRange(LoomError, IndexError):
-    """A slice asks for an index that the dimension does not have."""
+class NotOneActor(LoomError, ValueError):
+    """`call_one` needs a mesh of exactly one actor. Raised before anything is sent."""
+
+    code = "not_one_actor"
+
+
+class SliceOutOfRange(LoomError, IndexError, ValueError):
+    """A slice asks for what the dimension does not have, or for nothing. Monarch raises `IndexError` or `ValueError`."""
 
     code = "slice_out_of_range"
 
@@ -214,7 +221,7 @@ class WaitTimeout(LoomError, TimeoutError):
     code = "timeout"
 
 
-class SupervisionError(LoomError):
+class SupervisionError(LoomError, RuntimeError):
     """Part of a mesh has died (a process, an actor or a host), so that a call on it cannot be answered."""
 
     code = "supervision"

@@ -1,0 +1,1 @@
+"""The cluster's side of Loom: the gateway, its drivers, and the workers."""

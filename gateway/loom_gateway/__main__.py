@@ -1,0 +1,119 @@
+"""``python -m loom_gateway``: the gateway process. `loom serve gateway` runs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+
+from loom.errors import InvalidAddress
+from loom_gateway.workers import parse_worker_address
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_PORT_IN_USE = 3
+EXIT_MISSING_DEPENDENCY = 4
+
+PARENT_GRACE = 8.0
+"""Seconds that the gateway may take to end its drivers once its parent is gone."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="loom serve gateway", description="Run Loom's gateway.")
+    parser.add_argument("--worker", action="append", default=[], metavar="tcp://HOST:PORT", required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: every one)")
+    parser.add_argument("--port", type=int, default=8470, help="port to listen on; 0 picks a free one")
+    parser.add_argument("--token", default=None, help="the token (default: LOOM_TOKEN, else a new one is made)")
+    parser.add_argument("--session-linger", type=float, default=3600.0, metavar="SECONDS",
+                        help="how long a session lives without a client")  # fmt: skip
+    parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
+    options = parser.parse_args()
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        for worker in options.worker:
+            parse_worker_address(worker)
+    except InvalidAddress as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    listener = _listen(options.host, options.port)
+    if listener is None:
+        return EXIT_PORT_IN_USE
+    if options.exit_with_parent:
+        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+    try:
+        return _run(listener, options)
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is missing: pip install 'monarch-loom[gateway]'", file=sys.stderr)  # noqa: T201
+        return EXIT_MISSING_DEPENDENCY
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        text = f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or --port 0."
+        print(f"error: {text}", file=sys.stderr)  # noqa: T201
+        return None
+    return listener
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+    threading.Event().wait(PARENT_GRACE)
+    os._exit(EXIT_FAILURE)
+
+
+def _run(listener: socket.socket, options: argparse.Namespace) -> int:
+    import uvicorn
+
+    from loom.wire.frames import MAX_FRAME
+    from loom_gateway.app import create_app
+    from loom_gateway.auth import TokenAuthority, generate_token
+    from loom_gateway.sessions import SessionManager
+
+    token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
+    host, port = listener.getsockname()[:2]
+    url = f"ws://{_connectable(host)}:{port}"
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            line = {"event": "listening", "url": url, "token": token, "pid": os.getpid()}
+            print(json.dumps(line), flush=True)  # noqa: T201
+
+    app = create_app(SessionManager(options.worker, options.session_linger), TokenAuthority(token))
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        ws="websockets-sansio",
+        ws_max_size=MAX_FRAME + 4096,
+        ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
+        log_level=options.log_level,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=5,
+    )
+    Server(config).run(sockets=[listener])
+    return 0
+
+
+def _connectable(host: str) -> str:
+    """An address that reaches a listener on ``host`` from this machine."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+if __name__ == "__main__":
+    sys.exit(main())

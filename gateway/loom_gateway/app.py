@@ -1,0 +1,162 @@
+"""The gateway's web application: health, REST, and the WebSocket, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.routing import WebSocketRoute
+
+import loom
+from loom.errors import AuthenticationError, LoomError, UnknownSession
+from loom_gateway.auth import TokenAuthority
+from loom_gateway.relay import Relay
+from loom_gateway.sessions import Session, SessionManager
+from loom_gateway.workers import parse_worker_address
+
+__all__ = ["create_app"]
+
+_OPEN_PATHS = frozenset({"/healthz"})
+_STATUS = {AuthenticationError: 401, UnknownSession: 404}
+
+
+class SessionInfo(BaseModel):
+    """A living session."""
+
+    name: str
+    state: str
+    client_connected: bool
+    created_at: float
+    """Seconds since the epoch."""
+    pid: int
+    """Process id of the session's driver."""
+    operations: int
+    """Frames that the client has sent."""
+
+
+class SessionList(BaseModel):
+    """The living sessions, oldest first."""
+
+    sessions: list[SessionInfo]
+
+
+class WorkerInfo(BaseModel):
+    """A worker host."""
+
+    address: str
+    reachable: bool
+    """Whether its port accepts connections now."""
+
+
+class GatewayStatus(BaseModel):
+    """The gateway at a glance."""
+
+    version: str
+    workers: list[WorkerInfo]
+    sessions: int
+    spare_ready: bool
+    """Whether a warm driver waits for the next session."""
+
+
+class Health(BaseModel):
+    """The gateway answers."""
+
+    status: str = "ok"
+
+
+def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
+    """The gateway's application.
+
+    Everything but ``/healthz`` needs a token. Errors are ``{"error": {"code", "message"}}``.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        manager.prepare_spare()
+        yield
+        await manager.close()
+
+    app = FastAPI(
+        title="Loom gateway",
+        version=loom.__version__,
+        lifespan=lifespan,
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+
+    @app.middleware("http")
+    async def require_token(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.url.path not in _OPEN_PATHS:
+            try:
+                authority.check(request.headers.raw)
+            except AuthenticationError as error:
+                return _error_response(error)
+        return await call_next(request)
+
+    @app.exception_handler(LoomError)
+    async def loom_error(_: Request, error: LoomError) -> Response:
+        return _error_response(error)
+
+    @app.get("/healthz")
+    async def healthz() -> Health:
+        """Whether the gateway answers. Needs no token."""
+        return Health()
+
+    @app.get("/api/v1/status")
+    async def status() -> GatewayStatus:
+        """Version, workers and sessions of this gateway."""
+        workers = await asyncio.gather(*(_worker_info(address) for address in manager.workers))
+        return GatewayStatus(
+            version=loom.__version__,
+            workers=workers,
+            sessions=len(manager.sessions()),
+            spare_ready=manager.spare_ready,
+        )
+
+    @app.get("/api/v1/sessions")
+    async def list_sessions() -> SessionList:
+        """The living sessions."""
+        return SessionList(sessions=[_session_info(session) for session in manager.sessions()])
+
+    @app.delete("/api/v1/sessions/{name}", responses={404: {"description": "No living session has this name."}})
+    async def end_session(name: str) -> SessionInfo:
+        """End a session: its meshes are stopped on every host. Answers when they are."""
+        session = manager.get(name)
+        await manager.end(session, "it was ended over REST")
+        return _session_info(session)
+
+    app.router.routes.append(WebSocketRoute("/ws/v1", Relay(manager, authority)))
+    return app
+
+
+def _error_response(error: LoomError) -> JSONResponse:
+    status = _STATUS.get(type(error), 500)
+    return JSONResponse({"error": {"code": error.code, "message": str(error)}}, status_code=status)
+
+
+def _session_info(session: Session) -> SessionInfo:
+    return SessionInfo(
+        name=session.name,
+        state=session.state.value,
+        client_connected=session.client_connected,
+        created_at=session.created_at,
+        pid=session.driver.pid,
+        operations=session.operations,
+    )
+
+
+async def _worker_info(address: str) -> WorkerInfo:
+    worker = parse_worker_address(address)
+    connecting: Any = asyncio.open_connection(worker.host, worker.port)
+    try:
+        _, writer = await asyncio.wait_for(connecting, timeout=2.0)
+    except (OSError, asyncio.TimeoutError):
+        return WorkerInfo(address=address, reachable=False)
+    writer.close()
+    return WorkerInfo(address=address, reachable=True)

@@ -1,0 +1,61 @@
+"""``python -m loom_gateway.driver``: the process of one session. Started by the gateway, not by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+
+from loom_gateway.monarch_env import set_monarch_environment
+
+set_monarch_environment()  # before Monarch is imported
+
+
+async def _serve(socket_path: str, workers: list[str]) -> None:
+    from loom_gateway.driver.server import DriverServer, prepare
+
+    loop = asyncio.get_running_loop()
+    prepare(workers)
+    server = DriverServer(workers)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.end, f"the driver was told to stop ({number.name})")
+    listener = await loop.create_unix_server(server.connection, socket_path)
+    os.chmod(socket_path, 0o600)
+    print(json.dumps({"event": "listening", "socket": socket_path, "pid": os.getpid()}), flush=True)  # noqa: T201
+    await server.ended.wait()
+    listener.close()
+
+
+def _exit_with_parent() -> None:
+    """End when the gateway is gone: it holds the other end of standard input."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
+    parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
+    parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+
+    import uvloop
+    from monarch.actor import shutdown_context
+
+    uvloop.run(_serve(options.socket, options.worker))
+    shutdown_context(host_timeout=0.5).get(timeout=2.0)
+    # Threads may still run user code from run(); the session is over all the same.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Failures as messages: what a Monarch exception or an unhandled fault looks like on the wire."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import monarch.actor
+from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
+
+from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError
+from loom.wire.codec import Encoder
+from loom.wire.messages import Buffer, Kind, Message
+
+__all__ = ["error_message", "replace_fault_hook"]
+
+
+def replace_fault_hook(report: Callable[[str, dict[str, Any]], object]) -> None:
+    """Have Monarch report unhandled faults as events instead of ending this process.
+
+    Args:
+        report: called with the event's name and details, on one of Monarch's threads.
+    """
+
+    def hook(failure: MeshFailure) -> None:
+        report("failure", {"mesh": failure.mesh_name, "report": failure.report()})
+
+    monarch.actor.unhandled_fault_hook = hook
+
+
+def error_message(
+    ident: int, error: BaseException, rpc_ms: float, encoder: Encoder, index: int | None = None
+) -> Message:
+    """The `Kind.ERROR` message that tells the client of an exception.
+
+    The original exception of an `ActorError` travels as the payload if it can be pickled; its class, text and
+    traceback travel as text in any case.
+    """
+    parts: list[Buffer] = []
+    if isinstance(error, monarch.actor.ActorError):
+        code, text = ActorError.code, error.message
+        original = error.exception
+        details = {
+            "formatted": error.exception_formatted,
+            "type": f"{type(original).__module__}.{type(original).__qualname__}",
+            "text": _text(original),
+        }
+        parts = _pickled(original, encoder)
+    elif isinstance(error, MonarchSupervisionError):
+        code, text, details = SupervisionError.code, str(error), {}
+    elif isinstance(error, LoomError):
+        code, text, details = error.code, str(error), {}
+    else:
+        code = OperationFailed.code
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        details = {"formatted": "".join(traceback.format_exception(type(error), error, error.__traceback__))}
+        parts = _pickled(error, encoder)
+    body = [rpc_ms, code, text, details] if index is None else [rpc_ms, code, text, details, index]
+    return Message(Kind.ERROR, ident, body, parts)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # a user's __str__ may raise
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _pickled(error: BaseException, encoder: Encoder) -> list[Buffer]:
+    try:
+        return encoder.dumps(error)
+    except LoomError:
+        return []  # the client makes a stand-in from the type's name and the text

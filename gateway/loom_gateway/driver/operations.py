@@ -1,0 +1,257 @@
+"""Runs a session's operations, in the order in which the client made them.
+
+Monarch's own calls return at once and deliver in order, so an operation is *started* in order and answered
+when its future resolves. What may take long to start (unpickling a class imports its modules; spawning pickles
+it again) starts in a thread, and what came after it waits, so that answers to earlier calls still go out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from loom.errors import LoomError, OperationFailed, ProtocolMismatch
+from loom.signatures import endpoints
+from loom.wire.codec import Decoder, Encoder
+from loom.wire.messages import ADVERBS, Kind, Message
+from loom_gateway.driver.faults import error_message
+from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
+
+__all__ = ["Operations"]
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 5.0
+"""Seconds that stopping a mesh may take when the session ends; after that the workers kill what is left."""
+
+_ADVERB_OF = {kind: adverb for adverb, kind in ADVERBS.items()}
+_SLOW_START = frozenset({Kind.SPAWN_PROCS, Kind.SPAWN_ACTORS})
+
+
+class Operations:
+    """The operations of one session.
+
+    Args:
+        host_mesh: the Monarch host mesh of the session's workers.
+        send: takes a message for the client; called on the event loop.
+    """
+
+    def __init__(self, host_mesh: Any, send: Callable[[Message], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._meshes = Meshes()
+        self._meshes.add(HOST_MESH, Entry("hosts", "hosts", host_mesh, HOST_MESH))
+        self._decoder = Decoder(self._meshes.mesh)
+        self._encoder = Encoder()
+        self._queue: deque[Message] = deque()
+        self._starting = False
+        self._start_thread = ThreadPoolExecutor(1, "start")
+        self._run_threads = ThreadPoolExecutor(32, "run")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.highest_id = 0
+        """The highest id that a client has used."""
+        self.count = 0
+        """Operations that were started."""
+        self._handlers: dict[int, Callable[[Message, float], None]] = {
+            Kind.SPAWN_PROCS: self._spawn_procs,
+            Kind.SPAWN_ACTORS: self._spawn_actors,
+            Kind.VIEW: self._view,
+            Kind.STOP: self._stop,
+            Kind.INITIALIZED: self._initialized,
+            Kind.CALL: self._call,
+            Kind.CALL_ONE: self._call,
+            Kind.CHOOSE: self._call,
+            Kind.STREAM: self._stream,
+            Kind.BROADCAST: self._broadcast,
+            Kind.RUN: self._run,
+            Kind.MESHES: self._list_meshes,
+        }
+
+    # -- order ----------------------------------------------------------------------------------------------
+
+    def submit(self, message: Message) -> None:
+        """Start an operation once all that came before it have been started."""
+        if message.id > self.highest_id:
+            self.highest_id = message.id
+        if self._starting:
+            self._queue.append(message)
+        else:
+            self._begin(message)
+
+    def _begin(self, message: Message) -> None:
+        self.count += 1
+        started = time.perf_counter()
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            self._fail(message.id, started, ProtocolMismatch(f"this driver knows no operation {message.kind}"))
+        elif message.kind in _SLOW_START:
+            self._starting = True
+            start = self._loop.run_in_executor(self._start_thread, self._start, handler, message, started)
+            start.add_done_callback(self._started)
+        else:
+            self._start(handler, message, started)
+
+    def _start(self, handler: Callable[[Message, float], None], message: Message, started: float) -> None:
+        try:
+            handler(message, started)
+        except Exception as error:  # whatever a user's __reduce__, a constructor's check or Monarch raised
+            if message.kind in _SLOW_START:
+                kind = "procs" if message.kind == Kind.SPAWN_PROCS else "actors"
+                self._meshes.fail(message.id, kind, str(message.body[1]), _as_loom_error(error))
+                self._loop.call_soon_threadsafe(self._fail, message.id, started, error)
+            else:
+                self._fail(message.id, started, error)
+
+    def _started(self, start: asyncio.Future[None]) -> None:
+        start.result()
+        self._starting = False
+        while self._queue and not self._starting:
+            self._begin(self._queue.popleft())
+
+    # -- answers --------------------------------------------------------------------------------------------
+
+    def _fail(self, ident: int, started: float, error: BaseException, index: int | None = None) -> None:
+        self._send(error_message(ident, error, _since(started), self._encoder, index))
+
+    def _succeed(self, ident: int, started: float, value: Any, index: int | None = None) -> None:
+        rpc_ms = _since(started)
+        try:
+            parts = self._encoder.dumps(value, "the result")
+        except LoomError as error:
+            self._fail(ident, started, error, index)
+            return
+        self._send(Message(Kind.RESULT, ident, [rpc_ms] if index is None else [rpc_ms, index], parts))
+
+    def _answer(
+        self, ident: int, started: float, index: int | None, convert: Callable[[Any], Any] | None, future: Any
+    ) -> None:
+        error = future.exception()
+        if error is not None:
+            self._fail(ident, started, error, index)
+            return
+        value = future.result()
+        self._succeed(ident, started, value if convert is None else convert(value), index)
+
+    def _answer_when_done(
+        self,
+        message: Message,
+        started: float,
+        future: Any,
+        index: int | None = None,
+        convert: Callable[[Any], Any] | None = None,
+    ) -> None:
+        callback = functools.partial(self._answer, message.id, started, index, convert)
+        future.as_asyncio().add_done_callback(callback)
+
+    # -- operations -----------------------------------------------------------------------------------------
+
+    def _spawn_procs(self, message: Message, started: float) -> None:
+        hosts, name, per_host = message.body
+        bootstrap = self._decoder.loads(message.parts, "the bootstrap function")
+        mesh = self._meshes.mesh(hosts).spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
+        self._meshes.add(message.id, Entry("procs", name, mesh, message.id))
+
+    def _spawn_actors(self, message: Message, started: float) -> None:
+        procs, name = message.body
+        mesh = self._meshes.mesh(procs)
+        cls, args, kwargs = self._decoder.loads(message.parts, f"the class or an argument of {name!r}")
+        actors = mesh.spawn(name, cls, *args, **kwargs)
+        self._meshes.add(message.id, Entry("actors", name, actors, message.id, cls=cls))
+
+    def _view(self, message: Message, started: float) -> None:
+        of, labels, offset, sizes, strides = message.body
+        try:
+            self._meshes.add_view(message.id, of, labels, offset, sizes, strides)
+        except Exception as error:  # the whole mesh's failure, or Monarch's refusal of the shape
+            self._meshes.fail(message.id, "view", "", _as_loom_error(error))
+
+    def _call(self, message: Message, started: float) -> None:
+        mesh, endpoint = message.body
+        adverb = _ADVERB_OF[Kind(message.kind)]
+        bound = self._meshes.adverb(mesh, endpoint, adverb)
+        args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        convert = _values if message.kind == Kind.CALL else None
+        self._answer_when_done(message, started, bound(*args, **kwargs), convert=convert)
+
+    def _stream(self, message: Message, started: float) -> None:
+        mesh, endpoint = message.body
+        bound = self._meshes.adverb(mesh, endpoint, "stream")
+        args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        for index, future in enumerate(bound(*args, **kwargs)):
+            self._answer_when_done(message, started, future, index)
+
+    def _broadcast(self, message: Message, started: float) -> None:
+        mesh, endpoint = message.body
+        bound = self._meshes.adverb(mesh, endpoint, "broadcast")
+        args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        bound(*args, **kwargs)
+
+    def _initialized(self, message: Message, started: float) -> None:
+        (mesh,) = message.body
+        self._answer_when_done(message, started, self._meshes.mesh(mesh).initialized, convert=lambda _: True)
+
+    def _stop(self, message: Message, started: float) -> None:
+        mesh, reason = message.body
+        entry = self._meshes.entry(mesh)
+        entry.stopped = True
+        self._answer_when_done(message, started, entry.mesh.stop(reason), convert=lambda _: None)
+
+    def _list_meshes(self, message: Message, started: float) -> None:
+        listed = []
+        for ident, entry in self._meshes.whole():
+            described = None
+            if entry.cls is not None:
+                described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
+            class_name = entry.cls.__name__ if entry.cls is not None else ""
+            sizes = list(entry.mesh.sizes.items())
+            listed.append((ident, entry.kind, entry.name, sizes, class_name, described, entry.stopped))
+        self._succeed(message.id, started, listed)
+
+    def _run(self, message: Message, started: float) -> None:
+        fn, args, kwargs = self._decoder.loads(message.parts, "the function or an argument of run()")
+
+        def run() -> Any:
+            result = fn(*args, **kwargs)
+            return asyncio.run(_finish(result)) if inspect.iscoroutine(result) else result
+
+        future = self._loop.run_in_executor(self._run_threads, run)
+        future.add_done_callback(functools.partial(self._answer, message.id, started, None, None))
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    async def stop_meshes(self) -> None:
+        """Stop every proc mesh of the session, newest first, each within `STOP_TIMEOUT` seconds."""
+        running = [entry for _, entry in self._meshes.whole("procs") if not entry.stopped]
+        stops = [self._stop_mesh(entry) for entry in reversed(running)]
+        await asyncio.gather(*stops)
+
+    async def _stop_mesh(self, entry: Entry) -> None:
+        try:
+            await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
+        except Exception as error:  # dead ranks cannot be stopped; the workers reap what is left
+            logger.warning("stopping proc mesh %s: %s", entry.name, str(error)[:500])
+
+
+async def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return await coroutine
+
+
+def _values(value_mesh: Any) -> Sequence[Any]:
+    return list(value_mesh.values())
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000
+
+
+def _as_loom_error(error: Exception) -> LoomError:
+    if isinstance(error, LoomError):
+        return error
+    return OperationFailed(f"{type(error).__name__}: {error}")

@@ -1,0 +1,74 @@
+"""Attaching to the workers as a Monarch root client."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loom.errors import WorkerUnreachable
+from loom_gateway.workers import WorkerAddress, parse_worker_address
+
+if TYPE_CHECKING:
+    from monarch.actor import HostMesh
+
+__all__ = ["attach", "probe", "use_transport_towards"]
+
+PROBE_TIMEOUT = 3.0
+"""Seconds that a worker has to accept a TCP connection."""
+
+
+def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
+    """Check that every worker accepts connections, all at once.
+
+    Monarch itself would wait for an absent worker without saying so.
+
+    Raises:
+        WorkerUnreachable: naming every address that did not answer within ``timeout`` seconds.
+    """
+    if not workers:
+        raise WorkerUnreachable("this gateway has no workers: start it with --worker tcp://HOST:PORT")
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(len(workers), 32)) as pool:
+        errors = list(pool.map(lambda worker: _try(parse_worker_address(worker), timeout), workers))
+    silent = [f"{worker} ({error})" for worker, error in zip(workers, errors, strict=True) if error]
+    if silent:
+        raise WorkerUnreachable(
+            f"{len(silent)} of {len(workers)} workers cannot be reached: {', '.join(silent)}. Start them with "
+            f"`loom serve worker --address …`, or start the gateway with the addresses that they listen on."
+        )
+
+
+def _try(address: WorkerAddress, timeout: float) -> str | None:
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None
+
+
+def use_transport_towards(workers: Sequence[str]) -> None:
+    """Have Monarch listen on the address of this machine that the workers can reach.
+
+    Has to come before any other use of Monarch.
+    """
+    from monarch.actor import ChannelTransport, enable_transport
+
+    first = parse_worker_address(workers[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        route.connect((socket.gethostbyname(first.host), first.port))
+        here = route.getsockname()[0]
+    if here.startswith("127."):
+        enable_transport(ChannelTransport.TcpWithLocalhost)
+    else:
+        enable_transport(f"tcp://{here}:0")
+
+
+def attach(workers: Sequence[str], name: str) -> HostMesh:
+    """Attach to the workers: a host mesh with the one dimension ``hosts``, in the order of ``workers``."""
+    from monarch.actor import attach_to_workers
+
+    # A host mesh needs a name of its own in each root client, or two clients on one worker would share it.
+    return attach_to_workers(ca="trust_all_connections", workers=list(workers), name=f"{name}_{os.getpid()}")

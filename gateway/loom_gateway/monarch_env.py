@@ -1,0 +1,19 @@
+"""The environment that every Monarch process of Loom runs with."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["MONARCH_ENVIRONMENT", "set_monarch_environment"]
+
+MONARCH_ENVIRONMENT = {
+    # Monarch looks for dead processes every 10 s by default; a caller is to know within a second.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "250ms",
+}
+"""Variables and their values, unless the user has set them."""
+
+
+def set_monarch_environment() -> None:
+    """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Comes before Monarch is imported."""
+    for name, value in MONARCH_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

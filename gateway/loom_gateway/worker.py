@@ -1,0 +1,184 @@
+"""``python -m loom_gateway.worker``: offers this machine to root clients as a Monarch host.
+
+The process runs Monarch's worker loop. Sessions attach to it and spawn their procs on it, as its children. It
+prints one line of JSON once a client can connect::
+
+    {"event": "listening", "address": "tcp://127.0.0.1:26601", "pid": 4242}
+
+and ends on SIGTERM, on SIGINT and, with ``--exit-with-parent``, when its standard input is closed. Its procs and
+what these have started end with it. After a SIGKILL only the procs end: Monarch asks the kernel for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from loom.cli.exit_codes import report
+from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.extras import WORKER_MODULES, require
+from loom_gateway.monarch_env import set_monarch_environment
+from loom_gateway.workers import WorkerAddress, parse_worker_address
+
+__all__ = ["main", "serve"]
+
+GRACE = 0.5
+"""Seconds that the descendants have between SIGTERM and SIGKILL."""
+
+LISTEN_CHECK = 0.005
+"""Seconds between two looks at whether Monarch listens. It has no event for that, but does so in milliseconds."""
+
+
+def serve(address: WorkerAddress) -> None:
+    """Run Monarch's worker loop at ``address`` until a client shuts the host down.
+
+    Raises:
+        InvalidAddress: the host of the address is not one of this machine that others can connect to.
+        PortInUse: something else listens there.
+    """
+    ip = _resolve(address)
+    _check_free(address, ip)
+    set_monarch_environment()
+    from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
+
+    enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{_bracketed(ip)}:0")
+    url = f"tcp://{_bracketed(address.host)}:{address.port}"
+    served = start_worker_loop_forever(address=url, ca="trust_all_connections")
+    try:
+        _wait_until_listening(served, address.port)
+        print(json.dumps({"event": "listening", "address": url, "pid": os.getpid()}), flush=True)  # noqa: T201
+        served.get()
+    except ValueError as error:
+        if "Address already in use" in str(error):
+            raise _port_in_use(address) from error
+        raise
+
+
+def _wait_until_listening(served: Any, port: int) -> None:
+    import psutil
+
+    this_process = psutil.Process()
+    # A connection would not tell who answers it: a program that took the port meanwhile would do as well.
+    while not any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in this_process.net_connections("tcp")
+    ):
+        with contextlib.suppress(TimeoutError):
+            served.get(timeout=LISTEN_CHECK)
+
+
+def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        ip = ipaddress.ip_address(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise InvalidAddress(
+            f"the host {address.host!r} is not known on this machine ({error.strerror})"
+        ) from error
+    if ip.is_unspecified:
+        raise InvalidAddress(
+            f"{address.host} is no address that a client could connect to: give the one of this machine instead, "
+            f"such as tcp://{socket.gethostname()}:{address.port}"
+        )
+    return ip
+
+
+def _check_free(address: WorkerAddress, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    """Bind the port and let it go: says what is wrong before Monarch is loaded, which takes a second."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((str(ip), address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _port_in_use(address) from error
+            advice = "; give an address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
+            raise InvalidAddress(f"cannot listen on {address}: {error.strerror}{advice}") from error
+
+
+def _port_in_use(address: WorkerAddress) -> PortInUse:
+    return PortInUse(
+        f"port {address.port} of {address.host} is in use: end what listens there or choose another port"
+    )
+
+
+def _bracketed(host: object) -> str:
+    text = str(host)
+    return f"[{text}]" if ":" in text else text
+
+
+def _end_with_descendants(status: int = 0) -> NoReturn:
+    """End every descendant, then this process, without unwinding what runs in other threads."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        descendants = psutil.Process().children(recursive=True)
+        for process in descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(descendants, timeout=GRACE)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    os._exit(status)
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    _end_with_descendants()
+
+
+def _exit_with_parent() -> None:
+    """Watch standard input, whose other end the parent holds, and end when it is closed."""
+    lifeline = os.dup(0)  # not inheritable, as every descriptor that Python makes
+    # The procs inherit standard input: theirs is empty, so that input() in an actor does not wait for the parent.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        while os.read(lifeline, 4096):
+            pass
+        _end_with_descendants()
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loom_gateway.worker",
+        description="Offer this machine as a Monarch host. Prints one line of JSON when it listens.",
+    )
+    parser.add_argument(
+        "--address", required=True, metavar="tcp://HOST:PORT", help="where to listen, as the clients will name it"
+    )
+    parser.add_argument(
+        "--exit-with-parent",
+        action="store_true",
+        help="end when standard input, a pipe that the parent holds, is closed",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        require(WORKER_MODULES, "a worker")
+        address = parse_worker_address(options.address)
+        signal.signal(signal.SIGTERM, _on_signal)
+        signal.signal(signal.SIGINT, _on_signal)
+        if options.exit_with_parent:
+            _exit_with_parent()
+        serve(address)
+    except LoomError as error:
+        return report(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What the endpoints of an actor class look like, so that a call can be checked before it is sent.
+
+An endpoint is recognised by shape (Monarch's ``EndpointProperty`` and Loom's stand-in look alike), so that the
+driver, a laptop with Monarch and a laptop without it all describe a class in the same way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loom.errors import WrongArguments
+
+__all__ = ["CallSignature", "constructor", "endpoints"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class CallSignature:
+    """The parameters of an endpoint or a constructor, without ``self`` and without annotations."""
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, int, bool]]) -> None:
+        self.name = name
+        """What is called, for error messages: ``Counter.add``."""
+        self.parameters = tuple((str(label), int(kind), bool(default)) for label, kind, default in parameters)
+        """Name, kind (of `inspect.Parameter`) and whether there is a default, of each parameter."""
+        positional = [default for _, kind, default in self.parameters if kind in _POSITIONAL]
+        self._simple = len(positional) == len(self.parameters)
+        self._required = positional.count(False)
+        self._most = len(positional)
+
+    @classmethod
+    def of(cls, name: str, function: Any, skip: int) -> CallSignature:
+        """Read the signature of a function, leaving out its first ``skip`` parameters."""
+        parameters = list(inspect.signature(function).parameters.values())[skip:]
+        empty = inspect.Parameter.empty
+        return cls(name, [(p.name, int(p.kind), p.default is not empty) for p in parameters])
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that arguments fit.
+
+        Raises:
+            WrongArguments: they do not; the text has the signature.
+        """
+        if self._simple and not kwargs and self._required <= len(args) <= self._most:
+            return
+        signature = self._signature()
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise WrongArguments(f"{self.name}{signature}: {error}") from None
+
+    def _signature(self) -> inspect.Signature:
+        empty = inspect.Parameter.empty
+        return inspect.Signature(
+            [
+                inspect.Parameter(label, inspect._ParameterKind(kind), default=... if default else empty)
+                for label, kind, default in self.parameters
+            ]
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}{self._signature()}"
+
+
+def endpoints(cls: type) -> dict[str, CallSignature]:
+    """The endpoints of an actor class, by name."""
+    found = {}
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name, None)
+        if type(value).__name__ == "EndpointProperty":
+            method, explicit_port = value._method, value._explicit_response_port
+            found[name] = CallSignature.of(f"{cls.__name__}.{name}", method, 2 if explicit_port else 1)
+    return found
+
+
+def constructor(cls: type) -> CallSignature:
+    """The constructor of an actor class."""
+    function = inspect.getattr_static(cls, "__init__")
+    if function is object.__init__:
+        return CallSignature(cls.__name__, [])
+    return CallSignature.of(cls.__name__, function, 1)

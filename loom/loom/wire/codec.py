@@ -1,0 +1,291 @@
+"""Payloads: Python objects to bytes and back, at the two ends only.
+
+A payload is a pickle (protocol 5, by cloudpickle) followed by the buffers that it refers to, so that arrays and
+large byte strings are not copied into the pickle. What travels how:
+
+- plain data, and classes and functions of installed packages: by reference, as with any pickle;
+- classes and functions of ``__main__``, of a notebook, and of modules outside ``site-packages`` (the user's own
+  project folder): by value, so that the cluster need not have them;
+- meshes: as references, `Reference`, that the driver swaps for the real meshes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import site
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cloudpickle
+from cloudpickle.cloudpickle import _should_pickle_by_reference
+
+from loom.errors import LoomError, PythonVersionMismatch, UnpicklableError
+from loom.wire.handshake import python_mismatch, python_version
+from loom.wire.messages import Buffer
+
+__all__ = ["Decoder", "Encoder", "Reference", "dumps", "loads", "travels_by_value"]
+
+_IN_BAND = 16 << 10
+"""Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str})
+_BYTES = frozenset({bytes, bytearray})
+_OWN_PACKAGES = frozenset({"loom", "loom_proxy", "loom_gateway"})
+
+
+class Reference(NamedTuple):
+    """What stands for a mesh inside a payload: the id that it has in the session."""
+
+    mesh: int
+
+
+_resolving = threading.local()
+
+
+def _resolve(mesh: int) -> Any:
+    """Unpickle a `Reference`: the mesh itself where a `Decoder` knows it."""
+    resolver: Callable[[int], Any] | None = getattr(_resolving, "resolver", None)
+    return Reference(mesh) if resolver is None else resolver(mesh)
+
+
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.update(site.getsitepackages())
+    folders.add(site.getusersitepackages())
+    return tuple(folder.rstrip("/") + "/" for folder in folders)
+
+
+_LIBRARIES = _library_folders()
+
+
+@lru_cache(maxsize=4096)
+def _is_project_file(path: str) -> bool:
+    return not path.startswith(_LIBRARIES) and "/site-packages/" not in path and "/dist-packages/" not in path
+
+
+def travels_by_value(module_name: str) -> bool:
+    """Whether what a module defines is shipped by value: it is the user's own and not an installed package."""
+    if module_name.partition(".")[0] in _OWN_PACKAGES:
+        return False
+    module = sys.modules.get(module_name)
+    path = getattr(module, "__file__", None)
+    return path is not None and _is_project_file(path)
+
+
+class _LargeBytes:
+    """Makes the pickler keep a large byte string out of band, which it does for buffers only."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return type(self.data), (pickle.PickleBuffer(self.data),)
+
+
+def _box(value: Any) -> Any:
+    return _LargeBytes(value) if type(value) in _BYTES and len(value) >= _IN_BAND else value
+
+
+def _box_top(obj: Any) -> Any:
+    """Box the large byte strings near the top of an object, where arguments and results have them."""
+    if type(obj) in _BYTES:
+        return _box(obj)
+    if type(obj) is tuple:
+        return tuple(_box_top(item) for item in obj)
+    if type(obj) is list and len(obj) <= 4096:
+        return [_box(item) for item in obj]
+    if type(obj) is dict and len(obj) <= 64:
+        return {key: _box(value) for key, value in obj.items()}
+    return obj
+
+
+def _is_plain(obj: Any) -> bool:
+    kind = type(obj)
+    if kind in _PLAIN:
+        return True
+    if kind in _BYTES:
+        return len(obj) < _IN_BAND
+    if kind is tuple or kind is list:
+        return len(obj) <= 16 and all(_is_plain(item) for item in obj)
+    if kind is dict:
+        return len(obj) <= 16 and all(type(k) is str and _is_plain(v) for k, v in obj.items())
+    return False
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, encoder: Encoder, buffers: list[Buffer]) -> None:
+        def out_of_band(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if len(view) < _IN_BAND:
+                return True
+            buffers.append(view)
+            return False
+
+        super().__init__(file, protocol=5, buffer_callback=out_of_band)
+        self._encoder = encoder
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Not persistent_id: the pickler would call it for every int of a list.
+        reference = getattr(type(obj), "__loom_reference__", None)
+        if reference is not None:
+            return _resolve, (reference(obj),)
+        if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+            self._encoder.before_code(obj)
+        return super().reducer_override(obj)
+
+
+class Encoder:
+    """Turns objects into payloads for one peer.
+
+    Args:
+        ship_project: ship the user's own modules by value (the laptop's side) instead of by reference.
+        peer_python: the peer's ``(major, minor)``; code by value is refused if this Python's differs.
+    """
+
+    def __init__(self, ship_project: bool = False, peer_python: Sequence[int] | None = None) -> None:
+        self._ship_project = ship_project
+        self._peer_python = peer_python
+        self._mismatch = peer_python is not None and tuple(peer_python) != python_version()
+
+    def before_code(self, obj: Any) -> None:
+        """Decide how a class, function or module travels, right before it is pickled."""
+        is_module = isinstance(obj, types.ModuleType)
+        name = obj.__name__ if is_module else getattr(obj, "__module__", None)
+        if name is None:
+            return
+        if self._ship_project and travels_by_value(name):
+            cloudpickle.register_pickle_by_value(sys.modules[name])
+        if self._mismatch and not is_module and not _should_pickle_by_reference(obj):
+            assert self._peer_python is not None
+            what = f"{name}.{getattr(obj, '__qualname__', obj)}"
+            raise python_mismatch(what, python_version(), self._peer_python)
+
+    def dumps(self, obj: Any, what: str = "the object") -> list[Buffer]:
+        """Pickle an object into the parts of a payload.
+
+        Raises:
+            UnpicklableError: naming the attribute that is in the way, inside ``what``.
+            PythonVersionMismatch: code would have to travel by value to another minor version of Python.
+        """
+        if _is_plain(obj):
+            return [pickle.dumps(obj, 5)]
+        try:
+            return self._pickle(_box_top(obj))
+        except PythonVersionMismatch:
+            raise
+        except Exception as error:
+            raise self._explain(obj, what, error) from error
+
+    def _pickle(self, obj: Any) -> list[Buffer]:
+        file = io.BytesIO()
+        buffers: list[Buffer] = []
+        _Pickler(file, self, buffers).dump(obj)
+        return [file.getbuffer(), *buffers]
+
+    def _explain(self, obj: Any, what: str, error: Exception) -> UnpicklableError:
+        path, culprit, cause = self._blame(obj, what, error, set())
+        kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
+        return UnpicklableError(
+            f"{path} cannot be pickled: it is a {kind.removeprefix('builtins.')} ({cause}). Make it inside the "
+            f"actor, in __init__ or an endpoint, instead of sending it; or leave it out with __getstate__."
+        )
+
+    def _blame(self, obj: Any, path: str, error: Exception, seen: set[int]) -> tuple[str, Any, Exception]:
+        """The innermost part of an object that cannot be pickled, and the path to it."""
+        seen.add(id(obj))
+        for name, child in _children(obj):
+            if id(child) in seen or _is_plain(child):
+                continue
+            try:
+                self._pickle(child)
+            except Exception as deeper:  # noqa: BLE001 - the same pickling as above, of a part
+                return self._blame(child, path + name, deeper, seen)
+        return path, obj, error
+
+
+def _children(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, dict):
+        yield from ((f"[{key!r:.40}]", value) for key, value in obj.items())
+    elif isinstance(obj, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif isinstance(obj, type):
+        for base in obj.__mro__:
+            if base is obj or travels_by_value(base.__module__) or base.__module__ == "__main__":
+                members = ((name, getattr(base, name, value)) for name, value in vars(base).items())
+                yield from ((f".{name}", member) for name, member in members if not name.startswith("__weak"))
+    elif isinstance(obj, types.FunctionType):
+        names = obj.__code__.co_freevars
+        for name, cell in zip(names, obj.__closure__ or (), strict=False):
+            try:
+                yield f" (its closure's {name})", cell.cell_contents
+            except ValueError:  # an empty cell
+                continue
+        for name in obj.__code__.co_names:
+            if name in obj.__globals__:
+                yield f" (its global {name})", obj.__globals__[name]
+        yield from ((f" (its default {value!r:.40})", value) for value in obj.__defaults__ or ())
+    elif hasattr(obj, "_method") and isinstance(obj._method, types.FunctionType):  # an endpoint
+        yield "", obj._method
+    elif hasattr(obj, "__dict__"):
+        yield from ((f".{name}", value) for name, value in vars(obj).items())
+
+
+class Decoder:
+    """Turns payloads back into objects.
+
+    Args:
+        resolver: gives the mesh for an id; without one, meshes stay `Reference`s.
+    """
+
+    def __init__(self, resolver: Callable[[int], Any] | None = None) -> None:
+        self._resolver = resolver
+
+    def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
+        """Unpickle the parts of a payload.
+
+        Raises:
+            UnpicklableError: something that the pickle names cannot be imported or rebuilt here.
+            LoomError: whatever the resolver raised.
+        """
+        _resolving.resolver = self._resolver
+        try:
+            if len(parts) == 1:
+                return pickle.loads(parts[0])
+            return pickle.loads(parts[0], buffers=[_writable(part) for part in parts[1:]])
+        except LoomError:
+            raise
+        except Exception as error:
+            raise UnpicklableError(
+                f"{what} cannot be unpickled on this side: {type(error).__name__}: {error}. "
+                f"If it is a package that is missing, install it here too."
+            ) from error
+        finally:
+            _resolving.resolver = None
+
+
+def _writable(part: Buffer) -> Buffer:
+    # An array over a read-only buffer would be read-only, which Monarch's own results are not.
+    return part if not memoryview(part).readonly else bytearray(part)
+
+
+_plain_encoder = Encoder()
+_plain_decoder = Decoder()
+
+
+def dumps(obj: Any) -> list[Buffer]:
+    """`Encoder.dumps` where everything importable travels by reference."""
+    return _plain_encoder.dumps(obj)
+
+
+def loads(parts: Sequence[Buffer]) -> Any:
+    """`Decoder.loads` without meshes."""
+    return _plain_decoder.loads(parts)

@@ -1,0 +1,97 @@
+"""Frames: how messages are laid out as bytes.
+
+A frame is the length of its header (4 bytes, big endian), the header (msgpack) and the payload bytes of all its
+messages, back to back::
+
+    u32 length │ [seq, ack, [[kind, id, body, [part length, …]], …]] │ part │ part │ …
+
+``seq`` numbers the frames of one direction from 1; 0 is a frame outside the numbered stream, such as the
+handshake. ``ack`` is the highest ``seq`` that the sender has received from the other side.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from loom.errors import ProtocolMismatch
+from loom.wire.messages import Buffer, Message
+
+__all__ = ["MAX_FRAME", "MAX_HEADER", "Frame", "decode_frame", "encode_frame"]
+
+MAX_FRAME = 4 << 20
+"""Bytes of the largest frame that a peer has to accept. Larger messages travel in chunks."""
+
+MAX_HEADER = 1 << 20
+"""Bytes of the largest header of a frame."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class Frame(NamedTuple):
+    """A decoded frame. The parts of its messages are views of the bytes that it was decoded from."""
+
+    seq: int
+    ack: int
+    messages: list[Message]
+
+
+def encode_frame(seq: int, ack: int, messages: Sequence[Message]) -> list[Buffer]:
+    """Lay out a frame, as the buffers to write one after the other. Payload is not copied."""
+    heads: list[tuple[int, int, Sequence[Any], Sequence[int]]] = []
+    buffers: list[Buffer] = [b""]
+    for kind, ident, body, parts in messages:
+        if parts:
+            heads.append((int(kind), ident, body, [len(part) for part in parts]))
+            buffers.extend(parts)
+        else:
+            heads.append((int(kind), ident, body, ()))
+    header: bytes = msgpack.packb((seq, ack, heads))
+    buffers[0] = _LENGTH.pack(len(header)) + header
+    return buffers
+
+
+def decode_frame(data: Buffer) -> Frame:
+    """Read a frame.
+
+    Raises:
+        ProtocolMismatch: the bytes are not a frame, or their lengths do not add up.
+    """
+    view = memoryview(data)
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        if length > MAX_HEADER:
+            raise ValueError(f"its header claims {length} bytes, over the limit of {MAX_HEADER}")
+        position = _LENGTH.size + length
+        if position > len(view):
+            raise ValueError(f"its header claims {length} bytes of {len(view) - _LENGTH.size}")
+        header = msgpack.unpackb(view[_LENGTH.size : position], use_list=False, strict_map_key=False)
+        seq, ack, heads = header
+        _check_counts(seq, ack)
+        messages = []
+        for kind, ident, body, lengths in heads:
+            _check_counts(kind, ident)
+            if type(body) is not tuple:
+                raise ValueError(f"a message body is {type(body).__name__}, not a list")
+            parts: list[Buffer] = []
+            for size in lengths:
+                _check_counts(size)
+                if position + size > len(view):
+                    raise ValueError("a payload is longer than the frame")
+                parts.append(view[position : position + size])
+                position += size
+            messages.append(Message(kind, ident, body, parts))
+    except (ValueError, TypeError, struct.error, msgpack.UnpackException) as error:
+        raise ProtocolMismatch(f"not a frame of Loom's protocol: {error}") from error
+    if position != len(view):
+        raise ProtocolMismatch(f"not a frame of Loom's protocol: {len(view) - position} bytes left over")
+    return Frame(seq, ack, messages)
+
+
+def _check_counts(*values: Any) -> None:
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"expected a count, found {value!r:.40}")

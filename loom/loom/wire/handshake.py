@@ -1,0 +1,140 @@
+"""The first exchange on a connection: `Hello` from the client, then `Welcome` from the driver or a refusal.
+
+The protocol's version is ``major.minor``. Sides of different majors refuse each other in a sentence that names
+both versions; what a minor adds is negotiated as capabilities: the client offers what it knows, the driver
+answers with what both know.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
+from loom.wire.messages import Kind, Message
+
+__all__ = [
+    "CAPABILITIES",
+    "PROTOCOL",
+    "Hello",
+    "Welcome",
+    "check_protocol",
+    "error_from_refusal",
+    "python_mismatch",
+    "python_version",
+    "refusal",
+]
+
+PROTOCOL = (1, 0)
+"""Version of the protocol that this side speaks, as ``(major, minor)``."""
+
+CAPABILITIES = ("chunks", "buffers", "stream", "run")
+"""What this side can do beyond the bare protocol."""
+
+T = TypeVar("T", bound="_Body")
+
+
+def python_version() -> tuple[int, int]:
+    """Major and minor version of this Python, which decide whether code can travel by value."""
+    return sys.version_info[0], sys.version_info[1]
+
+
+class _Body:
+    """A dataclass that travels as the body of a message: unknown fields of a newer peer are ignored."""
+
+    def to_body(self) -> list[Any]:
+        return [asdict(self)]  # type: ignore[call-overload]
+
+    @classmethod
+    def from_body(cls: type[T], body: Sequence[Any]) -> T:
+        try:
+            (values,) = body
+            known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+            return cls(**{name: value for name, value in values.items() if name in known})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ProtocolMismatch(f"not a handshake of Loom's protocol: {error}") from error
+
+
+@dataclass(frozen=True)
+class Hello(_Body):
+    """What a client says first."""
+
+    protocol: Sequence[int] = PROTOCOL
+    capabilities: Sequence[str] = CAPABILITIES
+    python: Sequence[int] = field(default_factory=python_version)
+    client: str = ""
+    """Name and version of the client program, for people who read logs."""
+    session: str | None = None
+    """Name of the session to attach to, or None for a new one."""
+    received: int = 0
+    """Number of the last frame received on an earlier connection of this stream."""
+
+    def message(self) -> Message:
+        return Message(Kind.HELLO, 0, self.to_body())
+
+
+@dataclass(frozen=True)
+class Welcome(_Body):
+    """What a driver answers when the session is open."""
+
+    session: str
+    workers: Sequence[str]
+    """Address of each worker host, in the order of the dimension ``hosts``."""
+    protocol: Sequence[int] = PROTOCOL
+    capabilities: Sequence[str] = CAPABILITIES
+    python: Sequence[int] = field(default_factory=python_version)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of loom, torchmonarch and, where it is installed, torch in the cluster."""
+    next_id: int = 1
+    """The first id that the client may use."""
+    received: int = 0
+    """Number of the last frame received on an earlier connection of this stream."""
+
+    def message(self) -> Message:
+        return Message(Kind.WELCOME, 0, self.to_body())
+
+
+def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:
+    """Refuse a peer of another major version.
+
+    Raises:
+        ProtocolMismatch: naming both sides (``ours`` and ``theirs``) and their versions.
+    """
+    valid = len(protocol) == 2 and all(type(number) is int for number in protocol)
+    if not valid or protocol[0] != PROTOCOL[0]:
+        spoken = ".".join(str(number) for number in protocol)
+        raise ProtocolMismatch(
+            f"the {theirs} speaks version {spoken} of Loom's protocol and the {ours} speaks "
+            f"{PROTOCOL[0]}.{PROTOCOL[1]}: install the same major version of monarch-loom on both sides"
+        )
+
+
+def python_mismatch(what: str, here: Sequence[int], there: Sequence[int]) -> PythonVersionMismatch:
+    """The error for code that would have to travel by value between different minor versions of Python."""
+    return PythonVersionMismatch(
+        f"{what} is defined here and would have to travel by value, but this is Python {here[0]}.{here[1]} and "
+        f"the cluster runs Python {there[0]}.{there[1]}, whose bytecode differs. What still works: classes and "
+        f"functions of packages that are installed on both sides, and plain data as arguments and results. "
+        f"Otherwise run this program with Python {there[0]}.{there[1]}."
+    )
+
+
+def refusal(error: LoomError) -> Message:
+    """The message that refuses a connection because of ``error``."""
+    details: dict[str, Any] = {}
+    if isinstance(error, SessionLost):
+        details = {"exit_code": error.exit_code, "output": error.output}
+    return Message(Kind.REFUSE, 0, [error.code, str(error), details])
+
+
+def error_from_refusal(message: Message) -> LoomError:
+    """The exception that a refusal stands for."""
+    try:
+        code, text, details = message.body
+    except ValueError as error:
+        raise ProtocolMismatch(f"not a refusal of Loom's protocol: {error}") from error
+    if code == SessionLost.code:
+        return SessionLost(str(text), details.get("exit_code"), details.get("output", ""))
+    return error_for_code(str(code), str(text))

@@ -1,0 +1,392 @@
+"""A session seen from the laptop: operations go out, answers find their futures.
+
+Sending is done by the thread that makes a call, as long as the socket takes the bytes at once; what it does not
+take is left to a writer thread. Calls made while others are on their way are gathered: they go out together when
+somebody waits for one of them, when an answer comes, when there are many, or when the writer thread gets its
+turn, whichever is first. A reader thread takes the answers in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loom.errors import (
+    ActorError,
+    ConnectionLost,
+    LoomError,
+    ProtocolMismatch,
+    RemoteException,
+    SessionClosed,
+    UnpicklableError,
+    error_for_code,
+)
+from loom.wire.codec import Decoder, Encoder
+from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
+from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.mux import BARRIER, OrderKey
+from loom.wire.stream import Stream, unnumbered_frame
+from loom_proxy.events import Event, EventLog
+from loom_proxy.futures import FutureProxy
+from loom_proxy.transport import WebSocketTransport, normalise_url
+
+__all__ = ["Connection"]
+
+_GATHER = 64
+"""Messages that are gathered at most before they are sent."""
+
+_INLINE = 64 << 10
+"""Bytes of payload up to which the calling thread sends by itself."""
+
+_HIGH_WATER = 64 << 20
+"""Bytes of payload waiting to be sent, over which a caller waits."""
+
+
+class Connection:
+    """One client's connection to one session."""
+
+    def __init__(self, transport: WebSocketTransport, url: str, welcome: Welcome, stream: Stream) -> None:
+        self.url = url
+        self.welcome = welcome
+        self.encoder = Encoder(ship_project=True, peer_python=welcome.python)
+        self.decoder = Decoder()
+        self.events = EventLog()
+        self.meshes: dict[str, Any] = {}
+        """Proxies of the session's meshes by name."""
+        self._transport = transport
+        self._stream = stream
+        self._ids = itertools.count(welcome.next_id)
+        self._waiting: dict[int, FutureProxy[Any] | _StreamFutures] = {}
+        self._failed: dict[int, LoomError] = {}
+        self._error: LoomError | None = None
+        self.ended = threading.Event()
+        """Set when the connection is over, for whatever reason."""
+        self._lock = threading.Lock()
+        self._rest = b""
+        self._writer_sends = False
+        self._wake_up = threading.Semaphore(0)
+        self._woken = False
+        self._room = threading.Event()
+        self._room.set()
+        transport.send_control = self._send_control  # type: ignore[method-assign]
+        self._reader: threading.Thread | None = None
+
+    @classmethod
+    def open(cls, url: str, token: str | None, session: str | None, timeout: float) -> Connection:
+        """Connect to a gateway and open a session, or attach to a living one.
+
+        Raises:
+            GatewayUnreachable, NotAGateway, AuthenticationError: as `WebSocketTransport.open`.
+            UnknownSession, SessionInUse: ``session`` does not live, or has a client.
+            WorkerUnreachable: the gateway's workers do not answer.
+            ProtocolMismatch: the gateway speaks another major version.
+        """
+        from loom import __version__
+
+        url = normalise_url(url)
+        transport = WebSocketTransport.open(url, token, timeout)
+        stream = Stream()
+        hello = Hello(client=f"monarch-loom {__version__}", session=session)
+        try:
+            transport.send_all(transport.binary_message(b"".join(unnumbered_frame(hello.message()))))
+            messages = transport.receive()
+            first = next(messages, None)
+            if first is None:
+                raise ConnectionLost(f"{url} closed the connection during the handshake")
+            (answer,) = stream.receive(first)
+            if answer.kind == Kind.REFUSE:
+                raise error_from_refusal(answer)
+            if answer.kind != Kind.WELCOME:
+                raise ProtocolMismatch(f"{url} answered the hello with message {answer.kind}")
+            welcome = Welcome.from_body(answer.body)
+            check_protocol(welcome.protocol, ours="client", theirs="cluster")
+        except BaseException:
+            transport.close()
+            raise
+        connection = cls(transport, url, welcome, stream)
+        connection._start(messages)
+        return connection
+
+    def _start(self, messages: Any) -> None:
+        self._reader = threading.Thread(target=self._read, args=(messages,), name="loom-reader", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._write, name="loom-writer", daemon=True).start()
+
+    # -- operations -----------------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        """A new id, for a mesh or an operation."""
+        return next(self._ids)
+
+    def check_open(self) -> None:
+        """Raise what ended the connection, if something has."""
+        if self._error is not None:
+            raise self._error
+
+    def send(self, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer] = (), key: OrderKey = BARRIER) -> int:
+        """Send an operation that has no answer, unless it fails; return its id."""
+        ident = self.next_id()
+        self._put(Message(kind, ident, body, parts), key, eager=not self._waiting)
+        return ident
+
+    def ask(
+        self, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer] = (), key: OrderKey = BARRIER
+    ) -> FutureProxy[Any]:
+        """Send an operation and return the future of its answer."""
+        future: FutureProxy[Any] = FutureProxy(self)
+        ident = self.next_id()
+        eager = not self._waiting
+        self._waiting[ident] = future
+        self._put(Message(kind, ident, body, parts), key, eager, ident)
+        return future
+
+    def ask_many(
+        self, count: int, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer], key: OrderKey
+    ) -> list[FutureProxy[Any]]:
+        """Send an operation that has ``count`` answers, and return a future for each."""
+        futures: list[FutureProxy[Any]] = [FutureProxy(self) for _ in range(count)]
+        ident = self.next_id()
+        self._waiting[ident] = _StreamFutures(futures)
+        self._put(Message(kind, ident, body, parts), key, True, ident)
+        return futures
+
+    def failure_of(self, mesh: int) -> LoomError | None:
+        """Why a mesh could not be made, where that is known already."""
+        return self._failed.get(mesh)
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
+        with self._lock:
+            if self._error is not None:
+                if ident is not None:
+                    self._waiting.pop(ident, None)
+                raise self._error
+            outbox = self._stream.outbox
+            outbox.put(message, key)
+            if outbox.pending_bytes <= _INLINE and (eager or len(outbox) >= _GATHER):
+                self._pump()
+                return
+            if outbox.pending_bytes > _HIGH_WATER:
+                self._room.clear()
+            self._wake_writer()
+        if not self._room.is_set() and asyncio._get_running_loop() is None:
+            self._room.wait()
+
+    def flush(self) -> None:
+        """Send what has been gathered, as far as the socket takes it at once."""
+        if self._stream.outbox:
+            with self._lock:
+                self._pump()
+
+    def _pump(self) -> None:
+        """Send frames until there are none or the socket is full. With the lock held."""
+        if self._writer_sends or self._rest:
+            self._wake_writer()
+            return
+        while (data := self._next_message()) is not None:
+            if self._transport.is_tls:
+                # A TLS socket cannot be asked to send without waiting; and only whole records may be retried.
+                self._rest = data
+            else:
+                try:
+                    sent = self._transport.try_send(data)
+                except OSError:
+                    return  # the reader notices too, and knows why
+                self._rest = data[sent:]
+            if self._rest:
+                self._wake_writer()
+                return
+
+    def _next_message(self) -> bytes | None:
+        frame = self._stream.next_frame()
+        if frame is None:
+            return None
+        return self._transport.binary_message(b"".join(frame))
+
+    def _wake_writer(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._wake_up.release()
+
+    def _write(self) -> None:
+        """The writer thread: sends what the calling threads left over."""
+        while not self.ended.is_set():
+            self._wake_up.acquire()
+            self._woken = False
+            while True:
+                with self._lock:
+                    data = self._rest or self._next_message()
+                    self._rest = b""
+                    self._writer_sends = data is not None
+                    if self._stream.outbox.pending_bytes < _HIGH_WATER // 2:
+                        self._room.set()
+                if data is None:
+                    break
+                try:
+                    self._transport.send_all(data)
+                except OSError:
+                    return  # the reader notices too, and knows why
+
+    def _send_control(self, data: bytes) -> None:
+        with self._lock:
+            self._rest += data
+            self._wake_writer()
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    def _read(self, messages: Any) -> None:
+        """The reader thread: takes answers in until the connection ends."""
+        error: LoomError = ConnectionLost(f"the connection to {self.url} broke")
+        try:
+            for data in messages:
+                for message in self._stream.receive(data):
+                    if message.kind == Kind.REFUSE:
+                        error = error_from_refusal(message)
+                    elif message.kind == Kind.ENDED:
+                        error = SessionClosed(f"session {self.welcome.session!r} has ended: {message.body[0]}")
+                    else:
+                        self._take(message)
+                self.flush()
+        except LoomError as broken:
+            error = broken
+        finally:
+            self._fail(error)
+
+    def _take(self, message: Message) -> None:
+        kind, ident, body, parts = message
+        if kind == Kind.EVENT:
+            self.events.add(Event(str(body[0]), dict(body[1])))
+            return
+        waiting = self._waiting.get(ident)
+        if waiting is None:
+            if kind == Kind.ERROR:
+                self._take_failure(message)
+            return
+        if kind == Kind.ERROR:
+            index = body[4] if len(body) > 4 else None
+            unpack: Callable[[], Any] = _Failure(self.decoder, message)
+        else:
+            index = body[1] if len(body) > 1 else None
+            unpack = _Success(self.decoder, parts)
+        if isinstance(waiting, FutureProxy):
+            del self._waiting[ident]
+            waiting._complete(unpack, body[0])
+        elif waiting.complete(index, unpack, body[0]):
+            del self._waiting[ident]
+
+    def _take_failure(self, message: Message) -> None:
+        """An operation failed that nobody waits for: a spawn, a view or a broadcast."""
+        error = _error(self.decoder, message)
+        self._failed[message.id] = error
+        self.events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _fail(self, error: LoomError) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            error = self._error
+            waiting, self._waiting = self._waiting, {}
+        self.ended.set()
+        self._room.set()
+        self._wake_up.release()
+        for future in waiting.values():
+            if isinstance(future, FutureProxy):
+                future._complete(_Raise(error))
+            else:
+                future.fail(_Raise(error))
+        self.events.close(Event("ended", {"reason": str(error)}, error))
+        self._transport.close()
+
+    def end_session(self, timeout: float) -> None:
+        """Ask the driver to end the session, and wait until it has."""
+        if self._error is None:
+            self.send(Kind.END, [])
+            self.flush()
+            self.ended.wait(timeout)
+        self.leave(f"session {self.welcome.session!r} was closed here")
+
+    def leave(self, reason: str) -> None:
+        """Close the connection; the session is not told to end."""
+        with self._lock:
+            self._error = SessionClosed(reason) if self._error is None else self._error
+        self._transport.close()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(5.0)
+
+
+class _StreamFutures:
+    """The futures of one `stream` call, completed in the order in which results arrive."""
+
+    def __init__(self, futures: list[FutureProxy[Any]]) -> None:
+        self._futures = futures
+        self._left = len(futures)
+
+    def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
+        """Complete one; True if it was the last. Without an index the call failed as a whole."""
+        if index is None:
+            self.fail(unpack)
+            return True
+        self._futures[index]._complete(unpack, rpc_ms)
+        self._left -= 1
+        return self._left == 0
+
+    def fail(self, unpack: Callable[[], Any]) -> None:
+        for future in self._futures:
+            future._complete(unpack)
+
+
+class _Success:
+    """A result that has not been unpickled yet."""
+
+    def __init__(self, decoder: Decoder, parts: Sequence[Buffer]) -> None:
+        self._decoder = decoder
+        self._parts = parts
+
+    def __call__(self) -> Any:
+        return self._decoder.loads(self._parts, "the result")
+
+
+class _Failure:
+    """An error that has not been unpickled yet."""
+
+    def __init__(self, decoder: Decoder, message: Message) -> None:
+        self._decoder = decoder
+        self._message = message
+
+    def __call__(self) -> Any:
+        raise _error(self._decoder, self._message)
+
+
+class _Raise:
+    def __init__(self, error: LoomError) -> None:
+        self._error = error
+
+    def __call__(self) -> Any:
+        raise self._error
+
+
+def _error(decoder: Decoder, message: Message) -> LoomError:
+    """The exception that an error message stands for."""
+    _, code, text, details = message.body[:4]
+    if code != ActorError.code:
+        error = error_for_code(str(code), str(text))
+        formatted = details.get("formatted")
+        if formatted:
+            error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
+        return error
+    original: BaseException
+    stand_in = (str(details.get("type", "")), str(details.get("text", "")))
+    if message.parts:
+        try:
+            original = decoder.loads(message.parts, "the exception")
+        except UnpicklableError as reason:
+            original = RemoteException(*stand_in, str(reason))
+    else:
+        original = RemoteException(*stand_in, "it could not be pickled in the cluster")
+    return ActorError(original, str(text), str(details.get("formatted", "")))

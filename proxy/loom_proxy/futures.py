@@ -1,0 +1,197 @@
+"""Results that are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from loom.errors import WaitTimeout
+
+if TYPE_CHECKING:
+    from loom_proxy.connection import Connection
+
+__all__ = ["FutureProxy", "Timing"]
+
+R = TypeVar("R")
+
+_PENDING = object()
+
+
+class Timing(NamedTuple):
+    """Where the time of an operation went, in milliseconds."""
+
+    wall_ms: float
+    """From the call to the arrival of its answer."""
+    queue_ms: float
+    """On the way and waiting: ``wall_ms - rpc_ms``."""
+    rpc_ms: float
+    """In Monarch and the actors, as the driver measured it."""
+
+
+class FutureProxy(Generic[R]):
+    """The result of an operation in the cluster. As ``monarch.actor.Future``.
+
+    `get` waits for it in ordinary code and ``await`` in a coroutine, on any event loop. It may be waited for by
+    many, many times; a wait that times out leaves the future as it was. The result is unpickled by whoever asks
+    for it first, in their thread.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._unpack: Callable[[], R] | None = None
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._convert: Callable[[Any], R] | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._started = time.perf_counter()
+        self._finished = 0.0
+        self._rpc_ms = 0.0
+
+    # -- the connection's side ------------------------------------------------------------------------------
+
+    def _complete(self, unpack: Callable[[], R], rpc_ms: float = 0.0) -> None:
+        """Note the answer; ``unpack`` makes the value of it, or raises the error that it is."""
+        self._finished = time.perf_counter()
+        with self._lock:
+            if self._unpack is not None:
+                return
+            self._rpc_ms = rpc_ms
+            self._unpack = unpack
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    # -- the program's side ---------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether the answer is here."""
+        return self._unpack is not None
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the result.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            WaitTimeout: the time is up (a `TimeoutError`). The operation goes on; ask again whenever you like.
+            ActorError: the endpoint raised.
+            SupervisionError: a process or an actor that had to answer is dead.
+            LoomError: the session or the connection failed.
+        """
+        if self._unpack is None:
+            self._connection.flush()
+            self._wait(timeout)
+        return self._result()
+
+    def result(self, timeout: float | None = None) -> R:
+        """The same as `get`."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; return what `get` would raise, or None. A timeout raises as it does there."""
+        if self._unpack is None:
+            self._connection.flush()
+            self._wait(timeout)
+        try:
+            self._result()
+        except BaseException as error:
+            if error is self._error:
+                return error
+            raise
+        return None
+
+    @property
+    def timing(self) -> Timing | None:
+        """Where the time went, once the answer is here."""
+        if self._unpack is None:
+            return None
+        wall_ms = (self._finished - self._started) * 1000
+        return Timing(wall_ms, wall_ms - self._rpc_ms, self._rpc_ms)
+
+    def add_done_callback(self, callback: Callable[[FutureProxy[R]], None]) -> None:
+        """Have a function called when the answer is here: at once if it is, else on the connection's thread."""
+        self._connection.flush()
+        if not self._add(lambda: callback(self)):
+            callback(self)
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """An ``asyncio.Future`` of the running loop with the same outcome, for ``asyncio.gather`` and the like."""
+        return asyncio.ensure_future(self._await())
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._await().__await__()
+
+    async def _await(self) -> R:
+        if self._unpack is None:
+            loop = asyncio.get_running_loop()
+            arrived: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                    loop.call_soon_threadsafe(_resolve, arrived)
+
+            self._connection.flush()
+            if self._add(wake):
+                await arrived
+        return self._result()
+
+    def _add(self, callback: Callable[[], None]) -> bool:
+        with self._lock:
+            if self._unpack is not None:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def _wait(self, timeout: float | None) -> None:
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative")
+        gate = threading.Lock()
+        gate.acquire()
+        if not self._add(gate.release):
+            return
+        if not gate.acquire(timeout=-1 if timeout is None else timeout):
+            with self._lock:
+                if gate.release in self._callbacks:
+                    self._callbacks.remove(gate.release)
+            if self._unpack is None:
+                raise WaitTimeout(
+                    f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
+                )
+
+    def _result(self) -> R:
+        with self._lock:
+            if self._value is _PENDING and self._error is None:
+                assert self._unpack is not None
+                try:
+                    value: Any = self._unpack()
+                    self._value = value if self._convert is None else self._convert(value)
+                except BaseException as error:
+                    self._error = error
+                self._unpack = _unpacked
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        if self._unpack is None:
+            state = "pending"
+        elif self._value is _PENDING and self._error is None:
+            state = "arrived"
+        else:
+            state = "failed" if self._error is not None else "done"
+        return f"<FutureProxy {state}>"
+
+
+def _unpacked() -> Any:
+    """Stands for a payload that has been unpacked, so that it can be freed."""
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

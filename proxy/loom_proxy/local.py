@@ -1,0 +1,228 @@
+"""A cluster of child processes on this machine: `loom.local`, and what ``loom up`` starts.
+
+It is the same gateway and the same workers as in a real cluster, reached through a real WebSocket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import os
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from loom.errors import LoomError, PortInUse
+from loom.extras import GATEWAY_MODULES, require
+from loom_proxy.child import Child
+
+if TYPE_CHECKING:
+    from loom_proxy.job import Job
+
+__all__ = ["LocalCluster", "local"]
+
+ATTEMPTS = 3
+"""How often workers are started before a port that somebody else takes each time is an error."""
+
+GATEWAY_GRACE = 5.0
+"""Seconds that the gateway has to end its sessions."""
+
+WORKER_GRACE = 3.0
+"""Seconds that the workers have to end their procs."""
+
+
+def local(
+    hosts: int = 1,
+    *,
+    port: int = 0,
+    token: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> Job:
+    """Start workers and a gateway as child processes and connect to them.
+
+    They end when the job is closed and, whatever happens, when this process ends.
+
+    Args:
+        hosts: number of workers; the size of the dimension ``hosts``.
+        port: of the gateway; 0 picks a free one.
+        token: what clients must show; generated if none is given.
+        env: environment variables for the workers and the gateway, on top of this process's.
+        timeout: seconds that all of it may take.
+
+    Raises:
+        MissingDependency: the extra ``gateway`` is not installed.
+        PortInUse: something else listens on ``port``.
+        LoomError: a child ended, or was not ready within ``timeout`` seconds; with its last lines of output.
+    """
+    from loom_proxy.job import connect
+
+    cluster = LocalCluster(hosts, port=port, token=token, env=env, timeout=timeout)
+    cluster.start()
+    try:
+        job = connect(cluster.url, cluster.token)
+    except BaseException:
+        cluster.close()
+        raise
+    job._on_close(cluster.close)
+    return job
+
+
+class LocalCluster:
+    """Workers and a gateway as child processes; a context manager.
+
+    Args:
+        hosts: number of workers.
+        port: of the gateway; 0 picks a free one.
+        token: what clients must show; generated if none is given.
+        env: environment variables for the children, on top of this process's.
+        timeout: seconds until every child must be ready.
+    """
+
+    url: str
+    """Where the gateway listens, ``ws://127.0.0.1:…``."""
+
+    token: str
+    """What the gateway wants to be shown."""
+
+    workers: list[str]
+    """Addresses of the workers."""
+
+    def __init__(
+        self,
+        hosts: int = 1,
+        *,
+        port: int = 0,
+        token: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if hosts < 1:
+            raise ValueError(f"a cluster needs at least one host, not {hosts}")
+        self._hosts = hosts
+        self._port = port
+        self._timeout = timeout
+        self._worker_environment = {**os.environ, **(env or {})}
+        # The workers run users' code, which has no business with the token. A token of this process's environment
+        # belongs to some other gateway.
+        self._worker_environment.pop("LOOM_TOKEN", None)
+        self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
+        self._children: list[Child] = []
+        self._owner = os.getpid()
+
+    def start(self) -> None:
+        """Start all children at once and wait until the last one is ready."""
+        require(GATEWAY_MODULES, "a local cluster")
+        atexit.register(self.close)
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    self._start_children()
+                    return
+                except _WorkerPortTaken as error:
+                    if attempt == ATTEMPTS:
+                        raise error.cause from None
+                    self._end_children()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_children(self) -> None:
+        self.workers = [f"tcp://127.0.0.1:{port}" for port in _free_ports(self._hosts)]
+        arguments = ["--host", "127.0.0.1", "--port", str(self._port)]
+        for address in self.workers:
+            arguments += ["--worker", address]
+        # The gateway first: its warm driver takes longest.
+        gateway = Child("the gateway", "loom_gateway", arguments, self._gateway_environment)
+        self._children = [gateway]
+        for address in self.workers:
+            worker = ["--address", address]
+            self._children.append(
+                Child(f"the worker at {address}", "loom_gateway.worker", worker, self._worker_environment)
+            )
+        self._await_ready()
+        announcement = gateway.ready.result()
+        self.url, self.token = announcement["url"], announcement["token"]
+
+    def _await_ready(self) -> None:
+        done, pending = concurrent.futures.wait(
+            [child.ready for child in self._children], self._timeout, concurrent.futures.FIRST_EXCEPTION
+        )
+        for child in self._children:
+            error = child.ready.exception() if child.ready in done else None
+            if isinstance(error, PortInUse) and child is not self._children[0]:
+                raise _WorkerPortTaken(error)
+            if error is not None:
+                raise error
+        if pending:
+            late = [child for child in self._children if child.ready in pending]
+            output = "\n".join(child.output for child in late)
+            raise LoomError(
+                f"{' and '.join(child.name for child in late)} not ready within {self._timeout:g} s; "
+                f"last output:\n{output}"
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children: the gateway, then the workers."""
+        return [child.pid for child in self._children]
+
+    def wait(self) -> None:
+        """Wait until a child ends, which none does by itself.
+
+        Raises:
+            LoomError: naming the child, with its last lines of output.
+        """
+        concurrent.futures.wait(
+            [child.ended for child in self._children], return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        for child in self._children:
+            if child.ended.done():
+                raise LoomError(
+                    f"{child.name} ended (exit code {child.ended.result()}); last output:\n{child.output}"
+                )
+
+    def close(self) -> None:
+        """End the gateway, then the workers with everything that runs on them. Again is harmless."""
+        if os.getpid() != self._owner:
+            return  # a forked copy of the process that started them
+        self._end_children()
+        atexit.unregister(self.close)
+
+    def _end_children(self) -> None:
+        gateway, workers = self._children[:1], self._children[1:]
+        for group, grace in ((gateway, GATEWAY_GRACE), (workers, WORKER_GRACE)):
+            for child in group:
+                child.ask_to_end()
+            for child in group:
+                child.end(grace)
+        self._children = []
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _WorkerPortTaken(Exception):
+    """Somebody took a port between its choice and the worker's start."""
+
+    def __init__(self, cause: PortInUse) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

@@ -1,0 +1,310 @@
+"""Shapes of meshes, computed on the laptop: labelled dimensions over strided ranks.
+
+The arithmetic is Monarch's (``monarch._src.actor.shape.MeshTrait`` and its ``NDSlice``), so that a slice of a
+proxy selects the ranks that the same slice of the real mesh would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from loom.errors import NoSuchDimension, SliceOutOfRange
+
+__all__ = ["Extent", "MeshTrait", "Point", "Shape"]
+
+M = TypeVar("M", bound="MeshTrait")
+
+
+class Extent(Mapping[str, int]):
+    """The size of each dimension of a mesh, in order."""
+
+    __slots__ = ("labels", "sizes")
+
+    def __init__(self, labels: Sequence[str], sizes: Sequence[int]) -> None:
+        self.labels = tuple(labels)
+        self.sizes = tuple(sizes)
+
+    @property
+    def nelements(self) -> int:
+        """How many elements a mesh of this extent has."""
+        return math.prod(self.sizes)
+
+    def __getitem__(self, label: str) -> int:
+        try:
+            return self.sizes[self.labels.index(label)]
+        except ValueError:
+            raise KeyError(label) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Extent) and (self.labels, self.sizes) == (other.labels, other.sizes)
+
+    def __hash__(self) -> int:
+        return hash((self.labels, self.sizes))
+
+    def __repr__(self) -> str:
+        return (
+            "{" + ", ".join(f"{label}: {size}" for label, size in zip(self.labels, self.sizes, strict=True)) + "}"
+        )
+
+
+class Point(Mapping[str, int]):
+    """A coordinate in a mesh: the index along each dimension, and the rank in row-major order."""
+
+    __slots__ = ("extent", "rank")
+
+    def __init__(self, rank: int, extent: Extent) -> None:
+        self.rank = rank
+        self.extent = extent
+
+    def _indices(self) -> tuple[int, ...]:
+        indices = []
+        rest = self.rank
+        for size in reversed(self.extent.sizes):
+            rest, index = divmod(rest, size)
+            indices.append(index)
+        return tuple(reversed(indices))
+
+    def __getitem__(self, label: str) -> int:
+        try:
+            return self._indices()[self.extent.labels.index(label)]
+        except ValueError:
+            raise KeyError(label) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extent.labels)
+
+    def __len__(self) -> int:
+        return len(self.extent)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Point):
+            return (self.rank, self.extent) == (other.rank, other.extent)
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.extent))
+
+    def __repr__(self) -> str:
+        pairs = zip(self.extent.labels, self._indices(), self.extent.sizes, strict=True)
+        return "{" + ", ".join(f"'{label}': {index}/{size}" for label, index, size in pairs) + "}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Labelled dimensions over ranks: the element at ``(i, j, …)`` has the rank ``offset + i*s0 + j*s1 + …``."""
+
+    labels: tuple[str, ...]
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def row_major(cls, sizes: Mapping[str, int]) -> Shape:
+        """The shape of a whole mesh: dense, starting at rank 0."""
+        strides = list(itertools.accumulate(reversed(list(sizes.values())), operator.mul, initial=1))
+        return cls(tuple(sizes), 0, tuple(sizes.values()), tuple(reversed(strides[:-1])))
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.labels, self.sizes)
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes)
+
+    def ranks(self) -> list[int]:
+        """Rank of each element in the whole mesh, in row-major order."""
+        steps = [range(0, size * stride, stride) for size, stride in zip(self.sizes, self.strides, strict=True)]
+        return [self.offset + sum(step) for step in itertools.product(*steps)]
+
+    def dimension(self, label: str) -> int:
+        """Position of a dimension.
+
+        Raises:
+            NoSuchDimension: naming the dimensions that there are.
+        """
+        try:
+            return self.labels.index(label)
+        except ValueError:
+            known = ", ".join(self.labels) or "none (a single element)"
+            raise NoSuchDimension(f"no dimension {label!r} in this mesh; its dimensions: {known}") from None
+
+    def select(self, selection: Mapping[str, int | slice]) -> Shape:
+        """Select along dimensions: an int removes its dimension, a slice narrows it."""
+        shape = self
+        for label, selector in selection.items():
+            axis = shape.dimension(label)
+            narrowed = shape._narrow if isinstance(selector, slice) else shape._at
+            shape = narrowed(axis, selector)  # type: ignore[arg-type]
+        return shape
+
+    def _at(self, axis: int, index: int) -> Shape:
+        label, size = self.labels[axis], self.sizes[axis]
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise SliceOutOfRange(f"{label}={index!r}: select with an int or a slice") from None
+        if not 0 <= index < size:
+            raise SliceOutOfRange(f"{label}={index} is out of range: {label} has {size} (0 to {size - 1})")
+
+        def without(values: Sequence[Any]) -> tuple[Any, ...]:
+            return (*values[:axis], *values[axis + 1 :])
+
+        offset = self.offset + index * self.strides[axis]
+        return Shape(without(self.labels), offset, without(self.sizes), without(self.strides))
+
+    def _narrow(self, axis: int, selector: slice) -> Shape:
+        label, size = self.labels[axis], self.sizes[axis]
+        text = f"{label}={selector.start}:{selector.stop}:{selector.step}".replace("None", "")
+        if selector.step is not None and selector.step < 1:
+            raise SliceOutOfRange(f"{text}: a step must be at least 1")
+        start, stop, step = selector.indices(size)
+        count = len(range(start, stop, step))
+        if count == 0:
+            raise SliceOutOfRange(f"{text} selects nothing: {label} has {size} (0 to {size - 1})")
+
+        def with_(values: Sequence[Any], value: Any) -> tuple[Any, ...]:
+            return (*values[:axis], value, *values[axis + 1 :])
+
+        stride = self.strides[axis]
+        return Shape(
+            self.labels, self.offset + start * stride, with_(self.sizes, count), with_(self.strides, stride * step)
+        )
+
+    def split(self, splits: Mapping[str, Sequence[str]], constraints: Mapping[str, int]) -> Shape:
+        """Cut dimensions into several; see `MeshTrait.split`."""
+        left = dict(constraints)
+        labels: list[str] = []
+        sizes: list[int] = []
+        strides: list[int] = []
+        for label, size, stride in zip(self.labels, self.sizes, self.strides, strict=True):
+            parts = tuple(splits.get(label, (label,)))
+            part_sizes = _split_sizes(label, size, parts, left)
+            inner = list(itertools.accumulate(reversed(part_sizes), operator.mul, initial=stride))
+            strides.extend(reversed(inner[:-1]))
+            sizes.extend(part_sizes)
+            for part in parts:
+                if part in labels:
+                    raise ValueError(f"Duplicate dimension name '{part}'")
+                labels.append(part)
+        if left:
+            raise ValueError(f"unused size constraints: {tuple(left)}")
+        return Shape(tuple(labels), self.offset, tuple(sizes), tuple(strides))
+
+    def flatten(self, label: str) -> Shape:
+        """All dimensions as one. Raises ValueError where the ranks are not contiguous, as Monarch does."""
+        dense = Shape.row_major(dict(zip(self.labels, self.sizes, strict=True))).strides
+        if dense != self.strides:
+            raise ValueError(f"cannot flatten sparse mesh: strides {self.strides} != {dense}")
+        return Shape((label,), self.offset, (len(self),), (1,))
+
+
+def _split_sizes(label: str, size: int, parts: Sequence[str], constraints: dict[str, int]) -> list[int]:
+    known = math.prod(constraints[part] for part in parts if part in constraints)
+    unknown = [part for part in parts if part not in constraints]
+    if len(unknown) > 1:
+        raise ValueError(
+            f"Cannot infer size of {tuple(parts)} because both {unknown[1]} and {unknown[0]} have unknown size. "
+            f"Specify at least one as argument, e.g. {unknown[1]}=4"
+        )
+    inferred, rest = divmod(size, known) if known else (0, 1)
+    if rest or (not unknown and inferred != 1):
+        shown = tuple(constraints.get(part, "?") for part in parts)
+        raise ValueError(
+            f"Dimension '{label}' of size {size} is not evenly divided by {tuple(parts)!r} with sizes {shown!r}"
+        )
+    return [constraints.pop(part) if part in constraints else inferred for part in parts]
+
+
+class MeshTrait(ABC):
+    """What every mesh can do with its shape, without a round trip; after Monarch's class of this name."""
+
+    @property
+    @abstractmethod
+    def _shape(self) -> Shape: ...
+
+    @abstractmethod
+    def _new_with_shape(self: M, shape: Shape) -> M: ...
+
+    def slice(self: M, **selection: Any) -> M:
+        """Select along dimensions: an int removes its dimension, a slice narrows it.
+
+        ``mesh.slice(hosts=1, gpus=slice(0, 4, 2))``
+
+        Raises:
+            NoSuchDimension: the mesh has no dimension of that name.
+            SliceOutOfRange: the dimension has no such index, or the slice selects nothing.
+        """
+        return self._new_with_shape(self._shape.select(selection))
+
+    def split(self: M, **kwargs: Any) -> M:
+        """Cut dimensions into several: ``mesh.split(hosts=("dp", "pp"), pp=2)``.
+
+        All sizes but one of each split dimension have to be given.
+
+        Raises:
+            ValueError: the sizes do not divide the dimension, or a name is not a dimension.
+        """
+        splits: dict[str, Sequence[str]] = {}
+        constraints: dict[str, int] = {}
+        for key, value in kwargs.items():
+            if key in self._shape.labels:
+                if isinstance(value, str):
+                    raise ValueError(f"expected a sequence of dimensions, but got '{value}'")
+                splits[key] = value
+            elif not isinstance(value, int):
+                raise ValueError(
+                    f"'{key}' is not an existing dim. Expected an integer size constraint on a new dim."
+                )
+            else:
+                constraints[key] = value
+        return self._new_with_shape(self._shape.split(splits, constraints))
+
+    def flatten(self: M, name: str) -> M:
+        """All dimensions as one of that name.
+
+        Raises:
+            ValueError: the ranks of the mesh are not contiguous.
+        """
+        return self._new_with_shape(self._shape.flatten(name))
+
+    def rename(self: M, **names: str) -> M:
+        """Other names for dimensions: ``mesh.rename(hosts="dp")``."""
+        return self.split(**{old: (new,) for old, new in names.items()})
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """How many elements there are: in all, along one dimension, or along several together.
+
+        Raises:
+            NoSuchDimension: the mesh has no dimension of that name.
+        """
+        shape = self._shape
+        if dim is None:
+            return len(shape)
+        if isinstance(dim, str):
+            return shape.sizes[shape.dimension(dim)]
+        return math.prod(self.size(one) for one in dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each dimension."""
+        return dict(zip(self._shape.labels, self._shape.sizes, strict=True))
+
+    @property
+    def extent(self) -> Extent:
+        """Size of each dimension, as an `Extent`."""
+        return self._shape.extent
+
+    def __len__(self) -> int:
+        return len(self._shape)
