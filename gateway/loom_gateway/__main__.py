@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -11,13 +12,10 @@ import socket
 import sys
 import threading
 
-from loom.errors import InvalidAddress
+from loom.cli.exit_codes import FAILURE, report
+from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.workers import parse_worker_address
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
-EXIT_PORT_IN_USE = 3
-EXIT_MISSING_DEPENDENCY = 4
 
 PARENT_GRACE = 8.0
 """Seconds that the gateway may take to end its drivers once its parent is gone."""
@@ -36,33 +34,29 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
+        require(GATEWAY_MODULES, "a gateway")
         for worker in options.worker:
             parse_worker_address(worker)
-    except InvalidAddress as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_USAGE
-    listener = _listen(options.host, options.port)
-    if listener is None:
-        return EXIT_PORT_IN_USE
+        listener = _listen(options.host, options.port)
+    except LoomError as error:
+        return report(error)
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
-    try:
-        return _run(listener, options)
-    except ModuleNotFoundError as error:
-        print(f"error: {error.name} is missing: pip install 'monarch-loom[gateway]'", file=sys.stderr)  # noqa: T201
-        return EXIT_MISSING_DEPENDENCY
+    return _run(listener, options)
 
 
-def _listen(host: str, port: int) -> socket.socket | None:
+def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
         listener.listen(1024)
-    except OSError as error:
-        text = f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or --port 0."
-        print(f"error: {text}", file=sys.stderr)  # noqa: T201
-        return None
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {port} of {host} is in use: choose another with --port (0 picks one)") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidAddress(f"cannot listen on {host}:{port}: {reason}") from error
     return listener
 
 
@@ -71,7 +65,7 @@ def _end_with_parent() -> None:
         pass
     signal.raise_signal(signal.SIGTERM)
     threading.Event().wait(PARENT_GRACE)
-    os._exit(EXIT_FAILURE)
+    os._exit(FAILURE)
 
 
 def _run(listener: socket.socket, options: argparse.Namespace) -> int:
@@ -98,6 +92,8 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
         loop="uvloop",
         ws="websockets-sansio",
         ws_max_size=MAX_FRAME + 4096,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=60.0,  # a laptop may be busy for a while
         ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
         log_level=options.log_level,
         access_log=False,

@@ -134,6 +134,18 @@ def _end_with_descendants(status: int = 0) -> NoReturn:
     os._exit(status)
 
 
+def _adopt_orphans() -> None:
+    """Become the parent of what the procs leave behind when they end, so that it ends with this process.
+
+    What users' code starts would otherwise go to init. Where the kernel is not Linux it does.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
     _end_with_descendants()
 
@@ -170,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         require(WORKER_MODULES, "a worker")
         address = parse_worker_address(options.address)
+        _adopt_orphans()
         signal.signal(signal.SIGTERM, _on_signal)
         signal.signal(signal.SIGINT, _on_signal)
         if options.exit_with_parent:

@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from loom_proxy.job import Job, connect
-    from loom_proxy.local import local
-
-    from loom.actor import Actor, current_rank, current_size, endpoint
+    from loom.actor import Actor as Actor
+    from loom.actor import current_rank as current_rank
+    from loom.actor import current_size as current_size
+    from loom.actor import endpoint as endpoint
     from loom.errors import *  # noqa: F403
+    from loom_proxy.job import Job as Job
+    from loom_proxy.job import connect as connect
+    from loom_proxy.local import local as local
 
 _HOMES = {
     "connect": "loom_proxy.job",

@@ -14,6 +14,7 @@ __all__ = [
     "ActorError",
     "AuthenticationError",
     "ConnectionLost",
+    "EndpointNameTaken",
     "EndpointNotFound",
     "GatewayUnreachable",
     "InvalidAddress",
@@ -170,6 +171,12 @@ class EndpointNotFound(LoomError, AttributeError):
     code = "endpoint_not_found"
 
 
+class EndpointNameTaken(LoomError, ValueError):
+    """An endpoint has the name of something that every actor mesh has, such as ``slice``."""
+
+    code = "endpoint_name_taken"
+
+
 class WrongArguments(LoomError, TypeError):
     """Arguments do not fit the endpoint's or the constructor's signature. Raised before anything is sent."""
 
@@ -189,7 +196,7 @@ class NotOneActor(LoomError, ValueError):
 
 
 class SliceOutOfRange(LoomError, IndexError, ValueError):
-    """A slice asks for what the dimension does not have, or for nothing. Monarch raises `IndexError` or `ValueError`."""
+    """A slice asks for what the dimension does not have, or for nothing: Monarch's `IndexError` or `ValueError`."""
 
     code = "slice_out_of_range"
 

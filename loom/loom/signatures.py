@@ -17,6 +17,16 @@ __all__ = ["CallSignature", "constructor", "endpoints"]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+class _Default:
+    """Stands for a default value, which does not travel."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_DEFAULT = _Default()
+
+
 class CallSignature:
     """The parameters of an endpoint or a constructor, without ``self`` and without annotations."""
 
@@ -55,7 +65,7 @@ class CallSignature:
         empty = inspect.Parameter.empty
         return inspect.Signature(
             [
-                inspect.Parameter(label, inspect._ParameterKind(kind), default=... if default else empty)
+                inspect.Parameter(label, inspect._ParameterKind(kind), default=_DEFAULT if default else empty)
                 for label, kind, default in self.parameters
             ]
         )

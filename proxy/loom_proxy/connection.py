@@ -51,7 +51,7 @@ class Connection:
     def __init__(self, transport: WebSocketTransport, url: str, welcome: Welcome, stream: Stream) -> None:
         self.url = url
         self.welcome = welcome
-        self.encoder = Encoder(ship_project=True, peer_python=welcome.python)
+        self.encoder = Encoder(ship_project=True, peer_python=welcome.python, session=self)
         self.decoder = Decoder()
         self.events = EventLog()
         self.meshes: dict[str, Any] = {}

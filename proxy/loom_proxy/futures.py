@@ -171,7 +171,7 @@ class FutureProxy(Generic[R]):
                 try:
                     value: Any = self._unpack()
                     self._value = value if self._convert is None else self._convert(value)
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 - raised to every waiter
                     self._error = error
                 self._unpack = _unpacked
         if self._error is not None:

@@ -11,7 +11,14 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from loom.errors import EndpointNotFound, NotOneActor, UnpicklableError, WrongArguments
+from loom.errors import (
+    EndpointNameTaken,
+    EndpointNotFound,
+    NoSuchMesh,
+    NotOneActor,
+    UnpicklableError,
+    WrongArguments,
+)
 from loom.signatures import CallSignature, constructor, endpoints
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
@@ -68,8 +75,13 @@ class MeshProxy(MeshTrait):
     def _new_with_shape(self: P, shape: Shape) -> P:
         return type(self)(self._whole, shape)
 
-    def __loom_reference__(self) -> int:
-        self._whole.connection.check_open()
+    def __loom_reference__(self, session: object) -> int:
+        connection = self._whole.connection
+        if session is not connection:
+            raise NoSuchMesh(
+                f"{self!r} belongs to session {connection.welcome.session!r} and can be passed inside that one only"
+            )
+        connection.check_open()
         return self._ident
 
     def __reduce__(self) -> Any:
@@ -146,12 +158,19 @@ class ProcMeshProxy(MeshProxy):
             ActorMeshProxy: with the class's endpoints.
 
         Raises:
+            EndpointNameTaken: an endpoint has the name of an attribute of every actor mesh.
             WrongArguments: ``Class`` is no class, or its constructor does not take the arguments.
             UnpicklableError: the class or an argument cannot be pickled; the text names the attribute.
             PythonVersionMismatch: the class would have to travel by value to another version of Python.
         """
         if not isinstance(Class, type):
             raise WrongArguments(f"spawn({name!r}, …) takes an actor class, not {Class!r:.80}")
+        signatures = endpoints(Class)
+        taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label))
+        if taken:
+            raise EndpointNameTaken(
+                f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of that name"
+            )
         constructor(Class).check(args, kwargs)
         connection = self._whole.connection
         connection.check_open()
@@ -159,7 +178,7 @@ class ProcMeshProxy(MeshProxy):
         ident = connection.send(Kind.SPAWN_ACTORS, (self._ident, name), parts)
         # The actors are counted from this mesh, whichever part of the processes it is.
         whole = WholeMesh(connection, ident, name, self._shape)
-        actors = ActorMeshProxy(whole, class_name=Class.__name__, signatures=endpoints(Class), cls=Class)
+        actors = ActorMeshProxy(whole, class_name=Class.__name__, signatures=signatures, cls=Class)
         connection.meshes[name] = actors
         return actors
 
@@ -169,7 +188,7 @@ class ProcMeshProxy(MeshProxy):
 
 
 class ActorMeshProxy(MeshProxy):
-    """Actors of one class, one in each process. As ``monarch.actor.ActorMesh``: its attributes are the endpoints."""
+    """Actors of one class, one a process; its attributes are their endpoints. As ``monarch.actor.ActorMesh``."""
 
     def __init__(
         self,
@@ -262,8 +281,8 @@ class EndpointProxy:
         """
         if not self._single:
             raise NotOneActor(
-                f"call_one needs exactly one actor, but this mesh has {len(self._mesh)} ({self._mesh.extent}): select "
-                f"one with slice(), or use call() or choose()"
+                f"call_one needs exactly one actor, but this mesh has {len(self._mesh)} ({self._mesh.extent}): "
+                f"select one with slice(), or use call() or choose()"
             )
         body, parts = self._prepare(args, kwargs)
         return self._connection.ask(Kind.CALL_ONE, body, parts, self._key)

@@ -83,15 +83,19 @@ class WebSocketTransport:
         """
         sock = _connect(url, timeout)
         try:
-            return cls._upgrade(sock, url, token)
+            transport = cls._upgrade(sock, url, token)
         except TimeoutError:
-            raise NotAGateway(
-                f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
-            ) from None
+            sock.close()
+            text = f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
+            raise NotAGateway(text) from None
+        except LoomError:
+            sock.close()
+            raise
         except (OSError, EOFError, WebSocketException, ValueError) as error:
+            sock.close()
             raise NotAGateway(f"{url} is not a Loom gateway: {error or type(error).__name__}") from error
-        finally:
-            sock.settimeout(None)
+        sock.settimeout(None)
+        return transport
 
     @classmethod
     def _upgrade(cls, sock: socket.socket, url: str, token: str | None) -> WebSocketTransport:
@@ -111,13 +115,14 @@ class WebSocketTransport:
             for event in protocol.events_received():
                 if isinstance(event, Response):
                     response = event
-            if not data and response is None:
-                raise NotAGateway(f"{url} closed the connection without an answer")
+            if response is None and (protocol.handshake_exc is not None or not data):
+                cause = protocol.handshake_exc and protocol.handshake_exc.__cause__
+                raise NotAGateway(
+                    f"{url} is not a Loom gateway: {cause or 'it closed the connection without an answer'}"
+                )
         if response.status_code != 101:
-            sock.close()
             raise _refused(url, response)
         if protocol.handshake_exc is not None:
-            sock.close()
             raise NotAGateway(f"{url} is not a Loom gateway: {protocol.handshake_exc}")
         return cls(sock, protocol)
 
@@ -204,7 +209,7 @@ def _connect(url: str, timeout: float) -> socket.socket:
     except OSError as error:
         why = "it did not answer in time" if isinstance(error, socket.timeout) else (error.strerror or str(error))
         raise GatewayUnreachable(
-            f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` (or `loom up`) is running."
+            f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` or `loom up` runs there."
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if parts.scheme != "wss":

@@ -64,7 +64,7 @@ def error_message(
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # a user's __str__ may raise
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
         return f"<its __str__ raised {type(broken).__name__}>"
 
 

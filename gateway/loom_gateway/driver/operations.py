@@ -101,7 +101,7 @@ class Operations:
     def _start(self, handler: Callable[[Message, float], None], message: Message, started: float) -> None:
         try:
             handler(message, started)
-        except Exception as error:  # whatever a user's __reduce__, a constructor's check or Monarch raised
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__, a constructor's check or Monarch raised
             if message.kind in _SLOW_START:
                 kind = "procs" if message.kind == Kind.SPAWN_PROCS else "actors"
                 self._meshes.fail(message.id, kind, str(message.body[1]), _as_loom_error(error))
@@ -169,7 +169,7 @@ class Operations:
         of, labels, offset, sizes, strides = message.body
         try:
             self._meshes.add_view(message.id, of, labels, offset, sizes, strides)
-        except Exception as error:  # the whole mesh's failure, or Monarch's refusal of the shape
+        except Exception as error:  # noqa: BLE001 - the whole mesh's failure, or Monarch's refusal of the shape
             self._meshes.fail(message.id, "view", "", _as_loom_error(error))
 
     def _call(self, message: Message, started: float) -> None:
@@ -235,7 +235,7 @@ class Operations:
     async def _stop_mesh(self, entry: Entry) -> None:
         try:
             await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
-        except Exception as error:  # dead ranks cannot be stopped; the workers reap what is left
+        except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped; the workers reap what is left
             logger.warning("stopping proc mesh %s: %s", entry.name, str(error)[:500])
 
 

@@ -11,7 +11,6 @@ import logging
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -65,7 +64,7 @@ class DriverServer:
     async def _open(self, session: str) -> Operations:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, probe, self._workers)
-        replace_fault_hook(partial(loop.call_soon_threadsafe, self._event))
+        replace_fault_hook(lambda name, details: loop.call_soon_threadsafe(self._event, name, details))
         host_mesh = await loop.run_in_executor(None, attach, self._workers, session)
         await host_mesh.initialized.as_asyncio()
         self._operations = Operations(host_mesh, self.send)

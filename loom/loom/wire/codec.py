@@ -137,7 +137,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Not persistent_id: the pickler would call it for every int of a list.
         reference = getattr(type(obj), "__loom_reference__", None)
         if reference is not None:
-            return _resolve, (reference(obj),)
+            return _resolve, (reference(obj, self._encoder.session),)
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             self._encoder.before_code(obj)
         return super().reducer_override(obj)
@@ -149,9 +149,13 @@ class Encoder:
     Args:
         ship_project: ship the user's own modules by value (the laptop's side) instead of by reference.
         peer_python: the peer's ``(major, minor)``; code by value is refused if this Python's differs.
+        session: what a mesh has to belong to; it is asked with ``__loom_reference__(session)``.
     """
 
-    def __init__(self, ship_project: bool = False, peer_python: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, ship_project: bool = False, peer_python: Sequence[int] | None = None, session: object = None
+    ) -> None:
+        self.session = session
         self._ship_project = ship_project
         self._peer_python = peer_python
         self._mismatch = peer_python is not None and tuple(peer_python) != python_version()
@@ -180,7 +184,7 @@ class Encoder:
             return [pickle.dumps(obj, 5)]
         try:
             return self._pickle(_box_top(obj))
-        except PythonVersionMismatch:
+        except LoomError:
             raise
         except Exception as error:
             raise self._explain(obj, what, error) from error

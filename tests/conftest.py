@@ -1,0 +1,31 @@
+"""One cluster of real workers for the whole run, and a session of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers and a gateway. For tests that break none of them."""
+    with LocalCluster(hosts=2) as running:
+        yield running
+
+
+@pytest.fixture
+def job(cluster: LocalCluster) -> Iterator[loom.Job]:
+    """A session on the cluster, closed after the test."""
+    with loom.connect(cluster.url, cluster.token) as connected:
+        yield connected
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[LocalCluster]:
+    """A cluster for a test that breaks it."""
+    with LocalCluster(hosts=2) as running:
+        yield running

@@ -1,0 +1,73 @@
+"""Starting programs for tests, and seeing whole trees of processes end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+STARTED_IN_TIME = 40.0
+"""Seconds that a program may take to say that it is ready, on a busy machine."""
+
+ENDED_IN_TIME = 10.0
+"""Seconds in which a program and all its descendants must be gone."""
+
+HIDDEN = "import sys; sys.modules[{module!r}] = None; "
+"""Python code that makes a module look as if it were not installed."""
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start this interpreter with pipes for standard input and output."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=options.pop("stderr", subprocess.DEVNULL),
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=STARTED_IN_TIME,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def read_json(process: subprocess.Popen[str]) -> Any:
+    """The next line that the program prints."""
+    assert process.stdout
+    line = process.stdout.readline()
+    assert line, f"the program ended with code {process.wait()} before it said anything"
+    return json.loads(line)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def still_there(processes: Iterable[psutil.Process], timeout: float = ENDED_IN_TIME) -> list[str]:
+    """What has not ended after ``timeout`` seconds. It is killed, so that a failed test leaves nothing behind."""
+    _, alive = psutil.wait_procs(list(processes), timeout)
+    left = []
+    for process in alive:
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                left.append(f"{process.pid}: {' '.join(process.cmdline())}")
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    return left
