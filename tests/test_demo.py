@@ -227,4 +227,4 @@ def test_a_terminal_shows_the_table_the_failure_and_the_recovery() -> None:
     assert "learning rate 0.1 → 0.02" in shown
     assert "What the laptop sees" in shown
     assert "the process [rank 1] is gone" in shown
-    assert "go on from the checkpoint of step 0" in shown
+    assert "from the checkpoint of step 0" in shown

@@ -7,18 +7,18 @@ import errno
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from loom.cli.exit_codes import FAILURE, report
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.workers import parse_worker_address
 
-PARENT_GRACE = 8.0
-"""Seconds that the gateway may take to end its drivers once its parent is gone."""
+if TYPE_CHECKING:
+    from loom_gateway.sessions import SessionManager
 
 
 def main() -> int:
@@ -40,8 +40,6 @@ def main() -> int:
         listener = _listen(options.host, options.port)
     except LoomError as error:
         return report(error)
-    if options.exit_with_parent:
-        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
     return _run(listener, options)
 
 
@@ -60,11 +58,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(manager: SessionManager) -> None:
+    """End at once when the parent is gone. The drivers end with this process, and the sessions' procs with them."""
     while os.read(0, 4096):
         pass
-    signal.raise_signal(signal.SIGTERM)
-    threading.Event().wait(PARENT_GRACE)
+    manager.remove_folder()
     os._exit(FAILURE)
 
 
@@ -86,7 +84,10 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
             line = {"event": "listening", "url": url, "token": token, "pid": os.getpid()}
             print(json.dumps(line), flush=True)  # noqa: T201
 
-    app = create_app(SessionManager(options.worker, options.session_linger), TokenAuthority(token))
+    manager = SessionManager(options.worker, options.session_linger)
+    if options.exit_with_parent:
+        threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
+    app = create_app(manager, TokenAuthority(token))
     config = uvicorn.Config(
         app,
         loop="uvloop",

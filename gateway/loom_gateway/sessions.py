@@ -285,6 +285,10 @@ class SessionManager:
         if self._spare is not None:
             ends.append(self._end_spare(self._spare))
         await asyncio.gather(*ends)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the folder of the drivers' sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _end_spare(self, spare: asyncio.Task[DriverProcess]) -> None:

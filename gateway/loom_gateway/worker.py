@@ -36,6 +36,14 @@ __all__ = ["main", "serve"]
 GRACE = 0.5
 """Seconds that the descendants have between SIGTERM and SIGKILL."""
 
+UNDELIVERABLE_AFTER = "3650d"
+"""How long the host tries to deliver a message.
+
+After Monarch's default of 60 s it gives up *and exits* (torchmonarch 0.7: ``hyperactor::client`` ends the process),
+so that a root client that was killed would take every other session's host with it a minute later. To go on trying
+costs a connection attempt now and then.
+"""
+
 LISTEN_CHECK = 0.005
 """Seconds between two looks at whether Monarch listens. It has no event for that, but does so in milliseconds."""
 
@@ -51,7 +59,9 @@ def serve(address: WorkerAddress) -> None:
     _check_free(address, ip)
     set_monarch_environment()
     from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
+    from monarch.config import configure
 
+    configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{_bracketed(ip)}:0")
     url = f"tcp://{_bracketed(address.host)}:{address.port}"
     served = start_worker_loop_forever(address=url, ca="trust_all_connections")

@@ -19,7 +19,8 @@ class WorkerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
 
 
 def parse_worker_address(text: str) -> WorkerAddress:

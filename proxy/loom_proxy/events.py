@@ -23,6 +23,7 @@ class Event:
     """Something that happened.
 
     ``failure``: Monarch reported a fault that nothing handled; ``details`` has ``mesh`` and ``report``.
+    ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index) and ``address``.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
     ``ended``: the connection is over; ``error`` says why.
     """

@@ -98,10 +98,10 @@ class Job:
     def _find_meshes(self) -> None:
         """Make proxies of the meshes that an earlier client of this session made."""
         connection = self._connection
-        for ident, kind, name, sizes, class_name, described, stopped in connection.ask(Kind.MESHES, ()).get():
+        for ident, kind, name, shape, class_name, described, stopped in connection.ask(Kind.MESHES, ()).get():
             if stopped or name in connection.meshes:
                 continue
-            whole = WholeMesh(connection, ident, name, Shape.row_major(dict(sizes)))
+            whole = WholeMesh(connection, ident, name, Shape(*shape))
             if kind == "procs":
                 connection.meshes[name] = ProcMeshProxy(whole)
             elif kind == "actors":

@@ -9,7 +9,7 @@ import atexit
 import concurrent.futures
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ class LocalCluster:
         port: of the gateway; 0 picks a free one.
         token: what clients must show; generated if none is given.
         env: environment variables for the children, on top of this process's.
+        gateway_options: more command-line options for the gateway, such as ``["--session-linger", "60"]``.
         timeout: seconds until every child must be ready.
     """
 
@@ -96,6 +97,7 @@ class LocalCluster:
         port: int = 0,
         token: str | None = None,
         env: Mapping[str, str] | None = None,
+        gateway_options: Sequence[str] = (),
         timeout: float = 60.0,
     ) -> None:
         if hosts < 1:
@@ -103,6 +105,7 @@ class LocalCluster:
         self._hosts = hosts
         self._port = port
         self._timeout = timeout
+        self._gateway_options = list(gateway_options)
         self._worker_environment = {**os.environ, **(env or {})}
         # The workers run users' code, which has no business with the token. A token of this process's environment
         # belongs to some other gateway.
@@ -130,7 +133,7 @@ class LocalCluster:
 
     def _start_children(self) -> None:
         self.workers = [f"tcp://127.0.0.1:{port}" for port in _free_ports(self._hosts)]
-        arguments = ["--host", "127.0.0.1", "--port", str(self._port)]
+        arguments = ["--host", "127.0.0.1", "--port", str(self._port), *self._gateway_options]
         for address in self.workers:
             arguments += ["--worker", address]
         # The gateway first: its warm driver takes longest.

@@ -26,6 +26,12 @@ class Entry:
     root: int
     """The id of the mesh that this one is a part of; its own id where it is whole."""
     failure: LoomError | None = None
+    procs: int = -1
+    """The id of the proc mesh that this mesh is in; its own id for a proc mesh, -1 for hosts."""
+    ranks: tuple[int, ...] = ()
+    """Ranks of that proc mesh that this mesh covers, row by row; of a host mesh, the numbers of its hosts."""
+    hosts: tuple[int, ...] = ()
+    """Number of the host of each rank; of a whole proc mesh only."""
     cls: type | None = None
     """Class of the actors of an actor mesh."""
     stopped: bool = False
@@ -73,7 +79,11 @@ class Meshes:
         entry = self.entry(of)
         shape = Shape(list(labels), NDSlice(offset=offset, sizes=list(sizes), strides=list(strides)))
         view = entry.mesh._new_with_shape(shape)
-        self._entries[ident] = Entry(entry.kind, entry.name, view, entry.root, cls=entry.cls)
+        # Slices, and actors on slices of procs, keep the ranks of the whole mesh.
+        ranks = tuple(shape.ranks())
+        self._entries[ident] = Entry(
+            entry.kind, entry.name, view, entry.root, procs=entry.procs, ranks=ranks, cls=entry.cls
+        )
 
     def adverb(self, ident: int, endpoint: str, adverb: str) -> Any:
         """The bound method that calls an endpoint of a mesh, such as ``mesh.add.call``."""

@@ -15,18 +15,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
-from loom.errors import LoomError, OperationFailed, ProtocolMismatch
+from loom.errors import LoomError, OperationFailed, ProtocolMismatch, SupervisionError
 from loom.signatures import endpoints
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.faults import error_message
+from loom_gateway.driver.lifeline import bootstrap_on
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
 
 __all__ = ["Operations"]
 
 logger = logging.getLogger(__name__)
+
+GRACE = 0.6
+"""Seconds that Monarch has to say how a process died before its calls fail without that."""
 
 STOP_TIMEOUT = 5.0
 """Seconds that stopping a mesh may take when the session ends; after that the workers kill what is left."""
@@ -35,21 +39,36 @@ _ADVERB_OF = {kind: adverb for adverb, kind in ADVERBS.items()}
 _SLOW_START = frozenset({Kind.SPAWN_PROCS, Kind.SPAWN_ACTORS})
 
 
+class _Pending(NamedTuple):
+    """A call that has not been answered."""
+
+    started: float
+    entry: Entry | None
+    """The mesh that was called."""
+
+
 class Operations:
     """The operations of one session.
 
     Args:
         host_mesh: the Monarch host mesh of the session's workers.
+        lifeline: host and port that every process of the session holds on to; see `process_gone`.
         send: takes a message for the client; called on the event loop.
     """
 
-    def __init__(self, host_mesh: Any, send: Callable[[Message], None]) -> None:
+    def __init__(self, host_mesh: Any, lifeline: tuple[str, int], send: Callable[[Message], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._lifeline = lifeline
         self._send = send
         self._meshes = Meshes()
-        self._meshes.add(HOST_MESH, Entry("hosts", "hosts", host_mesh, HOST_MESH))
+        self._meshes.add(
+            HOST_MESH, Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
+        )
         self._decoder = Decoder(self._meshes.mesh)
         self._encoder = Encoder()
+        self._pending: dict[tuple[int, int | None], _Pending] = {}
+        self._gone: set[tuple[int, int]] = set()
+        self._lost_hosts: set[int] = set()
         self._queue: deque[Message] = deque()
         self._starting = False
         self._start_thread = ThreadPoolExecutor(1, "start")
@@ -129,41 +148,94 @@ class Operations:
             return
         self._send(Message(Kind.RESULT, ident, [rpc_ms] if index is None else [rpc_ms, index], parts))
 
-    def _answer(
-        self, ident: int, started: float, index: int | None, convert: Callable[[Any], Any] | None, future: Any
-    ) -> None:
-        error = future.exception()
-        if error is not None:
-            self._fail(ident, started, error, index)
-            return
-        value = future.result()
-        self._succeed(ident, started, value if convert is None else convert(value), index)
-
-    def _answer_when_done(
+    def _expect(
         self,
         message: Message,
         started: float,
-        future: Any,
+        future: asyncio.Future[Any],
+        entry: Entry | None = None,
         index: int | None = None,
         convert: Callable[[Any], Any] | None = None,
     ) -> None:
-        callback = functools.partial(self._answer, message.id, started, index, convert)
-        future.as_asyncio().add_done_callback(callback)
+        """Answer when a future is done, or when a process of ``entry`` is gone."""
+        key = (message.id, index)
+        pending = self._pending[key] = _Pending(started, entry)
+        future.add_done_callback(functools.partial(self._answer, key, convert))
+        if entry is not None and self._gone and self._death(entry) is not None:
+            self._loop.call_later(GRACE, self._fail_if_pending, key, pending, entry)
+
+    def _answer(
+        self, key: tuple[int, int | None], convert: Callable[[Any], Any] | None, future: asyncio.Future[Any]
+    ) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is None:  # it was failed because a process is gone
+            future.exception()
+            return
+        ident, index = key
+        error = future.exception()
+        if error is not None:
+            self._fail(ident, pending.started, error, index)
+            return
+        value = future.result()
+        self._succeed(ident, pending.started, value if convert is None else convert(value), index)
+
+    # -- processes that are gone ----------------------------------------------------------------------------
+
+    def process_gone(self, procs: int, rank: int) -> None:
+        """Note that a process is gone; fail the calls that wait for it unless Monarch does so within `GRACE`."""
+        self._gone.add((procs, rank))
+        for key, pending in self._pending.items():
+            entry = pending.entry
+            if entry is not None and entry.procs == procs and rank in entry.ranks:
+                self._loop.call_later(GRACE, self._fail_if_pending, key, pending, entry)
+
+    def host_gone(self, host: int) -> None:
+        """Note that a worker host is gone, and with it each process on it, also those that were being spawned."""
+        self._lost_hosts.add(host)
+        for procs, entry in self._meshes.whole("procs"):
+            self._processes_gone_with(procs, entry, host)
+
+    def _processes_gone_with(self, procs: int, entry: Entry, host: int) -> None:
+        for rank in entry.ranks:
+            if entry.hosts[rank] == host:
+                self.process_gone(procs, rank)
+
+    def _death(self, entry: Entry) -> int | None:
+        """A rank of a mesh whose process is gone."""
+        return next((rank for procs, rank in self._gone if procs == entry.procs and rank in entry.ranks), None)
+
+    def _fail_if_pending(self, key: tuple[int, int | None], pending: _Pending, entry: Entry) -> None:
+        if self._pending.get(key) is not pending:
+            return
+        del self._pending[key]
+        ident, index = key
+        procs = self._meshes.entry(entry.procs)
+        how = "was stopped" if procs.stopped else "is gone: it died, or its host did, or the network between"
+        text = f"process {self._death(entry)} of proc mesh {procs.name!r} {how}"
+        self._fail(ident, pending.started, SupervisionError(text), index)
 
     # -- operations -----------------------------------------------------------------------------------------
 
     def _spawn_procs(self, message: Message, started: float) -> None:
         hosts, name, per_host = message.body
         bootstrap = self._decoder.loads(message.parts, "the bootstrap function")
-        mesh = self._meshes.mesh(hosts).spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
-        self._meshes.add(message.id, Entry("procs", name, mesh, message.id))
+        bootstrap = bootstrap_on(self._lifeline, message.id, bootstrap)
+        on = self._meshes.entry(hosts)
+        mesh = on.mesh.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
+        ranks = tuple(range(len(mesh)))
+        host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
+        entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)
+        self._meshes.add(message.id, entry)
+        for host in self._lost_hosts:
+            self._loop.call_soon_threadsafe(self._processes_gone_with, message.id, entry, host)
 
     def _spawn_actors(self, message: Message, started: float) -> None:
         procs, name = message.body
-        mesh = self._meshes.mesh(procs)
+        on = self._meshes.entry(procs)
         cls, args, kwargs = self._decoder.loads(message.parts, f"the class or an argument of {name!r}")
-        actors = mesh.spawn(name, cls, *args, **kwargs)
-        self._meshes.add(message.id, Entry("actors", name, actors, message.id, cls=cls))
+        actors = on.mesh.spawn(name, cls, *args, **kwargs)
+        entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
+        self._meshes.add(message.id, entry)
 
     def _view(self, message: Message, started: float) -> None:
         of, labels, offset, sizes, strides = message.body
@@ -178,14 +250,15 @@ class Operations:
         bound = self._meshes.adverb(mesh, endpoint, adverb)
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         convert = _values if message.kind == Kind.CALL else None
-        self._answer_when_done(message, started, bound(*args, **kwargs), convert=convert)
+        future = bound(*args, **kwargs).as_asyncio()
+        self._expect(message, started, future, self._meshes.entry(mesh), convert=convert)
 
     def _stream(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
         bound = self._meshes.adverb(mesh, endpoint, "stream")
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         for index, future in enumerate(bound(*args, **kwargs)):
-            self._answer_when_done(message, started, future, index)
+            self._expect(message, started, future.as_asyncio(), self._meshes.entry(mesh), index)
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
@@ -195,23 +268,27 @@ class Operations:
 
     def _initialized(self, message: Message, started: float) -> None:
         (mesh,) = message.body
-        self._answer_when_done(message, started, self._meshes.mesh(mesh).initialized, convert=lambda _: True)
+        future = self._meshes.mesh(mesh).initialized.as_asyncio()
+        self._expect(message, started, future, convert=lambda _: True)
 
     def _stop(self, message: Message, started: float) -> None:
         mesh, reason = message.body
         entry = self._meshes.entry(mesh)
         entry.stopped = True
-        self._answer_when_done(message, started, entry.mesh.stop(reason), convert=lambda _: None)
+        self._expect(message, started, entry.mesh.stop(reason).as_asyncio(), convert=lambda _: None)
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
         for ident, entry in self._meshes.whole():
+            if entry.kind == "hosts":
+                continue
             described = None
             if entry.cls is not None:
                 described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
             class_name = entry.cls.__name__ if entry.cls is not None else ""
-            sizes = list(entry.mesh.sizes.items())
-            listed.append((ident, entry.kind, entry.name, sizes, class_name, described, entry.stopped))
+            mesh, slice_ = entry.mesh, entry.mesh._ndslice
+            shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
+            listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
         self._succeed(message.id, started, listed)
 
     def _run(self, message: Message, started: float) -> None:
@@ -221,8 +298,7 @@ class Operations:
             result = fn(*args, **kwargs)
             return asyncio.run(_finish(result)) if inspect.iscoroutine(result) else result
 
-        future = self._loop.run_in_executor(self._run_threads, run)
-        future.add_done_callback(functools.partial(self._answer, message.id, started, None, None))
+        self._expect(message, started, self._loop.run_in_executor(self._run_threads, run))
 
     # -- the end --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from loom_gateway.workers import WorkerAddress, parse_worker_address
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
 
-__all__ = ["attach", "probe", "use_transport_towards"]
+__all__ = ["address_towards", "attach", "probe", "use_transport"]
 
 PROBE_TIMEOUT = 3.0
 """Seconds that a worker has to accept a TCP connection."""
@@ -48,18 +48,20 @@ def _try(address: WorkerAddress, timeout: float) -> str | None:
     return None
 
 
-def use_transport_towards(workers: Sequence[str]) -> None:
-    """Have Monarch listen on the address of this machine that the workers can reach.
-
-    Has to come before any other use of Monarch.
-    """
-    from monarch.actor import ChannelTransport, enable_transport
-
+def address_towards(workers: Sequence[str]) -> str:
+    """The address of this machine that the workers can reach."""
     first = parse_worker_address(workers[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         # Connecting a datagram socket sends nothing: it only asks the routing table.
         route.connect((socket.gethostbyname(first.host), first.port))
-        here = route.getsockname()[0]
+        here: str = route.getsockname()[0]
+    return here
+
+
+def use_transport(here: str) -> None:
+    """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch."""
+    from monarch.actor import ChannelTransport, enable_transport
+
     if here.startswith("127."):
         enable_transport(ChannelTransport.TcpWithLocalhost)
     else:

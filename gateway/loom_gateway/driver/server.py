@@ -20,8 +20,10 @@ from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol, re
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import Stream, unnumbered_frame
 from loom_gateway.driver.faults import replace_fault_hook
+from loom_gateway.driver.lifeline import LifelineServer, watch_host
 from loom_gateway.driver.operations import Operations
-from loom_gateway.driver.root_client import attach, probe, use_transport_towards
+from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
+from loom_gateway.workers import parse_worker_address
 
 __all__ = ["DriverServer"]
 
@@ -39,6 +41,7 @@ class DriverServer:
     def __init__(self, workers: Sequence[str]) -> None:
         self._workers = list(workers)
         self._session: str | None = None
+        self._lifeline = LifelineServer(address_towards(workers), self._process_gone)
         self._operations: Operations | None = None
         self._opening: asyncio.Future[Operations] | None = None
         self._client: ClientConnection | None = None
@@ -67,7 +70,11 @@ class DriverServer:
         replace_fault_hook(lambda name, details: loop.call_soon_threadsafe(self._event, name, details))
         host_mesh = await loop.run_in_executor(None, attach, self._workers, session)
         await host_mesh.initialized.as_asyncio()
-        self._operations = Operations(host_mesh, self.send)
+        lifeline = await self._lifeline.start()
+        self._operations = Operations(host_mesh, lifeline, self.send)
+        self._watches = [
+            asyncio.ensure_future(self._watch_host(number, address)) for number, address in enumerate(self._workers)
+        ]
         return self._operations
 
     def send(self, message: Message) -> None:
@@ -78,6 +85,16 @@ class DriverServer:
     def _event(self, name: str, details: dict[str, Any]) -> None:
         logger.warning("%s: %s", name, details)
         self.send(Message(Kind.EVENT, 0, [name, details]))
+
+    async def _watch_host(self, number: int, address: str) -> None:
+        await watch_host(parse_worker_address(address))
+        if self._operations is not None:
+            self._operations.host_gone(number)
+            self._event("host_lost", {"host": number, "address": address})
+
+    def _process_gone(self, procs: int, rank: int) -> None:
+        if self._operations is not None:
+            self._operations.process_gone(procs, rank)
 
     async def welcome(self, connection: ClientConnection, hello: Hello, session: str) -> Welcome:
         """Make a connection the session's client.
@@ -280,5 +297,5 @@ def prepare(workers: Sequence[str]) -> None:
     """Do what a spare driver can do before it has a session: import Monarch and start the root client."""
     import monarch.actor
 
-    use_transport_towards(workers)
+    use_transport(address_towards(workers))
     monarch.actor.context()

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 from cloudpickle.cloudpickle import _should_pickle_by_reference
 
-from loom.errors import LoomError, PythonVersionMismatch, UnpicklableError
+from loom.errors import LoomError, UnpicklableError
 from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 

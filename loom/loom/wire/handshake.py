@@ -8,7 +8,7 @@ answers with what both know.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -41,6 +41,21 @@ def python_version() -> tuple[int, int]:
     return sys.version_info[0], sys.version_info[1]
 
 
+def _all_are(kind: type, values: Sequence[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int and value >= 0,
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "Sequence[int]": lambda value: isinstance(value, (list, tuple)) and _all_are(int, value),
+    "Sequence[str]": lambda value: isinstance(value, (list, tuple)) and _all_are(str, value),
+    "Mapping[str, str]": lambda value: isinstance(value, dict) and _all_are(str, [*value, *value.values()]),
+}
+"""What a value has to be for a field of `Hello` or `Welcome`, by the field's annotation."""
+
+
 class _Body:
     """A dataclass that travels as the body of a message: unknown fields of a newer peer are ignored."""
 
@@ -51,8 +66,12 @@ class _Body:
     def from_body(cls: type[T], body: Sequence[Any]) -> T:
         try:
             (values,) = body
-            known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-            return cls(**{name: value for name, value in values.items() if name in known})
+            known = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
+            values = {name: value for name, value in values.items() if name in known}
+            for name, value in values.items():
+                if not _FITS[known[name]](value):
+                    raise ValueError(f"its {name} is {value!r:.40}")
+            return cls(**values)
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolMismatch(f"not a handshake of Loom's protocol: {error}") from error
 
@@ -133,8 +152,8 @@ def error_from_refusal(message: Message) -> LoomError:
     """The exception that a refusal stands for."""
     try:
         code, text, details = message.body
-    except ValueError as error:
+        if code == SessionLost.code:
+            return SessionLost(str(text), details.get("exit_code"), details.get("output", ""))
+    except (ValueError, AttributeError) as error:
         raise ProtocolMismatch(f"not a refusal of Loom's protocol: {error}") from error
-    if code == SessionLost.code:
-        return SessionLost(str(text), details.get("exit_code"), details.get("output", ""))
     return error_for_code(str(code), str(text))

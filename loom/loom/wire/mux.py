@@ -74,10 +74,11 @@ class Outbox:
     """What one side has still to send."""
 
     def __init__(self) -> None:
-        self._small: deque[Message] = deque()
+        self._small: deque[Message | _Transfer] = deque()
         self._large: deque[_Transfer] = deque()
         self._waiting: deque[tuple[Message, int, OrderKey]] = deque()
         self._blocked: set[OrderKey] = set()
+        self._moving: set[OrderKey] = set()
         self._transfers = 0
         self._chunk_turn = False
         self.pending_bytes = 0
@@ -109,12 +110,20 @@ class Outbox:
             self._small.append(message)
             return
         self._transfers += 1
-        self._large.append(_Transfer(self._transfers, message, key))
-        if key is not None:
-            self._blocked.add(key)
+        transfer = _Transfer(self._transfers, message, key)
+        if key is None:
+            self._large.append(transfer)
+            return
+        self._moving.add(key)
+        self._blocked.add(key)
+        # It begins when the small messages before it have left: one of them may be of its key.
+        (self._small if self._small else self._large).append(transfer)
 
     def next_frame(self) -> list[Message]:
         """The messages of the next frame; an empty list when there is nothing to send."""
+        while self._small and isinstance(first := self._small[0], _Transfer):
+            self._large.append(first)
+            self._small.popleft()
         if self._large and (self._chunk_turn or not self._small):
             self._chunk_turn = False
             transfer = self._large.popleft()
@@ -122,6 +131,7 @@ class Outbox:
             if not transfer.done:
                 self._large.append(transfer)
             elif transfer.key is not None:
+                self._moving.remove(transfer.key)
                 self._release()
             self.pending_bytes -= chunk.size
             return [chunk]
@@ -130,17 +140,21 @@ class Outbox:
         room = CHUNK_SIZE
         small = self._small
         while small and len(batch) < _FRAME_MESSAGES:
-            size = small[0].size if small[0].parts else 0
+            message = small[0]
+            if isinstance(message, _Transfer):
+                break
+            size = message.size if message.parts else 0
             if size > room:
                 break
-            batch.append(small.popleft())
+            batch.append(message)
+            small.popleft()
             room -= size
         self.pending_bytes -= CHUNK_SIZE - room
         return batch
 
     def _release(self) -> None:
         """A large message with a key has gone out whole: let go what waited for it."""
-        self._blocked = {transfer.key for transfer in self._large if transfer.key is not None}
+        self._blocked = set(self._moving)
         waiting, self._waiting = self._waiting, deque()
         for message, size, key in waiting:
             if self._blocked and self._must_wait(key):
@@ -155,6 +169,10 @@ class _Assembly:
 
     def __init__(self, head: Sequence[Any], total: int) -> None:
         self.kind, self.ident, self.body, self.lengths = head
+        counts = (self.kind, self.ident, *self.lengths)
+        countable = all(type(count) is int and count >= 0 for count in counts)
+        if not countable or self.kind == Kind.CHUNK or type(self.body) is not tuple:
+            raise ValueError("the head of a large message is not that of a message")
         if sum(self.lengths) != total:
             raise ValueError("the parts of a large message do not add up to its size")
         self.data = bytearray(total)
@@ -188,6 +206,8 @@ class Inbox:
             return message
         try:
             return self._chunk(message)
+        except TooLarge:
+            raise
         except (ValueError, TypeError) as error:
             raise ProtocolMismatch(f"not a chunk of Loom's protocol: {error}") from error
 
@@ -196,6 +216,8 @@ class Inbox:
         if type(offset) is not int or type(total) is not int:
             raise ValueError("offset and total must be numbers")
         if head is not None:
+            if message.id in self._assemblies:
+                raise ValueError(f"transfer {message.id} has begun already")
             if total > self.max_message:
                 raise TooLarge(f"a message of {total} bytes is over this side's limit of {self.max_message} bytes")
             assembly = self._assemblies[message.id] = _Assembly(head, total)

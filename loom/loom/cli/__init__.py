@@ -1,0 +1,25 @@
+"""The command ``loom``.
+
+`main` is its entry point; `loom.cli.app` puts the commands together. Importing this package costs nothing, so that
+the gateway and the workers can use `loom.cli.exit_codes`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit, with a code of `loom.cli.exit_codes`."""
+    from loom.cli.app import app
+    from loom.cli.exit_codes import report
+    from loom.errors import LoomError
+
+    try:
+        app()
+    except LoomError as error:
+        sys.exit(report(error))
+    sys.exit(0)

@@ -1,0 +1,47 @@
+"""All commands of ``loom`` in one typer application."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+import loom
+from loom.cli import serve, status, up
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="loom",
+    help="Drive a Monarch actor mesh inside a cluster from outside it.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A plain traceback: the frames of typer's own are long and print the values of variables, tokens too.
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"loom {loom.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(up.up)
+if importlib.util.find_spec("loom.cli.demo") is not None:
+    from loom.cli.demo import demo
+
+    app.command()(demo)
+app.add_typer(serve.app, name="serve")
+app.command()(status.status)
+app.add_typer(status.sessions_app, name="sessions")

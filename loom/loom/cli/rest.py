@@ -1,0 +1,113 @@
+"""The gateway's REST interface, as the commands use it; with the standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from loom.errors import GatewayUnreachable, InvalidAddress, LoomError, NotAGateway, error_for_code
+
+__all__ = ["Gateway"]
+
+_SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
+
+_NOBODY_BEHIND = (502, 503, 504)
+"""What an ingress answers while the gateway behind it does not."""
+
+
+class Gateway:
+    """REST calls to one gateway.
+
+    Args:
+        url: the gateway's address, as for `loom.connect`: ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``.
+        token: the token to show.
+        timeout: seconds that each call may take.
+
+    Raises:
+        InvalidAddress: the URL has another scheme, no host or a wrong port.
+
+    A call raises `GatewayUnreachable` or `NotAGateway` where that is what it found, and the gateway's own error,
+    such as `AuthenticationError`, where it refused.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float = 10.0) -> None:
+        self.url = url
+        self._base = _rest_url(url)
+        self._token = token
+        self._timeout = timeout
+
+    def status(self) -> dict[str, Any]:
+        """The gateway's version, workers and number of sessions."""
+        return self._call("GET", "/status", expect="workers")
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """One entry for each living session."""
+        sessions: list[dict[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]
+        return sessions
+
+    def end_session(self, name: str) -> None:
+        """End a session: its driver, its meshes and what runs in them.
+
+        Raises:
+            UnknownSession: no session has that name.
+        """
+        self._call("DELETE", f"/sessions/{quote(name, safe='')}", expect="name")
+
+    def _call(self, method: str, path: str, expect: str) -> dict[str, Any]:
+        request = urllib.request.Request(self._base + path, method=method)
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                answer = _json_object(response.read())
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error) from error
+        except OSError as error:
+            raise self._unreachable(getattr(error, "reason", error)) from error
+        except http.client.HTTPException as error:
+            raise self._not_a_gateway() from error
+        if expect not in answer:
+            raise self._not_a_gateway()
+        return answer
+
+    def _refusal(self, error: urllib.error.HTTPError) -> LoomError:
+        described = _json_object(error.read()).get("error")
+        if isinstance(described, dict):
+            return error_for_code(str(described.get("code")), str(described.get("message")))
+        if error.code in _NOBODY_BEHIND:
+            return self._unreachable(f"{error.code} {error.reason}")
+        return self._not_a_gateway()
+
+    def _unreachable(self, reason: object) -> GatewayUnreachable:
+        return GatewayUnreachable(
+            f"no answer from {self.url} ({reason}): check the address and that the gateway runs"
+        )
+
+    def _not_a_gateway(self) -> NotAGateway:
+        return NotAGateway(f"what answers at {self.url} is no Loom gateway: check the host and the port")
+
+
+def _rest_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in _SCHEMES and parts.hostname
+        _ = parts.port
+    except ValueError:
+        known = None
+    if not known:
+        raise InvalidAddress(f"{url!r} is not a gateway's URL: write ws://HOST:PORT or wss://HOST")
+    prefix = parts.path.rstrip("/").removesuffix("/ws/v1")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{prefix}/api/v1"
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The object in an answer's body; empty where it is something else."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,73 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tests.benchmarks import calls, ray_environment, report
+from tests.benchmarks.caller_process import CallerError
+from tests.benchmarks.machine import describe_machine
+
+WIDTH = 110
+"""Columns of a report that goes to a file or a pipe."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def benchmarks() -> None:
+    """Measure Loom on this machine, beside its budgets."""
+
+
+@app.command("calls")
+def measure_calls(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every subject is measured once.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Measure Ray Client as well.")] = False,
+    ray_python: Annotated[
+        Path | None,
+        typer.Option(envvar="LOOM_RAY_PYTHON", help="The interpreter of an environment with ray[client]."),
+    ] = None,
+    only: Annotated[
+        list[calls.SubjectName] | None,
+        typer.Option(help="Measure this subject only; may be repeated. Ratios need all of theirs."),
+    ] = None,
+) -> None:
+    """One call, pipelined calls and a 64 MiB echo: raw WebSocket, native Monarch and through Loom."""
+    subjects = [calls.SUBJECTS[name] for name in only or calls.DEFAULT_SUBJECTS]
+    notes = []
+    if ray:
+        try:
+            subjects.append(ray_environment.subject(ray_python))
+        except ray_environment.RayNotInstalled as error:
+            notes.append(f"Ray Client was not measured: {error}")
+    log = Console(stderr=True)
+    with log.status("starting") as status:
+        try:
+            measured = calls.measure(subjects, calls.Plan(rounds=rounds), status.update)
+        except CallerError as error:
+            log.print(f"error: {error}", style="red", highlight=False, markup=False)
+            raise typer.Exit(1) from error
+    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
+    result = report.Report(command, describe_machine(), measured, report.ratios(measured), tuple(notes))
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(result.as_table())
+    if check and not result.within_budgets:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

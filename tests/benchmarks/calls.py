@@ -1,0 +1,208 @@
+"""What a call costs, by subject, measured in rounds that take turns.
+
+Machines drift: a neighbour wakes, a clock slows. So each round measures every subject once, ratios are taken
+within a round, and what is reported is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from tests.benchmarks.caller_process import CallerProcess
+
+__all__ = ["DEFAULT_SUBJECTS", "SUBJECTS", "Figures", "Measured", "Plan", "Subject", "SubjectName", "measure"]
+
+
+PAYLOADS = ("bytes", "array")
+
+
+class SubjectName(str, enum.Enum):
+    RAW_ASYNCIO = "raw-asyncio"
+    RAW_SYNC = "raw-sync"
+    NATIVE = "native"
+    LOOM = "loom"
+    RAY = "ray"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A way to call, and the module that knows how."""
+
+    name: SubjectName
+    title: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    python: str | None = None
+    """The interpreter; this one if None."""
+
+    payloads: tuple[str, ...] = PAYLOADS
+    """What its echo can carry."""
+
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        Subject(
+            SubjectName.RAW_ASYNCIO,
+            "raw echo, asyncio",
+            "tests.benchmarks.raw_caller",
+            ("asyncio",),
+            payloads=("bytes",),
+        ),
+        Subject(
+            SubjectName.RAW_SYNC,
+            "raw echo, sync",
+            "tests.benchmarks.raw_caller",
+            ("sync",),
+            payloads=("bytes",),
+        ),
+        Subject(SubjectName.NATIVE, "native Monarch", "tests.benchmarks.native_caller"),
+        Subject(SubjectName.LOOM, "Loom", "tests.benchmarks.loom_caller"),
+    )
+}
+
+DEFAULT_SUBJECTS = (SubjectName.RAW_ASYNCIO, SubjectName.RAW_SYNC, SubjectName.NATIVE, SubjectName.LOOM)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int = 5
+    one_calls: int = 500
+    """Calls a round, each after the reply to the last."""
+
+    pipelined: int = 2000
+    """Calls a round, issued without waiting."""
+
+    echo_size: int = 64 * 2**20
+    """Bytes."""
+
+    echoes: int = 3
+    """Echoes a round of each payload."""
+
+    warm_up_calls: int = 300
+    idle_seconds: float = 1.0
+    """For how long all subjects' CPU time is watched while none is called."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one subject did in one round."""
+
+    p50_ms: float
+    p99_ms: float
+    """Of one call at a time."""
+
+    pipelined_per_s: float
+    pipelined_cpu_ms: float
+    """CPU time of a pipelined call, summed over all processes of the subject."""
+
+    echo_s: Mapping[str, float]
+    """Median seconds of an echo, by payload."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All rounds of one run."""
+
+    plan: Plan
+    subjects: tuple[Subject, ...]
+    rounds: tuple[Mapping[SubjectName, Figures], ...]
+    idle_cpu: Mapping[SubjectName, float] = field(default_factory=dict)
+    """Share of a core that the subject uses while nobody calls it."""
+
+    def median(self, subject: SubjectName, figure: Callable[[Figures], float]) -> float:
+        return statistics.median(figure(figures[subject]) for figures in self.rounds)
+
+
+def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object] = lambda text: None) -> Measured:
+    """Set all subjects up, warm them, and measure them in turns.
+
+    Args:
+        subjects: in the order in which a round takes them.
+        plan: how much to measure.
+        say: is told what is going on.
+
+    Raises:
+        CallerError: a subject could not be set up, or failed.
+    """
+    with ExitStack() as stack:
+        say("starting " + ", ".join(subject.name for subject in subjects))
+        callers = {
+            subject.name: stack.enter_context(
+                CallerProcess(subject.name, subject.module, subject.arguments, subject.python)
+            )
+            for subject in subjects
+        }
+        for caller in callers.values():
+            caller.await_ready()
+        for subject in subjects:
+            say(f"warming {subject.name}")
+            _warm_up(callers[subject.name], subject, plan)
+        say("watching all of them idle")
+        idle_cpu = _idle_cpu(callers, plan.idle_seconds)
+        rounds = []
+        for number in range(1, plan.rounds + 1):
+            say(f"round {number} of {plan.rounds}")
+            rounds.append(_measure_round(callers, subjects, plan))
+    return Measured(plan, tuple(subjects), tuple(rounds), idle_cpu)
+
+
+def _warm_up(caller: CallerProcess, subject: Subject, plan: Plan) -> None:
+    caller.ask("one_call", count=plan.warm_up_calls)
+    caller.ask("pipelined", count=plan.warm_up_calls)
+    for payload in subject.payloads:
+        caller.ask("echo", payload=payload, size=plan.echo_size, count=1)
+
+
+def _idle_cpu(callers: Mapping[SubjectName, CallerProcess], seconds: float) -> dict[SubjectName, float]:
+    before = {name: caller.cpu_seconds() for name, caller in callers.items()}
+    time.sleep(seconds)
+    return {name: (caller.cpu_seconds() - before[name]) / seconds for name, caller in callers.items()}
+
+
+def _measure_round(
+    callers: Mapping[SubjectName, CallerProcess], subjects: Sequence[Subject], plan: Plan
+) -> dict[SubjectName, Figures]:
+    # One kind of call after the other, and for each all subjects: what is compared lies seconds apart.
+    one_calls = {name: sorted(caller.ask("one_call", count=plan.one_calls)) for name, caller in callers.items()}
+    pipelined = {name: _pipelined(caller, plan.pipelined) for name, caller in callers.items()}
+    echoes: dict[SubjectName, dict[str, float]] = {name: {} for name in callers}
+    for payload in PAYLOADS:
+        for subject in subjects:
+            if payload in subject.payloads:
+                caller = callers[subject.name]
+                seconds = caller.ask("echo", payload=payload, size=plan.echo_size, count=plan.echoes)
+                echoes[subject.name][payload] = statistics.median(seconds)
+    return {
+        name: Figures(
+            p50_ms=statistics.median(one_calls[name]) * 1e3,
+            p99_ms=one_calls[name][len(one_calls[name]) * 99 // 100] * 1e3,
+            pipelined_per_s=pipelined[name].per_s,
+            pipelined_cpu_ms=pipelined[name].cpu_ms,
+            echo_s=echoes[name],
+        )
+        for name in callers
+    }
+
+
+@dataclass(frozen=True)
+class _Pipelined:
+    per_s: float
+    cpu_ms: float
+
+
+def _pipelined(caller: CallerProcess, count: int) -> _Pipelined:
+    cpu = caller.cpu_seconds()
+    seconds = caller.ask("pipelined", count=count)
+    cpu = caller.cpu_seconds() - cpu
+    return _Pipelined(count / seconds, cpu / count * 1e3)

@@ -1,0 +1,34 @@
+"""The same calls through Loom: `loom.local` with one host, all of it on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import loom
+from loom import Actor, endpoint
+from tests.benchmarks.caller import MeshCaller, serve, wait_one_by_one
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.number = 0
+
+    @endpoint
+    def add(self, amount: int) -> int:
+        self.number += amount
+        return self.number
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def make_caller() -> MeshCaller:
+    job = loom.local(hosts=1)
+    procs = job.hosts.spawn_procs(per_host={"gpus": 1}, name="procs")
+    counter = procs.spawn("counters", Counter).slice(hosts=0, gpus=0)
+    return MeshCaller(counter.add.call_one, counter.echo.call_one, wait_one_by_one, job.close)
+
+
+if __name__ == "__main__":
+    serve(make_caller)

@@ -1,0 +1,49 @@
+"""The machine and the software that figures were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["Machine", "describe_machine"]
+
+PACKAGES = ("torchmonarch", "monarch-loom", "websockets", "uvicorn", "uvloop")
+
+
+@dataclass(frozen=True)
+class Machine:
+    cores: int
+    """Cores that this process may use."""
+
+    cpu: str
+    python: str
+    packages: dict[str, str]
+    """Versions; ``"none"`` for what is not installed."""
+
+    def __str__(self) -> str:
+        packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        return f"{self.cores} cores, {self.cpu}, Python {self.python}, {packages}"
+
+
+def describe_machine() -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(cores, _cpu_model(), platform.python_version(), {name: _version(name) for name in PACKAGES})
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
