@@ -29,5 +29,3 @@ def own_cluster() -> Iterator[LocalCluster]:
     """A cluster for a test that breaks it."""
     with LocalCluster(hosts=2) as running:
         yield running
-
-

@@ -204,6 +204,23 @@ def test_functions_from_a_closure_travel_by_value(job: loom.Job, counters: Any) 
     assert scaled.total.call_one().get() == 9
 
 
+def test_a_class_whose_source_is_not_in_the_cluster_can_import_torch(job: loom.Job, tmp_path: Path) -> None:
+    source = tmp_path / "elsewhere.py"
+    source.write_text(
+        "import loom\n"
+        "class Late(loom.Actor):\n"
+        "    @loom.endpoint\n"
+        "    def total(self):\n"
+        "        import torch\n"
+        "        return torch.ones(3).sum().item()\n"
+    )
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source.read_text(), str(source), "exec"), namespace)
+    source.unlink()
+    late = job.hosts.slice(hosts=0).spawn_procs().spawn("late", namespace["Late"])
+    assert late.total.call_one().get(timeout=60) == 3.0
+
+
 def test_run_executes_next_to_the_meshes(job: loom.Job, counters: Any) -> None:
     def loop(mesh: Any, times: int) -> int:
         for _ in range(times):
@@ -318,3 +335,11 @@ def test_state_and_meshes_name_what_there_is(job: loom.Job, counters: Any) -> No
     assert repr(job.hosts) == "<HostMeshProxy 'hosts' {hosts: 2}>"
     assert "Counter" in repr(counters)
     assert job.versions["torchmonarch"]
+
+
+def test_a_huge_error_text_arrives_shortened_and_ends_nothing(counters: Any) -> None:
+    with pytest.raises(loom.ActorError, match="characters left out"):
+        counters.slice(hosts=0, gpus=0).fail.call_one("x" * 3_000_000).get()
+    many = [counters.slice(hosts=0, gpus=0).fail.call_one("y" * 20_000) for _ in range(300)]
+    assert all(isinstance(future.exception(), loom.ActorError) for future in many)
+    assert len(counters.value.call().get()) == 4

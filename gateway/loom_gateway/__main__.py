@@ -72,6 +72,7 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
     from loom.wire.frames import MAX_FRAME
     from loom_gateway.app import create_app
     from loom_gateway.auth import TokenAuthority, generate_token
+    from loom_gateway.relay import RelaySocket
     from loom_gateway.sessions import SessionManager
 
     token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
@@ -91,7 +92,7 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        ws="websockets-sansio",
+        ws=RelaySocket,  # uvicorn's websockets-sansio, with a short way for frames
         ws_max_size=MAX_FRAME + 4096,
         ws_ping_interval=20.0,
         ws_ping_timeout=60.0,  # a laptop may be busy for a while

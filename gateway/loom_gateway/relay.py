@@ -1,7 +1,7 @@
 """The WebSocket endpoint: authenticates, finds or starts the session's driver, and relays frames.
 
-After the first frame nothing that passes is decoded: a WebSocket message is a frame, and a frame on the unix
-socket is the same bytes behind their length. It is an ASGI application of its own, not a FastAPI route, because
+After the first frame nothing that passes is decoded: a WebSocket message is a frame, and a frame on the unix socket
+is the same bytes behind their length. The endpoint is an ASGI application of its own, not a FastAPI route, because
 it sits on the path of every call.
 """
 
@@ -11,9 +11,13 @@ import asyncio
 import json
 import logging
 import struct
-from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias, cast
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.http11 import Request
+from websockets.protocol import State
 
 from loom.errors import AuthenticationError, LoomError, ProtocolMismatch
 from loom.wire.frames import MAX_FRAME, decode_frame
@@ -23,7 +27,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.auth import TokenAuthority
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
-__all__ = ["Relay"]
+__all__ = ["Relay", "RelaySocket"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +37,7 @@ HELLO_TIMEOUT = 10.0
 EXIT_TIMEOUT = 5.0
 """Seconds that are waited for a driver's exit code once its socket has closed."""
 
-_QUEUE_HIGH = 4 << 20
-_QUEUE_LOW = 1 << 20
+_HIGH_WATER = 4 << 20
 _LENGTH = struct.Struct(">I")
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -45,6 +48,63 @@ CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000
 
 
+class RelaySocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket (``websockets-sansio``), with a short way for frames.
+
+    An ASGI application takes each message from a queue in a task of its own. Once a client is connected to its
+    driver, frames go straight from one socket's callback to the other socket.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._link: DriverLink | None = None
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            self.scope["loom.socket"] = self  # type: ignore[typeddict-unknown-key]
+
+    def relay_to(self, link: DriverLink) -> None:
+        """Send every binary message from now on to a driver, and what has come already."""
+        self._link = link
+        while not self.queue.empty():
+            event = self.queue.get_nowait()
+            if event["type"] == "websocket.receive":
+                link.write(event.get("bytes") or b"")
+            else:
+                self.queue.put_nowait(event)
+                break
+
+    def handle_bytes(self, event: Frame) -> None:
+        if self._link is None or not event.fin:
+            super().handle_bytes(event)
+        else:
+            self._link.write(bytes(event.data))  # bytes already: no copy
+
+    def send_receive_event_to_app(self) -> None:
+        if self._link is None or self.curr_msg_data_type == "text":
+            super().send_receive_event_to_app()
+        else:  # a message in several WebSocket frames
+            self._link.write(b"".join(self.frames))
+            self.frames = []
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a binary message; dropped where the connection is closing."""
+        if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
+            self.conn.send_binary(frame)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._link is not None:
+            self._link.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._link is not None:
+            self._link.resume_reading()
+
+
 class DriverLink(asyncio.Protocol):
     """The gateway's end of one connection to a driver."""
 
@@ -52,22 +112,35 @@ class DriverLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._buffer = bytearray()
-        self._frames: deque[bytes] = deque()
-        self._queued = 0
-        self._reading = True
-        self._closed = False
-        self._frame_waiter: asyncio.Future[None] | None = None
-        self._drain_waiter: asyncio.Future[None] | None = None
-        self._paused = False
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._socket: RelaySocket | None = None
+        self.last_frame = b""
+        """The last frame that came from the driver."""
+        self.written = 0
+        """Frames that were sent to the driver."""
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        """Done when the driver has closed the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        self._transport.set_write_buffer_limits(high=_QUEUE_HIGH)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+
+    def relay_to(self, socket: RelaySocket) -> None:
+        """Send every frame from now on to a client, and what has come already."""
+        self._socket = socket
+        while not self._frames.empty():
+            frame = self._frames.get_nowait()
+            if frame is not None:
+                socket.send_frame(frame)
+
+    async def next(self) -> bytes | None:
+        """The next frame from the driver, before `relay_to`; None when the driver has closed the connection."""
+        return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         if not buffer and len(data) >= 4 and _LENGTH.unpack_from(data)[0] == len(data) - 4:
-            self._put(data[4:])  # one frame that came whole, as small ones do
+            self._frame(data[4:])  # one frame that came whole, as small ones do
             return
         buffer += data
         position = 0
@@ -76,66 +149,48 @@ class DriverLink(asyncio.Protocol):
             end = position + _LENGTH.size + length
             if end > len(buffer):
                 break
-            self._put(bytes(memoryview(buffer)[position + _LENGTH.size : end]))
+            self._frame(bytes(memoryview(buffer)[position + _LENGTH.size : end]))
             position = end
         if position:
             del buffer[:position]
 
-    def _put(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        self._queued += len(frame)
-        if self._frame_waiter is not None and not self._frame_waiter.done():
-            self._frame_waiter.set_result(None)
-        if self._reading and self._queued > _QUEUE_HIGH:
-            self._reading = False
-            self._transport.pause_reading()
-
-    async def next(self) -> bytes | None:
-        """The next frame from the driver; None when the driver has closed the connection."""
-        while not self._frames:
-            if self._closed:
-                return None
-            self._frame_waiter = self._loop.create_future()
-            await self._frame_waiter
-        frame = self._frames.popleft()
-        self._queued -= len(frame)
-        if not self._reading and self._queued < _QUEUE_LOW:
-            self._reading = True
-            self._transport.resume_reading()
-        return frame
+    def _frame(self, frame: bytes) -> None:
+        self.last_frame = frame
+        if self._socket is not None:
+            self._socket.send_frame(frame)
+        else:
+            self._frames.put_nowait(frame)
 
     def write(self, frame: bytes) -> None:
         """Send a frame to the driver."""
+        self.written += 1
         self._transport.writelines((_LENGTH.pack(len(frame)), frame))
 
-    async def drain(self) -> None:
-        """Wait until the driver has taken most of what was written."""
-        if self._paused and not self._closed:
-            self._drain_waiter = self._loop.create_future()
-            await self._drain_waiter
-
-    @property
-    def must_drain(self) -> bool:
-        return self._paused
-
     def pause_writing(self) -> None:
-        self._paused = True
+        if self._socket is not None:
+            self._socket.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._paused = False
-        self._wake(self._drain_waiter)
+        if self._socket is not None:
+            self._socket.transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        """The client takes no more for now."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The client takes more."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
-        self._wake(self._frame_waiter)
-        self._wake(self._drain_waiter)
-
-    @staticmethod
-    def _wake(waiter: asyncio.Future[None] | None) -> None:
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._frames.put_nowait(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def close(self) -> None:
+        """Close the connection."""
         self._transport.close()
 
 
@@ -160,7 +215,7 @@ class Relay:
             await _say(send, error)
             return
         if session is not None and link is not None:
-            await self._serve(session, link, receive, send)
+            await self._serve(session, link, scope["loom.socket"], receive, send)
 
     async def _open(self, receive: AsgiReceive) -> tuple[Session | None, DriverLink | None]:
         """Take the client's hello and pass it to the driver of its session."""
@@ -188,7 +243,9 @@ class Relay:
             link.write(b"".join(buffer))
         return session, link
 
-    async def _serve(self, session: Session, link: DriverLink, receive: AsgiReceive, send: AsgiSend) -> None:
+    async def _serve(
+        self, session: Session, link: DriverLink, socket: RelaySocket, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
         first = await link.next()
         welcomed = first is not None and decode_frame(first).messages[0].kind == Kind.WELCOME
         if first is not None:
@@ -202,37 +259,24 @@ class Relay:
             if session.state is SessionState.STARTING:
                 await self._manager.end(session, "it could not be opened")
             return
-        self._manager.connected(session)
+        self._manager.connected(session, lambda: link.written)
         logger.info("session %s: client connected", session.name)
-        outward = asyncio.ensure_future(self._outward(session, link, send))
+        socket.relay_to(link)
+        link.relay_to(socket)
+        farewell = asyncio.ensure_future(self._farewell(session, link, send))
         try:
-            await self._inward(session, link, receive)
+            while (await receive())["type"] != "websocket.disconnect":
+                pass  # text, which no client of ours sends
         finally:
             link.close()
-            outward.cancel()
+            farewell.cancel()
             self._manager.disconnected(session)
             logger.info("session %s: client disconnected", session.name)
 
-    async def _inward(self, session: Session, link: DriverLink, receive: AsgiReceive) -> None:
-        """Client to driver, until the client is gone."""
-        while True:
-            event = await receive()
-            if event["type"] == "websocket.disconnect":
-                return
-            frame = event.get("bytes")
-            if frame:
-                session.operations += 1
-                link.write(frame)
-                if link.must_drain:
-                    await link.drain()
-
-    async def _outward(self, session: Session, link: DriverLink, send: AsgiSend) -> None:
-        """Driver to client, until the driver is gone."""
-        last = b""
-        while (frame := await link.next()) is not None:
-            last = frame
-            await send({"type": "websocket.send", "bytes": frame})
-        if _is_farewell(last):
+    async def _farewell(self, session: Session, link: DriverLink, send: AsgiSend) -> None:
+        """Wait until the driver is gone, and tell the client why."""
+        await link.closed
+        if _is_farewell(link.last_frame):
             session.end_reason = session.end_reason or "the client closed it"
             session.move_to(SessionState.ENDING)
             await send({"type": "websocket.close", "code": CLOSE_NORMAL})

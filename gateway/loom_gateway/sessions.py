@@ -138,10 +138,15 @@ class Session:
     """Seconds since the epoch."""
     state: SessionState = SessionState.STARTING
     client_connected: bool = False
-    operations: int = 0
-    """Frames that the client has sent."""
     end_reason: str = ""
     _linger: asyncio.TimerHandle | None = None
+    _frames: Callable[[], int] = lambda: 0
+    _earlier_frames: int = 0
+
+    @property
+    def operations(self) -> int:
+        """Frames that clients have sent."""
+        return self._earlier_frames + self._frames()
 
     def move_to(self, state: SessionState) -> None:
         """Change the state; ignored where the session is already there or further."""
@@ -252,8 +257,10 @@ class SessionManager:
             session.driver.exit_code,
         )
 
-    def connected(self, session: Session) -> None:
-        """Note that a client is connected."""
+    def connected(self, session: Session, frames: Callable[[], int]) -> None:
+        """Note that a client is connected; ``frames`` tells how many frames it has sent."""
+        session._earlier_frames += session._frames()
+        session._frames = frames
         session.client_connected = True
         session.move_to(SessionState.OPEN)
         if session._linger is not None:

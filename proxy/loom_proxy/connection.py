@@ -1,9 +1,8 @@
 """A session seen from the laptop: operations go out, answers find their futures.
 
-Sending is done by the thread that makes a call, as long as the socket takes the bytes at once; what it does not
-take is left to a writer thread. Calls made while others are on their way are gathered: they go out together when
-somebody waits for one of them, when an answer comes, when there are many, or when the writer thread gets its
-turn, whichever is first. A reader thread takes the answers in.
+Calls made while others are on their way are gathered: they go out together when somebody waits for one of them,
+when an answer comes, when there are many, or when the writer thread gets its turn, whichever is first. A reader
+thread takes the answers in.
 """
 
 from __future__ import annotations
@@ -24,25 +23,18 @@ from loom.errors import (
     UnpicklableError,
     error_for_code,
 )
+from loom.sender import FrameSender
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.texts import unpack_texts
 from loom_proxy.events import Event, EventLog
 from loom_proxy.futures import FutureProxy
 from loom_proxy.transport import WebSocketTransport, normalise_url
 
 __all__ = ["Connection"]
-
-_GATHER = 64
-"""Messages that are gathered at most before they are sent."""
-
-_INLINE = 64 << 10
-"""Bytes of payload up to which the calling thread sends by itself."""
-
-_HIGH_WATER = 64 << 20
-"""Bytes of payload waiting to be sent, over which a caller waits."""
 
 
 class Connection:
@@ -65,13 +57,8 @@ class Connection:
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
         self._lock = threading.Lock()
-        self._rest = b""
-        self._writer_sends = False
-        self._wake_up = threading.Semaphore(0)
-        self._woken = False
-        self._room = threading.Event()
-        self._room.set()
-        transport.send_control = self._send_control  # type: ignore[method-assign]
+        self._sender = FrameSender(stream, transport, "loom-writer")
+        transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._reader: threading.Thread | None = None
 
     @classmethod
@@ -91,7 +78,7 @@ class Connection:
         stream = Stream()
         hello = Hello(client=f"monarch-loom {__version__}", session=session)
         try:
-            transport.send_all(transport.binary_message(b"".join(unnumbered_frame(hello.message()))))
+            transport.send_all(transport.encode(unnumbered_frame(hello.message())))
             messages = transport.receive()
             first = next(messages, None)
             if first is None:
@@ -113,7 +100,6 @@ class Connection:
     def _start(self, messages: Any) -> None:
         self._reader = threading.Thread(target=self._read, args=(messages,), name="loom-reader", daemon=True)
         self._reader.start()
-        threading.Thread(target=self._write, name="loom-writer", daemon=True).start()
 
     # -- operations -----------------------------------------------------------------------------------------
 
@@ -141,6 +127,8 @@ class Connection:
         eager = not self._waiting
         self._waiting[ident] = future
         self._put(Message(kind, ident, body, parts), key, eager, ident)
+        if self._error is not None:  # it ended meanwhile, and may have missed this future
+            future._complete(_Raise(self._error))
         return future
 
     def ask_many(
@@ -151,6 +139,8 @@ class Connection:
         ident = self.next_id()
         self._waiting[ident] = _StreamFutures(futures)
         self._put(Message(kind, ident, body, parts), key, True, ident)
+        if self._error is not None:
+            self._waiting.pop(ident, _StreamFutures(futures)).fail(_Raise(self._error))  # type: ignore[union-attr]
         return futures
 
     def failure_of(self, mesh: int) -> LoomError | None:
@@ -160,81 +150,17 @@ class Connection:
     # -- sending --------------------------------------------------------------------------------------------
 
     def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
-        with self._lock:
-            if self._error is not None:
-                if ident is not None:
-                    self._waiting.pop(ident, None)
-                raise self._error
-            outbox = self._stream.outbox
-            outbox.put(message, key)
-            if outbox.pending_bytes <= _INLINE and (eager or len(outbox) >= _GATHER):
-                self._pump()
-                return
-            if outbox.pending_bytes > _HIGH_WATER:
-                self._room.clear()
-            self._wake_writer()
-        if not self._room.is_set() and asyncio._get_running_loop() is None:
-            self._room.wait()
+        if self._error is not None:
+            if ident is not None:
+                self._waiting.pop(ident, None)
+            raise self._error
+        self._sender.put(message, key, eager)
+        if asyncio._get_running_loop() is None:  # an event loop must not be held up
+            self._sender.wait_for_room()
 
     def flush(self) -> None:
         """Send what has been gathered, as far as the socket takes it at once."""
-        if self._stream.outbox:
-            with self._lock:
-                self._pump()
-
-    def _pump(self) -> None:
-        """Send frames until there are none or the socket is full. With the lock held."""
-        if self._writer_sends or self._rest:
-            self._wake_writer()
-            return
-        while (data := self._next_message()) is not None:
-            if self._transport.is_tls:
-                # A TLS socket cannot be asked to send without waiting; and only whole records may be retried.
-                self._rest = data
-            else:
-                try:
-                    sent = self._transport.try_send(data)
-                except OSError:
-                    return  # the reader notices too, and knows why
-                self._rest = data[sent:]
-            if self._rest:
-                self._wake_writer()
-                return
-
-    def _next_message(self) -> bytes | None:
-        frame = self._stream.next_frame()
-        if frame is None:
-            return None
-        return self._transport.binary_message(b"".join(frame))
-
-    def _wake_writer(self) -> None:
-        if not self._woken:
-            self._woken = True
-            self._wake_up.release()
-
-    def _write(self) -> None:
-        """The writer thread: sends what the calling threads left over."""
-        while not self.ended.is_set():
-            self._wake_up.acquire()
-            self._woken = False
-            while True:
-                with self._lock:
-                    data = self._rest or self._next_message()
-                    self._rest = b""
-                    self._writer_sends = data is not None
-                    if self._stream.outbox.pending_bytes < _HIGH_WATER // 2:
-                        self._room.set()
-                if data is None:
-                    break
-                try:
-                    self._transport.send_all(data)
-                except OSError:
-                    return  # the reader notices too, and knows why
-
-    def _send_control(self, data: bytes) -> None:
-        with self._lock:
-            self._rest += data
-            self._wake_writer()
+        self._sender.flush()
 
     # -- receiving ------------------------------------------------------------------------------------------
 
@@ -259,7 +185,7 @@ class Connection:
     def _take(self, message: Message) -> None:
         kind, ident, body, parts = message
         if kind == Kind.EVENT:
-            self.events.add(Event(str(body[0]), dict(body[1])))
+            self.events.add(Event(str(body[0]), unpack_texts(parts[0])))
             return
         waiting = self._waiting.get(ident)
         if waiting is None:
@@ -267,7 +193,7 @@ class Connection:
                 self._take_failure(message)
             return
         if kind == Kind.ERROR:
-            index = body[4] if len(body) > 4 else None
+            index = body[2] if len(body) > 2 else None
             unpack: Callable[[], Any] = _Failure(self.decoder, message)
         else:
             index = body[1] if len(body) > 1 else None
@@ -293,8 +219,7 @@ class Connection:
             error = self._error
             waiting, self._waiting = self._waiting, {}
         self.ended.set()
-        self._room.set()
-        self._wake_up.release()
+        self._sender.close()
         for future in waiting.values():
             if isinstance(future, FutureProxy):
                 future._complete(_Raise(error))
@@ -373,20 +298,20 @@ class _Raise:
 
 def _error(decoder: Decoder, message: Message) -> LoomError:
     """The exception that an error message stands for."""
-    _, code, text, details = message.body[:4]
+    code = str(message.body[1])
+    texts = unpack_texts(message.parts[0])
+    text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
     if code != ActorError.code:
-        error = error_for_code(str(code), str(text))
-        formatted = details.get("formatted")
+        error = error_for_code(code, text)
         if formatted:
             error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
         return error
-    original: BaseException
-    stand_in = (str(details.get("type", "")), str(details.get("text", "")))
-    if message.parts:
+    pickled = message.parts[1:]
+    stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
+    original: BaseException = RemoteException(*stand_in, "it could not be pickled in the cluster")
+    if pickled:
         try:
-            original = decoder.loads(message.parts, "the exception")
+            original = decoder.loads(pickled, "the exception")
         except UnpicklableError as reason:
             original = RemoteException(*stand_in, str(reason))
-    else:
-        original = RemoteException(*stand_in, "it could not be pickled in the cluster")
-    return ActorError(original, str(text), str(details.get("formatted", "")))
+    return ActorError(original, text, formatted)

@@ -47,18 +47,20 @@ class EventLog:
     def add(self, event: Event) -> None:
         """Add an event and wake whoever waits for one."""
         with self._changed:
-            if len(self._events) == KEEP:
-                self._dropped += 1
-            self._events.append(event)
-            self._changed.notify_all()
+            self._append(event)
 
     def close(self, last: Event) -> None:
         """Add the last event, after which readers stop."""
         with self._changed:
             if not self._closed:
-                self._events.append(last)
                 self._closed = True
-                self._changed.notify_all()
+                self._append(last)
+
+    def _append(self, event: Event) -> None:
+        if len(self._events) == KEEP:
+            self._dropped += 1
+        self._events.append(event)
+        self._changed.notify_all()
 
     def _has(self, position: int) -> bool:
         return self._closed or self._dropped + len(self._events) > position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from loom_proxy.connection import Connection
 
 __all__ = ["FutureProxy", "Timing"]
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -115,10 +118,21 @@ class FutureProxy(Generic[R]):
         return Timing(wall_ms, wall_ms - self._rpc_ms, self._rpc_ms)
 
     def add_done_callback(self, callback: Callable[[FutureProxy[R]], None]) -> None:
-        """Have a function called when the answer is here: at once if it is, else on the connection's thread."""
+        """Have a function called when the answer is here: at once if it is, else on the connection's thread.
+
+        What it raises is logged.
+        """
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:
+                # On the connection's thread it would end the connection.
+                logger.exception("a callback of %r raised", self)
+
         self._connection.flush()
-        if not self._add(lambda: callback(self)):
-            callback(self)
+        if not self._add(call):
+            call()
 
     def as_asyncio(self) -> asyncio.Future[R]:
         """An ``asyncio.Future`` of the running loop with the same outcome, for ``asyncio.gather`` and the like."""
@@ -149,6 +163,8 @@ class FutureProxy(Generic[R]):
             return True
 
     def _wait(self, timeout: float | None) -> None:
+        if timeout is not None and timeout > threading.TIMEOUT_MAX:
+            timeout = None
         if timeout is not None and timeout < 0:
             raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative")
         gate = threading.Lock()
@@ -171,7 +187,7 @@ class FutureProxy(Generic[R]):
                 try:
                     value: Any = self._unpack()
                     self._value = value if self._convert is None else self._convert(value)
-                except BaseException as error:  # noqa: BLE001 - raised to every waiter
+                except Exception as error:  # noqa: BLE001 - raised to every waiter
                     self._error = error
                 self._unpack = _unpacked
         if self._error is not None:

@@ -178,9 +178,13 @@ class Shape:
             return (*values[:axis], value, *values[axis + 1 :])
 
         stride = self.strides[axis]
-        return Shape(
-            self.labels, self.offset + start * stride, with_(self.sizes, count), with_(self.strides, stride * step)
-        )
+        sizes, strides = with_(self.sizes, count), with_(self.strides, stride * step)
+        if not _is_regular(sizes, strides):
+            raise SliceOutOfRange(
+                f"{text} leaves a mesh that is not regular, which Monarch refuses: {label} has {size}. "
+                f"Use a step that divides {size}, or select one index of the dimensions before {label} first"
+            )
+        return Shape(self.labels, self.offset + start * stride, sizes, strides)
 
     def split(self, splits: Mapping[str, Sequence[str]], constraints: Mapping[str, int]) -> Shape:
         """Cut dimensions into several; see `MeshTrait.split`."""
@@ -210,7 +214,20 @@ class Shape:
         return Shape((label,), self.offset, (len(self),), (1,))
 
 
+def _is_regular(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Monarch's rule: a dimension's stride is a multiple of the next finer one's and steps over all of it."""
+    finer, reach = 1, 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if stride % finer or stride < reach:
+            return False
+        finer, reach = stride, stride * size
+    return True
+
+
 def _split_sizes(label: str, size: int, parts: Sequence[str], constraints: dict[str, int]) -> list[int]:
+    for part in parts:
+        if constraints.get(part, 1) < 1:
+            raise ValueError(f"{part}={constraints[part]}: a dimension split from '{label}' has at least 1 element")
     known = math.prod(constraints[part] for part in parts if part in constraints)
     unknown = [part for part in parts if part not in constraints]
     if len(unknown) > 1:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
@@ -28,7 +28,9 @@ from loom.errors import (
     NotAGateway,
     error_for_code,
 )
+from loom.sender import try_send
 from loom.wire.frames import MAX_FRAME
+from loom.wire.messages import Buffer
 
 try:
     from websockets.speedups import apply_mask
@@ -156,17 +158,9 @@ class WebSocketTransport:
         self._socket.sendall(data)
 
     def try_send(self, data: bytes) -> int:
-        """Send without waiting; return how many bytes went out.
-
-        The count survives a KeyboardInterrupt in between, which would otherwise lose it and with it the place in
-        the stream: `sent` is filled by C code, before Python looks for signals.
-        """
-        sent: list[int] = []
-        try:
-            sent.extend(map(self._socket.send, (data,), (socket.MSG_DONTWAIT,)))
-        except (BlockingIOError, InterruptedError):
-            return 0
-        return sent[0]
+        """Send without waiting; return how many bytes went out."""
+        # A TLS socket cannot be asked to send without waiting: its writer thread does it.
+        return 0 if self.is_tls else try_send(self._socket, data)
 
     def send_all(self, data: bytes | memoryview) -> None:
         """Send, waiting for room. Only for threads that no signal interrupts."""
@@ -184,8 +178,9 @@ class WebSocketTransport:
         self._socket.close()
 
     @staticmethod
-    def binary_message(data: bytes) -> bytes:
-        """The bytes of a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
+    def encode(frame: Sequence[Buffer]) -> bytes:
+        """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
+        data = b"".join(frame)
         mask = secrets.token_bytes(4)
         return _frame_head(Opcode.BINARY, len(data), mask) + apply_mask(data, mask)
 

@@ -43,6 +43,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         if missing:
             raise NoSuchDimension(f"item() needs a coordinate for each dimension; missing: {', '.join(missing)}")
         for label, index in coordinates.items():
+            self.__shape.dimension(label)
             if isinstance(index, slice):
                 raise SliceOutOfRange(f"item() takes one coordinate for {label!r}, not a slice; use slice()")
         (rank,) = self.__shape.select(coordinates).ranks()

@@ -14,14 +14,15 @@ from loom.errors import ProtocolMismatch
 from loom.wire.frames import MAX_HEADER, Frame, decode_frame, encode_frame
 from loom.wire.messages import Buffer, Message
 
-repeatable = settings(derandomize=True, deadline=None, max_examples=200)
+repeatable = settings(derandomize=True, deadline=None, max_examples=70)
 
 counts = st.integers(0, 2**32)
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
-bodies = st.lists(
-    st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner), max_leaves=6),
-    max_size=5,
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+scalars = st.none() | st.booleans() | numbers | st.text(max_size=8)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner), max_leaves=6
 )
+bodies = st.lists(values, max_size=5)
 messages = st.builds(Message, st.integers(0, 255), counts, bodies, st.lists(st.binary(max_size=40), max_size=4))
 
 
@@ -89,7 +90,7 @@ def test_random_bytes_are_a_frame_or_a_protocol_mismatch(data: bytes) -> None:
 
 @repeatable
 @given(st.binary(max_size=100), st.binary(max_size=20))
-def test_a_random_header_of_the_right_length_is_a_frame_or_a_protocol_mismatch(header: bytes, payload: bytes) -> None:
+def test_a_random_header_is_a_frame_or_a_protocol_mismatch(header: bytes, payload: bytes) -> None:
     decode_or_refuse(struct.pack(">I", len(header)) + header + payload)
 
 

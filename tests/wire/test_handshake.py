@@ -43,7 +43,8 @@ def test_a_hello_is_read_back() -> None:
 
 
 def test_a_welcome_is_read_back() -> None:
-    welcome = Welcome("train", ("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600"), versions={"loom": "0.1"}, next_id=9)
+    workers = ("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600")
+    welcome = Welcome("train", workers, versions={"loom": "0.1"}, next_id=9)
 
     message = over_the_wire(welcome.message())
 
@@ -103,7 +104,14 @@ def test_a_hello_with_a_field_of_another_type_is_refused(field: str, value: Any)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("session", None), ("workers", None), ("workers", "tcp://h:1"), ("versions", ()), ("versions", {"loom": 1}), ("next_id", 1.5)],
+    [
+        ("session", None),
+        ("workers", None),
+        ("workers", "tcp://h:1"),
+        ("versions", ()),
+        ("versions", {"loom": 1}),
+        ("next_id", 1.5),
+    ],
 )
 def test_a_welcome_with_a_field_of_another_type_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ProtocolMismatch, match=field):
@@ -173,7 +181,8 @@ def test_a_refusal_of_a_newer_peer_keeps_its_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [(), ("authentication",), ("a", "b", {}, "c"), ("session_lost", "gone", None), ("session_lost", "gone", ())]
+    "body",
+    [(), ("authentication",), ("a", "b", {}, "c"), ("session_lost", "gone", None), ("session_lost", "gone", ())],
 )
 def test_a_refusal_of_another_shape_is_refused(body: Sequence[Any]) -> None:
     with pytest.raises(ProtocolMismatch, match="not a refusal of Loom's protocol"):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -21,14 +22,15 @@ async def _serve(socket_path: str, workers: list[str]) -> None:
 
     loop = asyncio.get_running_loop()
     prepare(workers)
-    server = DriverServer(workers)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.end, f"the driver was told to stop ({number.name})")
-    listener = await loop.create_unix_server(server.connection, socket_path)
-    os.chmod(socket_path, 0o600)
-    print(json.dumps({"event": "listening", "socket": socket_path, "pid": os.getpid()}), flush=True)  # noqa: T201
-    await server.ended.wait()
-    listener.close()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(socket_path)
+        os.chmod(socket_path, 0o600)
+        listener.listen()
+        server = DriverServer(workers, listener)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.end, f"the driver was told to stop ({number.name})")
+        print(json.dumps({"event": "listening", "socket": socket_path, "pid": os.getpid()}), flush=True)  # noqa: T201
+        await server.ended.wait()
 
 
 def _exit_with_parent() -> None:
@@ -46,10 +48,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
 
-    import uvloop
     from monarch.actor import shutdown_context
 
-    uvloop.run(_serve(options.socket, options.worker))
+    asyncio.run(_serve(options.socket, options.worker))
     shutdown_context(host_timeout=0.5).get(timeout=2.0)
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()

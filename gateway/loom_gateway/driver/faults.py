@@ -13,6 +13,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.texts import pack_texts
 
 __all__ = ["error_message", "replace_fault_hook"]
 
@@ -38,27 +39,32 @@ def error_message(
     The original exception of an `ActorError` travels as the payload if it can be pickled; its class, text and
     traceback travel as text in any case.
     """
-    parts: list[Buffer] = []
+    pickled: list[Buffer] = []
+    texts: dict[str, str] = {}
     if isinstance(error, monarch.actor.ActorError):
-        code, text = ActorError.code, error.message
         original = error.exception
-        details = {
+        code = ActorError.code
+        texts = {
+            "text": error.message,
             "formatted": error.exception_formatted,
             "type": f"{type(original).__module__}.{type(original).__qualname__}",
-            "text": _text(original),
+            "original": _text(original),
         }
-        parts = _pickled(original, encoder)
+        pickled = _pickled(original, encoder)
     elif isinstance(error, MonarchSupervisionError):
-        code, text, details = SupervisionError.code, str(error), {}
+        code = SupervisionError.code
+        texts = {"text": str(error)}
     elif isinstance(error, LoomError):
-        code, text, details = error.code, str(error), {}
+        code = error.code
+        texts = {"text": str(error)}
     else:
         code = OperationFailed.code
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        details = {"formatted": "".join(traceback.format_exception(type(error), error, error.__traceback__))}
-        parts = _pickled(error, encoder)
-    body = [rpc_ms, code, text, details] if index is None else [rpc_ms, code, text, details, index]
-    return Message(Kind.ERROR, ident, body, parts)
+        texts = {
+            "text": "".join(traceback.format_exception_only(type(error), error)).strip(),
+            "formatted": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        }
+    body = [rpc_ms, code] if index is None else [rpc_ms, code, index]
+    return Message(Kind.ERROR, ident, body, [pack_texts(texts), *pickled])
 
 
 def _text(error: BaseException) -> str:

@@ -1,26 +1,24 @@
 """Runs a session's operations, in the order in which the client made them.
 
-Monarch's own calls return at once and deliver in order, so an operation is *started* in order and answered
-when its future resolves. What may take long to start (unpickling a class imports its modules; spawning pickles
-it again) starts in a thread, and what came after it waits, so that answers to earlier calls still go out.
+Monarch's own calls return at once and deliver in order, so an operation is *started* in order, by the thread that
+receives it, and answered when its future resolves. `loom_gateway.driver.answers` waits for the futures.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from loom.errors import LoomError, OperationFailed, ProtocolMismatch, SupervisionError
 from loom.signatures import endpoints
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
+from loom_gateway.driver.answers import Answers, Key
 from loom_gateway.driver.faults import error_message
 from loom_gateway.driver.lifeline import bootstrap_on
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
@@ -36,7 +34,13 @@ STOP_TIMEOUT = 5.0
 """Seconds that stopping a mesh may take when the session ends; after that the workers kill what is left."""
 
 _ADVERB_OF = {kind: adverb for adverb, kind in ADVERBS.items()}
-_SLOW_START = frozenset({Kind.SPAWN_PROCS, Kind.SPAWN_ACTORS})
+_SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
+
+
+class Send(Protocol):
+    """Takes a message for the client; one that is not eager may wait for the next flush."""
+
+    def __call__(self, message: Message, eager: bool = True) -> None: ...
 
 
 class _Pending(NamedTuple):
@@ -45,39 +49,44 @@ class _Pending(NamedTuple):
     started: float
     entry: Entry | None
     """The mesh that was called."""
+    convert: Callable[[Any], Any] | None
+    """Makes what travels of what Monarch's future gives."""
 
 
 class Operations:
-    """The operations of one session.
+    """The operations of one session. `start` is called by one thread at a time, the client's.
 
     Args:
         host_mesh: the Monarch host mesh of the session's workers.
         lifeline: host and port that every process of the session holds on to; see `process_gone`.
-        send: takes a message for the client; called on the event loop.
+        loop: the driver's event loop.
+        send: takes a message for the client.
+        flush: sends the messages that were not eager.
     """
 
-    def __init__(self, host_mesh: Any, lifeline: tuple[str, int], send: Callable[[Message], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        host_mesh: Any,
+        lifeline: tuple[str, int],
+        loop: asyncio.AbstractEventLoop,
+        send: Send,
+        flush: Callable[[], None],
+    ) -> None:
         self._lifeline = lifeline
+        self._loop = loop
         self._send = send
         self._meshes = Meshes()
-        self._meshes.add(
-            HOST_MESH, Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
-        )
+        hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
+        self._meshes.add(HOST_MESH, hosts)
         self._decoder = Decoder(self._meshes.mesh)
         self._encoder = Encoder()
-        self._pending: dict[tuple[int, int | None], _Pending] = {}
+        self._answers = Answers(loop, self._answer, flush)
+        self._pending: dict[Key, _Pending] = {}
         self._gone: set[tuple[int, int]] = set()
         self._lost_hosts: set[int] = set()
-        self._queue: deque[Message] = deque()
-        self._starting = False
-        self._start_thread = ThreadPoolExecutor(1, "start")
         self._run_threads = ThreadPoolExecutor(32, "run")
-        self._tasks: set[asyncio.Task[None]] = set()
         self.highest_id = 0
         """The highest id that a client has used."""
-        self.count = 0
-        """Operations that were started."""
         self._handlers: dict[int, Callable[[Message, float], None]] = {
             Kind.SPAWN_PROCS: self._spawn_procs,
             Kind.SPAWN_ACTORS: self._spawn_actors,
@@ -93,98 +102,79 @@ class Operations:
             Kind.MESHES: self._list_meshes,
         }
 
-    # -- order ----------------------------------------------------------------------------------------------
-
-    def submit(self, message: Message) -> None:
-        """Start an operation once all that came before it have been started."""
+    def start(self, message: Message) -> None:
+        """Start an operation; those before it have been started."""
         if message.id > self.highest_id:
             self.highest_id = message.id
-        if self._starting:
-            self._queue.append(message)
-        else:
-            self._begin(message)
-
-    def _begin(self, message: Message) -> None:
-        self.count += 1
         started = time.perf_counter()
-        handler = self._handlers.get(message.kind)
-        if handler is None:
-            self._fail(message.id, started, ProtocolMismatch(f"this driver knows no operation {message.kind}"))
-        elif message.kind in _SLOW_START:
-            self._starting = True
-            start = self._loop.run_in_executor(self._start_thread, self._start, handler, message, started)
-            start.add_done_callback(self._started)
-        else:
-            self._start(handler, message, started)
-
-    def _start(self, handler: Callable[[Message, float], None], message: Message, started: float) -> None:
         try:
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                raise ProtocolMismatch(f"this driver knows no operation {message.kind}")
             handler(message, started)
-        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__, a constructor's check or Monarch raised
-            if message.kind in _SLOW_START:
-                kind = "procs" if message.kind == Kind.SPAWN_PROCS else "actors"
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
+            if message.kind in _SPAWNS:
+                kind = _SPAWNS[Kind(message.kind)]
                 self._meshes.fail(message.id, kind, str(message.body[1]), _as_loom_error(error))
-                self._loop.call_soon_threadsafe(self._fail, message.id, started, error)
-            else:
-                self._fail(message.id, started, error)
-
-    def _started(self, start: asyncio.Future[None]) -> None:
-        start.result()
-        self._starting = False
-        while self._queue and not self._starting:
-            self._begin(self._queue.popleft())
+            self._fail(message.id, started, error)
 
     # -- answers --------------------------------------------------------------------------------------------
 
-    def _fail(self, ident: int, started: float, error: BaseException, index: int | None = None) -> None:
-        self._send(error_message(ident, error, _since(started), self._encoder, index))
+    def _fail(
+        self, ident: int, started: float, error: BaseException, index: int | None = None, eager: bool = True
+    ) -> None:
+        self._send(error_message(ident, error, _since(started), self._encoder, index), eager)
 
-    def _succeed(self, ident: int, started: float, value: Any, index: int | None = None) -> None:
+    def _succeed(
+        self, ident: int, started: float, value: Any, index: int | None = None, eager: bool = True
+    ) -> None:
         rpc_ms = _since(started)
         try:
             parts = self._encoder.dumps(value, "the result")
         except LoomError as error:
-            self._fail(ident, started, error, index)
+            self._fail(ident, started, error, index, eager)
             return
-        self._send(Message(Kind.RESULT, ident, [rpc_ms] if index is None else [rpc_ms, index], parts))
+        self._send(Message(Kind.RESULT, ident, [rpc_ms] if index is None else [rpc_ms, index], parts), eager)
 
     def _expect(
         self,
         message: Message,
         started: float,
-        future: asyncio.Future[Any],
         entry: Entry | None = None,
         index: int | None = None,
         convert: Callable[[Any], Any] | None = None,
-    ) -> None:
-        """Answer when a future is done, or when a process of ``entry`` is gone."""
+    ) -> Key:
+        """Note that an operation will be answered, or fail when a process of ``entry`` is gone."""
         key = (message.id, index)
-        pending = self._pending[key] = _Pending(started, entry)
-        future.add_done_callback(functools.partial(self._answer, key, convert))
+        pending = self._pending[key] = _Pending(started, entry, convert)
         if entry is not None and self._gone and self._death(entry) is not None:
-            self._loop.call_later(GRACE, self._fail_if_pending, key, pending, entry)
+            self._loop.call_soon_threadsafe(
+                self._loop.call_later, GRACE, self._fail_if_pending, key, pending, entry
+            )
+        return key
 
-    def _answer(
-        self, key: tuple[int, int | None], convert: Callable[[Any], Any] | None, future: asyncio.Future[Any]
-    ) -> None:
+    def _answer(self, key: Key, value: Any, error: BaseException | None, eager: bool) -> None:
+        """Answer an operation; on any thread."""
         pending = self._pending.pop(key, None)
         if pending is None:  # it was failed because a process is gone
-            future.exception()
             return
         ident, index = key
-        error = future.exception()
         if error is not None:
-            self._fail(ident, pending.started, error, index)
+            self._fail(ident, pending.started, error, index, eager)
             return
-        value = future.result()
-        self._succeed(ident, pending.started, value if convert is None else convert(value), index)
+        if pending.convert is not None:
+            value = pending.convert(value)
+        self._succeed(ident, pending.started, value, index, eager)
 
     # -- processes that are gone ----------------------------------------------------------------------------
 
     def process_gone(self, procs: int, rank: int) -> None:
-        """Note that a process is gone; fail the calls that wait for it unless Monarch does so within `GRACE`."""
+        """Note that a process is gone; fail the calls that wait for it unless Monarch does so within `GRACE`.
+
+        On the event loop.
+        """
         self._gone.add((procs, rank))
-        for key, pending in self._pending.items():
+        for key, pending in self._pending.copy().items():
             entry = pending.entry
             if entry is not None and entry.procs == procs and rank in entry.ranks:
                 self._loop.call_later(GRACE, self._fail_if_pending, key, pending, entry)
@@ -202,17 +192,16 @@ class Operations:
 
     def _death(self, entry: Entry) -> int | None:
         """A rank of a mesh whose process is gone."""
-        return next((rank for procs, rank in self._gone if procs == entry.procs and rank in entry.ranks), None)
+        gone = self._gone.copy()
+        return next((rank for procs, rank in gone if procs == entry.procs and rank in entry.ranks), None)
 
-    def _fail_if_pending(self, key: tuple[int, int | None], pending: _Pending, entry: Entry) -> None:
+    def _fail_if_pending(self, key: Key, pending: _Pending, entry: Entry) -> None:
         if self._pending.get(key) is not pending:
             return
-        del self._pending[key]
-        ident, index = key
         procs = self._meshes.entry(entry.procs)
         how = "was stopped" if procs.stopped else "is gone: it died, or its host did, or the network between"
         text = f"process {self._death(entry)} of proc mesh {procs.name!r} {how}"
-        self._fail(ident, pending.started, SupervisionError(text), index)
+        self._answer(key, None, SupervisionError(text), eager=True)
 
     # -- operations -----------------------------------------------------------------------------------------
 
@@ -226,7 +215,7 @@ class Operations:
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
         entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)
         self._meshes.add(message.id, entry)
-        for host in self._lost_hosts:
+        for host in self._lost_hosts.copy():
             self._loop.call_soon_threadsafe(self._processes_gone_with, message.id, entry, host)
 
     def _spawn_actors(self, message: Message, started: float) -> None:
@@ -250,15 +239,20 @@ class Operations:
         bound = self._meshes.adverb(mesh, endpoint, adverb)
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         convert = _values if message.kind == Kind.CALL else None
-        future = bound(*args, **kwargs).as_asyncio()
-        self._expect(message, started, future, self._meshes.entry(mesh), convert=convert)
+        key = self._expect(message, started, self._meshes.entry(mesh), convert=convert)
+        try:
+            self._answers.soon(key, bound(*args, **kwargs))
+        except BaseException:
+            del self._pending[key]
+            raise
 
     def _stream(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
         bound = self._meshes.adverb(mesh, endpoint, "stream")
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         for index, future in enumerate(bound(*args, **kwargs)):
-            self._expect(message, started, future.as_asyncio(), self._meshes.entry(mesh), index)
+            key = self._expect(message, started, self._meshes.entry(mesh), index)
+            self._answers.whenever(key, future)
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
@@ -268,14 +262,15 @@ class Operations:
 
     def _initialized(self, message: Message, started: float) -> None:
         (mesh,) = message.body
-        future = self._meshes.mesh(mesh).initialized.as_asyncio()
-        self._expect(message, started, future, convert=lambda _: True)
+        future = self._meshes.mesh(mesh).initialized
+        self._answers.whenever(self._expect(message, started, convert=lambda _: True), future)
 
     def _stop(self, message: Message, started: float) -> None:
         mesh, reason = message.body
         entry = self._meshes.entry(mesh)
         entry.stopped = True
-        self._expect(message, started, entry.mesh.stop(reason).as_asyncio(), convert=lambda _: None)
+        future = entry.mesh.stop(reason)
+        self._answers.whenever(self._expect(message, started, convert=lambda _: None), future)
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
@@ -294,11 +289,19 @@ class Operations:
     def _run(self, message: Message, started: float) -> None:
         fn, args, kwargs = self._decoder.loads(message.parts, "the function or an argument of run()")
 
-        def run() -> Any:
-            result = fn(*args, **kwargs)
-            return asyncio.run(_finish(result)) if inspect.iscoroutine(result) else result
+        key = self._expect(message, started)
 
-        self._expect(message, started, self._loop.run_in_executor(self._run_threads, run))
+        def run() -> None:
+            try:
+                result = fn(*args, **kwargs)
+                if inspect.iscoroutine(result):
+                    result = asyncio.run(result)
+            except BaseException as error:  # noqa: BLE001 - raised again on the laptop
+                self._answer(key, None, error, eager=True)
+            else:
+                self._answer(key, result, None, eager=True)
+
+        self._run_threads.submit(run)
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -313,10 +316,6 @@ class Operations:
             await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped; the workers reap what is left
             logger.warning("stopping proc mesh %s: %s", entry.name, str(error)[:500])
-
-
-async def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await coroutine
 
 
 def _values(value_mesh: Any) -> Sequence[Any]:

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
-from cloudpickle.cloudpickle import _should_pickle_by_reference
+from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
 
 from loom.errors import LoomError, UnpicklableError
 from loom.wire.handshake import python_mismatch, python_version
@@ -91,8 +91,12 @@ class _LargeBytes:
         return type(self.data), (pickle.PickleBuffer(self.data),)
 
 
+def _is_large(value: Any) -> bool:
+    return type(value) in _BYTES and len(value) >= _IN_BAND
+
+
 def _box(value: Any) -> Any:
-    return _LargeBytes(value) if type(value) in _BYTES and len(value) >= _IN_BAND else value
+    return _LargeBytes(value) if _is_large(value) else value
 
 
 def _box_top(obj: Any) -> Any:
@@ -101,23 +105,26 @@ def _box_top(obj: Any) -> Any:
         return _box(obj)
     if type(obj) is tuple:
         return tuple(_box_top(item) for item in obj)
-    if type(obj) is list and len(obj) <= 4096:
+    # Only what holds a large byte string is copied: a list that is an argument twice stays one list.
+    if type(obj) is list and len(obj) <= 4096 and any(map(_is_large, obj)):
         return [_box(item) for item in obj]
-    if type(obj) is dict and len(obj) <= 64:
+    if type(obj) is dict and len(obj) <= 64 and any(map(_is_large, obj.values())):
         return {key: _box(value) for key, value in obj.items()}
     return obj
 
 
-def _is_plain(obj: Any) -> bool:
+def _is_plain(obj: Any, depth: int = 8) -> bool:
     kind = type(obj)
     if kind in _PLAIN:
         return True
     if kind in _BYTES:
         return len(obj) < _IN_BAND
+    if depth == 0:  # perhaps an object that contains itself
+        return False
     if kind is tuple or kind is list:
-        return len(obj) <= 16 and all(_is_plain(item) for item in obj)
+        return len(obj) <= 16 and all(_is_plain(item, depth - 1) for item in obj)
     if kind is dict:
-        return len(obj) <= 16 and all(type(k) is str and _is_plain(v) for k, v in obj.items())
+        return len(obj) <= 16 and all(type(k) is str and _is_plain(v, depth - 1) for k, v in obj.items())
     return False
 
 
@@ -196,24 +203,37 @@ class Encoder:
         return [file.getbuffer(), *buffers]
 
     def _explain(self, obj: Any, what: str, error: Exception) -> UnpicklableError:
-        path, culprit, cause = self._blame(obj, what, error, set())
+        path, culprit, cause = self._blame(obj, what, error, {}) or (what, obj, error)
         kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
         return UnpicklableError(
             f"{path} cannot be pickled: it is a {kind.removeprefix('builtins.')} ({cause}). Make it inside the "
             f"actor, in __init__ or an endpoint, instead of sending it; or leave it out with __getstate__."
         )
 
-    def _blame(self, obj: Any, path: str, error: Exception, seen: set[int]) -> tuple[str, Any, Exception]:
-        """The innermost part of an object that cannot be pickled, and the path to it."""
-        seen.add(id(obj))
+    def _blame(
+        self, obj: Any, path: str, error: Exception, seen: dict[int, Any]
+    ) -> tuple[str, Any, Exception] | None:
+        """The innermost part of an object that cannot be pickled, and the path to it.
+
+        None if the object fails only since it leads back to what contains it (``seen``): a method that names its
+        class is not what is wrong with the class.
+        """
+        seen[id(obj)] = obj
+        to_blame = True
         for name, child in _children(obj):
-            if id(child) in seen or _is_plain(child):
+            if id(child) in seen:
+                to_blame = False
+                continue
+            if _is_plain(child):
                 continue
             try:
                 self._pickle(child)
             except Exception as deeper:  # noqa: BLE001 - the same pickling as above, of a part
-                return self._blame(child, path + name, deeper, seen)
-        return path, obj, error
+                found = self._blame(child, path + name, deeper, seen)
+                if found is not None:
+                    return found
+                to_blame = False
+        return (path, obj, error) if to_blame else None
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
@@ -233,7 +253,7 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
                 yield f" (its closure's {name})", cell.cell_contents
             except ValueError:  # an empty cell
                 continue
-        for name in obj.__code__.co_names:
+        for name in _extract_code_globals(obj.__code__):
             if name in obj.__globals__:
                 yield f" (its global {name})", obj.__globals__[name]
         yield from ((f" (its default {value!r:.40})", value) for value in obj.__defaults__ or ())
@@ -241,6 +261,7 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
         yield "", obj._method
     elif hasattr(obj, "__dict__"):
         yield from ((f".{name}", value) for name, value in vars(obj).items())
+        yield " (its class)", type(obj)
 
 
 class Decoder:
@@ -260,6 +281,7 @@ class Decoder:
             UnpicklableError: something that the pickle names cannot be imported or rebuilt here.
             LoomError: whatever the resolver raised.
         """
+        outer = getattr(_resolving, "resolver", None)  # of the payload that this one is unpickled in
         _resolving.resolver = self._resolver
         try:
             if len(parts) == 1:
@@ -273,7 +295,7 @@ class Decoder:
                 f"If it is a package that is missing, install it here too."
             ) from error
         finally:
-            _resolving.resolver = None
+            _resolving.resolver = outer
 
 
 def _writable(part: Buffer) -> Buffer:

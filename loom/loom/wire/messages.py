@@ -59,9 +59,13 @@ class Kind(enum.IntEnum):
     RESULT = 64
     """An operation succeeded. Body: ``[rpc_ms]``, for `STREAM` ``[rpc_ms, index]``. Payload: the result."""
     ERROR = 65
-    """An operation failed. Body: ``[rpc_ms, code, text, details]``, `STREAM` adds the index."""
+    """An operation failed. Body: ``[rpc_ms, code]``, for `STREAM` ``[rpc_ms, code, index]``.
+
+    Payload: a map of texts as msgpack (``text``, ``formatted``, ``type``, ``original``), then the pickled exception where there is one. Texts are payload
+    because a header is small.
+    """
     EVENT = 66
-    """Something happened that nobody asked about. Body: ``[name, details]``."""
+    """Something happened that nobody asked about. Body: ``[name]``. Payload: a map of details, as msgpack."""
     ENDED = 67
     """The session is over: its meshes have been stopped. Body: ``[reason]``."""
 

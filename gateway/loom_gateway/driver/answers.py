@@ -1,0 +1,112 @@
+"""Waits for Monarch's futures and passes on what they give.
+
+There are two ways to wait. A thread that blocks in ``Future.get`` is told soonest, but waits for one future at a
+time; the event loop waits for any number, and is told two thread switches later. Calls are waited for by the
+thread; while one keeps it for longer than `PATIENCE`, those behind it go over to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+__all__ = ["PATIENCE", "Answers", "Key"]
+
+PATIENCE = 0.005
+"""Seconds that the thread waits for one future before those behind it are waited for elsewhere."""
+
+GATHERED = 0.001
+"""Seconds that answers are gathered at most while more are on their way."""
+
+Key: TypeAlias = tuple[int, int | None]
+"""An operation's id and, for one result of several, its index."""
+
+
+class Answer(Protocol):
+    """Takes an operation's outcome; an answer that is not eager may wait for the next flush."""
+
+    def __call__(self, key: Key, value: Any, error: BaseException | None, eager: bool) -> None: ...
+
+
+class Answers:
+    """Waits for futures.
+
+    Args:
+        loop: the event loop of the second way.
+        answer: called with each outcome, on either's thread.
+        flush: called when the answers that were not eager have to go out.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer, flush: Callable[[], None]) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._flush = flush
+        self._since = 0.0
+        self._slow = False
+        self._checking = False
+        self._futures: queue.SimpleQueue[tuple[Key, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._wait, name="answers", daemon=True).start()
+
+    def soon(self, key: Key, future: Any) -> None:
+        """Wait for a future that is likely to be done in a moment."""
+        if self._slow:
+            self.whenever(key, future)
+            return
+        self._futures.put((key, future))
+        if self._since and not self._checking:
+            self._checking = True
+            self._loop.call_soon_threadsafe(self._check_later)
+
+    def whenever(self, key: Key, future: Any) -> None:
+        """Wait for a future that may take long."""
+        self._loop.call_soon_threadsafe(self._observe, key, future)
+
+    # -- on the event loop ----------------------------------------------------------------------------------
+
+    def _observe(self, key: Key, future: Any) -> None:
+        future.as_asyncio().add_done_callback(lambda done: self._done(key, done))
+
+    def _done(self, key: Key, done: asyncio.Future[Any]) -> None:
+        error = done.exception()
+        self._answer(key, None if error else done.result(), error, True)
+
+    def _check_later(self) -> None:
+        self._loop.call_later(PATIENCE, self._check)
+
+    def _check(self) -> None:
+        """Relieve the thread if it has been waiting for one future all the while."""
+        self._checking = False
+        self._flush()
+        since = self._since
+        if since and time.perf_counter() - since > PATIENCE:
+            self._slow = True
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._observe(*self._futures.get_nowait())
+        elif not self._futures.empty():
+            self._checking = True
+            self._check_later()
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        flushed = 0.0
+        while True:
+            key, future = self._futures.get()
+            self._since = time.perf_counter()
+            try:
+                value, error = future.get(), None
+            except BaseException as raised:  # noqa: BLE001 - passed on to the laptop
+                value, error = None, raised
+            self._since = 0.0
+            self._slow = False
+            self._answer(key, value, error, False)
+            now = time.perf_counter()
+            if self._futures.empty() or now - flushed > GATHERED:
+                self._flush()
+                flushed = now

@@ -1,0 +1,169 @@
+"""Sending the frames of a stream over a socket, from whichever thread has something to say.
+
+The thread that puts a message sends it, as long as the socket takes the bytes at once: to hand each over to an
+event loop would cost more than to send it. What the socket does not take is left to a writer thread, so that nobody
+waits for the other side. The proxy and the driver both send this way.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from loom.wire.messages import Buffer, Message
+from loom.wire.mux import OrderKey
+from loom.wire.stream import Stream
+
+__all__ = ["FrameSender", "Wire", "try_send"]
+
+GATHER = 64
+"""Messages that are gathered at most before they are sent."""
+
+INLINE = 64 << 10
+"""Bytes of payload up to which the calling thread sends by itself."""
+
+HIGH_WATER = 64 << 20
+"""Bytes of payload waiting to be sent, over which `FrameSender.wait_for_room` waits."""
+
+
+class Wire(Protocol):
+    """What frames are sent over."""
+
+    def encode(self, frame: Sequence[Buffer]) -> bytes:
+        """The bytes that carry a frame."""
+
+    def try_send(self, data: bytes) -> int:
+        """Send without waiting; return how many bytes went out. Raises `OSError` when the connection is over."""
+
+    def send_all(self, data: bytes) -> None:
+        """Send, waiting for room. Raises `OSError` when the connection is over."""
+
+
+def try_send(sock: socket.socket, data: bytes) -> int:
+    """Send without waiting; return how many bytes went out.
+
+    The count survives a KeyboardInterrupt in between, which would otherwise lose it and with it the place in the
+    stream: the list is filled by C code, before Python looks for signals.
+    """
+    sent: list[int] = []
+    try:
+        sent.extend(map(sock.send, (data,), (socket.MSG_DONTWAIT,)))
+    except (BlockingIOError, InterruptedError):
+        return 0
+    return sent[0]
+
+
+class FrameSender:
+    """The sending half of a connection. Every method may be called from any thread.
+
+    A connection that is over is noticed by whoever receives from it, so sending does not raise: what is put in
+    afterwards goes nowhere.
+    """
+
+    def __init__(self, stream: Stream, wire: Wire, name: str) -> None:
+        self._stream = stream
+        self._wire = wire
+        self._lock = threading.Lock()
+        self._rest = b""
+        self._writer_sends = False
+        self._work = threading.Semaphore(0)
+        self._woken = False
+        self._room = threading.Event()
+        self._room.set()
+        self._idle = threading.Condition(self._lock)
+        self._closed = False
+        threading.Thread(target=self._write, name=name, daemon=True).start()
+
+    def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> None:
+        """Send a message; one that is not ``eager`` may be gathered with those that follow it."""
+        with self._lock:
+            outbox = self._stream.outbox
+            outbox.put(message, key)
+            pending = outbox.pending_bytes
+            if pending <= INLINE and (eager or len(outbox) >= GATHER):
+                self._pump()
+                return
+            if pending > HIGH_WATER:
+                self._room.clear()
+            self._wake_writer()
+
+    def put_raw(self, data: bytes) -> None:
+        """Send bytes that are no part of the stream, such as a frame outside the numbering."""
+        with self._lock:
+            self._rest += data
+            self._wake_writer()
+
+    def flush(self) -> None:
+        """Send what has been gathered, as far as the socket takes it at once."""
+        if self._stream.outbox:
+            with self._lock:
+                self._pump()
+
+    def wait_for_room(self) -> None:
+        """Wait while more than `HIGH_WATER` bytes are waiting to be sent."""
+        self._room.wait()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything has been sent; False if it has not within ``timeout`` seconds."""
+        with self._idle:
+            self._pump()
+            return self._idle.wait_for(
+                lambda: self._closed or not (self._rest or self._writer_sends or self._stream.outbox), timeout
+            )
+
+    def close(self) -> None:
+        """Let go of the writer thread and of whoever waits."""
+        with self._idle:
+            self._closed = True
+            self._idle.notify_all()
+        self._room.set()
+        self._work.release()
+
+    def _pump(self) -> None:
+        """Send frames until there are none or the socket is full. With the lock held."""
+        if self._writer_sends or self._rest:
+            self._wake_writer()
+            return
+        while (data := self._next()) is not None:
+            try:
+                sent = self._wire.try_send(data)
+            except OSError:
+                return
+            if sent < len(data):
+                self._rest = data[sent:]
+                self._wake_writer()
+                return
+
+    def _next(self) -> bytes | None:
+        frame = self._stream.next_frame()
+        return None if frame is None else self._wire.encode(frame)
+
+    def _wake_writer(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._work.release()
+
+    def _write(self) -> None:
+        while not self._closed:
+            self._work.acquire()
+            self._woken = False
+            while (data := self._take()) is not None:
+                try:
+                    self._wire.send_all(data)
+                except OSError:
+                    self.close()
+                    return
+
+    def _take(self) -> bytes | None:
+        """What the writer thread is to send next."""
+        with self._idle:
+            data = self._rest or self._next()
+            self._rest = b""
+            self._writer_sends = data is not None
+            if self._stream.outbox.pending_bytes < HIGH_WATER // 2:
+                self._room.set()
+            if data is None:
+                self._idle.notify_all()
+            return data

@@ -1,0 +1,46 @@
+"""Texts in a payload: tracebacks and reports, which may be too long for a header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from loom.errors import ProtocolMismatch
+from loom.wire.messages import Buffer
+
+__all__ = ["LONGEST", "pack_texts", "unpack_texts"]
+
+LONGEST = 64 << 10
+"""Characters of a text that are kept: the first and the last half of them."""
+
+
+def pack_texts(texts: Mapping[str, Any]) -> bytes:
+    """A map of texts and numbers as one part of a payload. Texts over `LONGEST` lose their middle."""
+    packed: bytes = msgpack.packb({name: _shortened(value) for name, value in texts.items()})
+    return packed
+
+
+def _shortened(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if len(value) > LONGEST:
+        left_out = len(value) - LONGEST
+        value = f"{value[: LONGEST // 2]}\n… {left_out} characters left out …\n{value[-LONGEST // 2 :]}"
+    return value.encode(errors="replace").decode()  # lone surrogates cannot travel
+
+
+def unpack_texts(part: Buffer) -> dict[str, Any]:
+    """Undo `pack_texts`.
+
+    Raises:
+        ProtocolMismatch: the part is not what it makes.
+    """
+    try:
+        texts = msgpack.unpackb(part)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolMismatch(f"not a map of texts: {error}") from error
+    if not isinstance(texts, dict):
+        raise ProtocolMismatch(f"not a map of texts but a {type(texts).__name__}")
+    return texts
