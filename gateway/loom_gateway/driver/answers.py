@@ -46,6 +46,10 @@ class Answers:
         self._loop = loop
         self._answer = answer
         self._flush = flush
+        # Counted up by one thread each: the client's, this one's, and the event loop's.
+        self._given = 0
+        self._answered = 0
+        self._moved = 0
         self._since = 0.0
         self._slow = False
         self._checking = False
@@ -57,8 +61,9 @@ class Answers:
         if self._slow:
             self.whenever(key, future)
             return
+        self._given += 1
         self._futures.put((key, future))
-        if self._since and not self._checking:
+        if self._given - self._answered - self._moved > 1 and not self._checking:
             self._checking = True
             self._loop.call_soon_threadsafe(self._check_later)
 
@@ -88,6 +93,7 @@ class Answers:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._observe(*self._futures.get_nowait())
+                    self._moved += 1
         elif not self._futures.empty():
             self._checking = True
             self._check_later()
@@ -105,6 +111,7 @@ class Answers:
                 value, error = None, raised
             self._since = 0.0
             self._slow = False
+            self._answered += 1
             self._answer(key, value, error, False)
             now = time.perf_counter()
             if self._futures.empty() or now - flushed > GATHERED:

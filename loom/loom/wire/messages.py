@@ -61,11 +61,11 @@ class Kind(enum.IntEnum):
     ERROR = 65
     """An operation failed. Body: ``[rpc_ms, code]``, for `STREAM` ``[rpc_ms, code, index]``.
 
-    Payload: a map of texts as msgpack (``text``, ``formatted``, ``type``, ``original``), then the pickled exception where there is one. Texts are payload
-    because a header is small.
+    Payload: `loom.wire.texts` with ``text``, ``formatted``, ``type`` and ``original``, then the pickled exception
+    where there is one.
     """
     EVENT = 66
-    """Something happened that nobody asked about. Body: ``[name]``. Payload: a map of details, as msgpack."""
+    """Something happened that nobody asked about. Body: ``[name]``. Payload: its details, as `loom.wire.texts`."""
     ENDED = 67
     """The session is over: its meshes have been stopped. Body: ``[reason]``."""
 
