@@ -89,6 +89,13 @@ class FrameSender:
                 self._room.clear()
             self._wake_writer()
 
+    def gather(self, message: Message) -> None:
+        """Queue a message that has no order key, to be sent by the `flush` that the caller promises to make."""
+        with self._lock:
+            self._stream.outbox.put(message)
+            if self._stream.outbox.pending_bytes > INLINE:
+                self._wake_writer()
+
     def put_raw(self, data: bytes) -> None:
         """Send bytes that are no part of the stream, such as a frame outside the numbering."""
         with self._lock:

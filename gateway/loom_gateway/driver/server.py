@@ -109,8 +109,10 @@ class DriverServer:
 
     def _send(self, message: Message, eager: bool = True) -> None:
         client = self._client
-        if client is not None:
-            client.sender.put(message, eager=eager)
+        if client is not None and eager:
+            client.sender.put(message)
+        elif client is not None:
+            client.sender.gather(message)
 
     def _flush(self) -> None:
         client = self._client
