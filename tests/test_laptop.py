@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from loom_proxy.local import LocalCluster
 
 ROOT = Path(__file__).parent.parent

@@ -19,11 +19,12 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from loom.errors import AuthenticationError, LoomError, ProtocolMismatch
+from loom.errors import AuthenticationError, LoomError, ProtocolMismatch, TooLarge
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
+from loom.wire.websocket import WebSocketFrames, message_head
 from loom_gateway.auth import TokenAuthority
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
@@ -58,6 +59,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._link: DriverLink | None = None
+        self._splitter = WebSocketFrames(MAX_FRAME + 4096)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -75,6 +77,22 @@ class RelaySocket(WebSocketsSansIOProtocol):
                 self.queue.put_nowait(event)
                 break
 
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        if link is None:
+            super().data_received(data)
+            return
+        try:
+            for is_message, payload in self._splitter.receive(data):
+                if is_message:
+                    link.write(payload)
+                else:
+                    super().data_received(payload)
+        except TooLarge as error:
+            logger.warning("closing a client's connection: %s", error)
+            self.conn.fail(1009, "message too large")
+            self.handle_parser_exception()
+
     def handle_bytes(self, event: Frame) -> None:
         if self._link is None or not event.fin:
             super().handle_bytes(event)
@@ -91,8 +109,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
     def send_frame(self, frame: bytes) -> None:
         """Send a binary message; dropped where the connection is closing."""
         if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
-            self.conn.send_binary(frame)
-            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.write(message_head(len(frame)) + frame)
 
     def pause_writing(self) -> None:
         super().pause_writing()

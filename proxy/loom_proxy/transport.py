@@ -10,13 +10,12 @@ import json
 import secrets
 import socket
 import ssl
-import struct
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import WebSocketException
-from websockets.frames import Opcode
+from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
@@ -31,11 +30,7 @@ from loom.errors import (
 from loom.sender import try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.messages import Buffer
-
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # websockets without its C extension
-    from websockets.utils import apply_mask
+from loom.wire.websocket import WebSocketFrames, apply_mask, message_head
 
 __all__ = ["PATH", "WebSocketTransport", "normalise_url"]
 
@@ -72,6 +67,7 @@ class WebSocketTransport:
     def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
         self._socket = sock
         self._protocol = protocol
+        self._pieces: list[bytes] = []
         self.is_tls = isinstance(sock, ssl.SSLSocket)
 
     @classmethod
@@ -130,28 +126,33 @@ class WebSocketTransport:
 
     def receive(self) -> Iterator[bytes]:
         """Each binary message as it comes, until the connection ends."""
-        protocol, sock = self._protocol, self._socket
-        fragments: list[bytes] = []
-        while True:
-            for event in protocol.events_received():
-                opcode = event.opcode  # type: ignore[union-attr]
-                if opcode in (Opcode.BINARY, Opcode.CONT):
-                    fragments.append(event.data)  # type: ignore[union-attr,arg-type]
-                    if event.fin:  # type: ignore[union-attr]
-                        yield fragments[0] if len(fragments) == 1 else b"".join(fragments)
-                        fragments = []
-            pending = protocol.data_to_send()  # pongs, and the answer to a close
-            if any(pending):
-                self.send_control(b"".join(pending))
-            if protocol.close_expected() or protocol.eof_sent:
-                return
+        splitter = WebSocketFrames(MAX_FRAME + 4096)
+        protocol = self._protocol
+        while not protocol.close_expected():
             try:
-                data = sock.recv(_RECEIVE)
+                data = self._socket.recv(_RECEIVE)
             except OSError:
                 return
             if not data:
                 return
-            protocol.receive_data(data)
+            for is_message, payload in splitter.receive(data):
+                if is_message:
+                    yield payload
+                else:
+                    yield from self._other_frame(payload)
+
+    def _other_frame(self, data: bytes) -> Iterator[bytes]:
+        """A control frame, or a piece of a message in several frames, which is `websockets`' business."""
+        protocol = self._protocol
+        protocol.receive_data(data)
+        for event in protocol.events_received():
+            if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.CONT):
+                self._pieces.append(bytes(event.data))
+                if event.fin:
+                    yield b"".join(self._pieces)
+                    self._pieces.clear()
+        if reply := b"".join(protocol.data_to_send()):  # a pong, or the answer to a close
+            self.send_control(reply)
 
     def send_control(self, data: bytes) -> None:
         """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
@@ -170,7 +171,7 @@ class WebSocketTransport:
         """Say goodbye as WebSockets do, and close the socket."""
         try:
             self._socket.send(
-                _frame_head(Opcode.CLOSE, 2, mask := secrets.token_bytes(4)) + apply_mask(b"\x03\xe8", mask)
+                Frame(Opcode.CLOSE, Close(CloseCode.NORMAL_CLOSURE, "").serialize()).serialize(mask=True)
             )
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -182,17 +183,7 @@ class WebSocketTransport:
         """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
         data = b"".join(frame)
         mask = secrets.token_bytes(4)
-        return _frame_head(Opcode.BINARY, len(data), mask) + apply_mask(data, mask)
-
-
-def _frame_head(opcode: Opcode, length: int, mask: bytes) -> bytes:
-    if length < 126:
-        head = struct.pack("!BB", 0x80 | opcode, 0x80 | length)
-    elif length < 65536:
-        head = struct.pack("!BBH", 0x80 | opcode, 0x80 | 126, length)
-    else:
-        head = struct.pack("!BBQ", 0x80 | opcode, 0x80 | 127, length)
-    return head + mask
+        return message_head(len(data), mask) + apply_mask(data, mask)
 
 
 def _connect(url: str, timeout: float) -> socket.socket:

@@ -1,8 +1,8 @@
 """The frames of a WebSocket (RFC 6455, 5.2), found in a stream of bytes.
 
-Only as much as it takes to get Loom's binary messages, each one WebSocket frame, past `websockets`' parser, which is
-a chain of generators and costs more than all else that the gateway does for a small call. Everything else (control
-frames, fragments) goes on to `websockets` as it came.
+Only as much as it takes to get Loom's binary messages, each one WebSocket frame, past `websockets`' parser, which
+is a chain of generators and costs more than all else that the gateway does for a small call. Everything else
+(control frames, fragments) goes on to `websockets` as it came.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WebSocketFrames:
         self._limit = limit
 
     def receive(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
-        """Each frame that is whole now: ``(True, payload)`` of a binary message, else ``(False, the frame's bytes)``.
+        """Each frame that is whole now: ``(True, payload)`` of a message, else ``(False, the frame's bytes)``.
 
         Raises:
             TooLarge: a frame's payload is over the limit.
@@ -93,13 +93,13 @@ class WebSocketFrames:
         return True, apply_mask(data[start + 4 : end], data[start : start + 4])
 
 
-def message_head(length: int, mask: bytes = b"", opcode: int = 2) -> bytes:
-    """What comes before the payload of an unfragmented message; with a mask, a client's."""
+def message_head(length: int, mask: bytes = b"") -> bytes:
+    """What comes before the payload of an unfragmented binary message; with a mask, a client's."""
     bit = 0x80 if mask else 0
     if length < 126:
-        head = struct.pack("!BB", 0x80 | opcode, bit | length)
+        head = struct.pack("!BB", _BINARY, bit | length)
     elif length < 65536:
-        head = struct.pack("!BBH", 0x80 | opcode, bit | 126, length)
+        head = struct.pack("!BBH", _BINARY, bit | 126, length)
     else:
-        head = struct.pack("!BBQ", 0x80 | opcode, bit | 127, length)
+        head = struct.pack("!BBQ", _BINARY, bit | 127, length)
     return head + mask
