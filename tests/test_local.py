@@ -102,17 +102,23 @@ def test_a_forked_copy_of_the_parent_does_not_keep_the_cluster_alive() -> None:
 
 
 @pytest.fixture
-def job() -> Iterator[loom.Job]:
+def earlier_children() -> set[int]:
+    """What runs already, such as the cluster that other tests share."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture
+def job(earlier_children: set[int]) -> Iterator[loom.Job]:
     with loom.local(hosts=2, env={"LOOM_TEST_COLOUR": "blue"}, token="a secret") as job:
         yield job
 
 
-def test_a_job_on_a_local_cluster_runs_and_ends_with_it(job: loom.Job) -> None:
+def test_a_job_on_a_local_cluster_runs_and_ends_with_it(earlier_children: set[int], job: loom.Job) -> None:
     actors = job.hosts.spawn_procs().spawn("environment", Environment)
 
     assert list(actors.variable.call("LOOM_TEST_COLOUR").get().values()) == ["blue", "blue"]
     assert list(actors.variable.call("LOOM_TOKEN").get().values()) == [None, None]
-    children = psutil.Process().children(recursive=True)
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in earlier_children]
 
     job.close()
 
