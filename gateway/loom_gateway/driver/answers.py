@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 __all__ = ["PATIENCE", "Answers", "Key"]
 
-PATIENCE = 0.005
+PATIENCE = 0.02
 """Seconds that the thread waits for one future before those behind it are waited for elsewhere."""
 
 GATHERED = 0.001
