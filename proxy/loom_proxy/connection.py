@@ -52,7 +52,6 @@ class Connection:
         self._stream = stream
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | _StreamFutures] = {}
-        self._failed: dict[int, LoomError] = {}
         self._error: LoomError | None = None
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
@@ -143,10 +142,6 @@ class Connection:
             self._waiting.pop(ident, _StreamFutures(futures)).fail(_Raise(self._error))  # type: ignore[union-attr]
         return futures
 
-    def failure_of(self, mesh: int) -> LoomError | None:
-        """Why a mesh could not be made, where that is known already."""
-        return self._failed.get(mesh)
-
     # -- sending --------------------------------------------------------------------------------------------
 
     def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
@@ -207,7 +202,6 @@ class Connection:
     def _take_failure(self, message: Message) -> None:
         """An operation failed that nobody waits for: a spawn, a view or a broadcast."""
         error = _error(self.decoder, message)
-        self._failed[message.id] = error
         self.events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
 
     # -- the end --------------------------------------------------------------------------------------------
