@@ -77,11 +77,14 @@ class Plan:
     """How much is measured."""
 
     rounds: int = 5
-    one_calls: int = 500
-    """Calls a round, each after the reply to the last."""
+    turns: int = 5
+    """Times that the subjects take turns with small calls in a round, so that seconds of drift hit all of them."""
 
-    pipelined: int = 2000
-    """Calls a round, issued without waiting."""
+    one_calls: int = 200
+    """Calls a turn, each after the reply to the last."""
+
+    pipelined: int = 1000
+    """Calls a turn, issued without waiting."""
 
     echo_size: int = 64 * 2**20
     """Bytes."""
@@ -173,9 +176,17 @@ def _idle_cpu(callers: Mapping[SubjectName, CallerProcess], seconds: float) -> d
 def _measure_round(
     callers: Mapping[SubjectName, CallerProcess], subjects: Sequence[Subject], plan: Plan
 ) -> dict[SubjectName, Figures]:
-    # One kind of call after the other, and for each all subjects: what is compared lies seconds apart.
-    one_calls = {name: sorted(caller.ask("one_call", count=plan.one_calls)) for name, caller in callers.items()}
-    pipelined = {name: _pipelined(caller, plan.pipelined) for name, caller in callers.items()}
+    # One kind of call after the other, and for each all subjects in turns: what is compared is close in time.
+    one_calls: dict[SubjectName, list[float]] = {name: [] for name in callers}
+    for _ in range(plan.turns):
+        for name, caller in callers.items():
+            one_calls[name] += caller.ask("one_call", count=plan.one_calls)
+    for seconds in one_calls.values():
+        seconds.sort()
+    pipelined = {name: _Pipelined() for name in callers}
+    for _ in range(plan.turns):
+        for name, caller in callers.items():
+            pipelined[name].add(caller, plan.pipelined)
     echoes: dict[SubjectName, dict[str, float]] = {name: {} for name in callers}
     for payload in PAYLOADS:
         for subject in subjects:
@@ -195,14 +206,24 @@ def _measure_round(
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pipelined:
-    per_s: float
-    cpu_ms: float
+    """The pipelined calls of a round, over its turns."""
 
+    calls: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
-def _pipelined(caller: CallerProcess, count: int) -> _Pipelined:
-    cpu = caller.cpu_seconds()
-    seconds = caller.ask("pipelined", count=count)
-    cpu = caller.cpu_seconds() - cpu
-    return _Pipelined(count / seconds, cpu / count * 1e3)
+    def add(self, caller: CallerProcess, count: int) -> None:
+        cpu = caller.cpu_seconds()
+        self.seconds += caller.ask("pipelined", count=count)
+        self.cpu_seconds += caller.cpu_seconds() - cpu
+        self.calls += count
+
+    @property
+    def per_s(self) -> float:
+        return self.calls / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        return self.cpu_seconds / self.calls * 1e3

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["PATIENCE", "Answers", "Key"]
+__all__ = ["PATIENCE", "Answer", "Answers", "Gatherer", "Key"]
 
 PATIENCE = 0.02
 """Seconds that the thread waits for one future before those behind it are waited for elsewhere."""
 
 GATHERED = 0.001
-"""Seconds that answers are gathered at most while more are on their way."""
+"""Seconds that answers are gathered while one comes after the other."""
+
+LINGER = 0.005
+"""Seconds that an answer lingers at most for one that does not come after all."""
 
 Key: TypeAlias = tuple[int, int | None]
 """An operation's id and, for one result of several, its index."""
@@ -33,19 +36,48 @@ class Answer(Protocol):
     def __call__(self, key: Key, value: Any, error: BaseException | None, eager: bool) -> None: ...
 
 
+class Gatherer:
+    """Lets answers that come close together go out together.
+
+    Args:
+        loop: the event loop, which sees to what lingers.
+        flush: sends what has been gathered.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, flush: Callable[[], None]) -> None:
+        self._loop = loop
+        self._flush = flush
+        self._flushed = 0.0
+        self._armed = False
+
+    def gathered(self, more: bool) -> None:
+        """Note an answer that was not eager; ``more`` says whether another is expected. On any thread."""
+        now = time.perf_counter()
+        if not more or now - self._flushed > GATHERED:
+            self._flush()
+            self._flushed = now
+        elif not self._armed:
+            self._armed = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, LINGER, self._late)
+
+    def _late(self) -> None:
+        self._armed = False
+        self._flush()
+
+
 class Answers:
     """Waits for futures.
 
     Args:
         loop: the event loop of the second way.
         answer: called with each outcome, on either's thread.
-        flush: called when the answers that were not eager have to go out.
+        gatherer: sends the answers of the first way.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer, flush: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer, gatherer: Gatherer) -> None:
         self._loop = loop
         self._answer = answer
-        self._flush = flush
+        self._gatherer = gatherer
         # Counted up by one thread each: the client's, this one's, and the event loop's.
         self._given = 0
         self._answered = 0
@@ -86,7 +118,6 @@ class Answers:
     def _check(self) -> None:
         """Relieve the thread if it has been waiting for one future all the while."""
         self._checking = False
-        self._flush()
         since = self._since
         if since and time.perf_counter() - since > PATIENCE:
             self._slow = True
@@ -101,7 +132,6 @@ class Answers:
     # -- the thread -----------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        flushed = 0.0
         while True:
             key, future = self._futures.get()
             self._since = time.perf_counter()
@@ -113,7 +143,4 @@ class Answers:
             self._slow = False
             self._answered += 1
             self._answer(key, value, error, False)
-            now = time.perf_counter()
-            if self._futures.empty() or now - flushed > GATHERED:
-                self._flush()
-                flushed = now
+            self._gatherer.gathered(more=not self._futures.empty())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._src.actor.shape import NDSlice, Shape
 
 from loom.errors import LoomError, NoSuchMesh
@@ -42,7 +43,9 @@ class Meshes:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._endpoints: dict[tuple[int, str, str], Any] = {}
+        self._endpoints: dict[tuple[int, str], Any] = {}
+        self.resolved = 0
+        """References in payloads that were resolved so far."""
 
     def add(self, ident: int, entry: Entry) -> None:
         """Give a mesh the id that the client chose for it."""
@@ -72,6 +75,11 @@ class Meshes:
         """The Monarch mesh of an id. Raises as `entry` does."""
         return self.entry(ident).mesh
 
+    def resolve(self, ident: int) -> Any:
+        """As `mesh`, for a reference in a payload; counted in `resolved`."""
+        self.resolved += 1
+        return self.mesh(ident)
+
     def add_view(
         self, ident: int, of: int, labels: tuple[str, ...], offset: int, sizes: list[int], strides: list[int]
     ) -> None:
@@ -85,14 +93,13 @@ class Meshes:
             entry.kind, entry.name, view, entry.root, procs=entry.procs, ranks=ranks, cls=entry.cls
         )
 
-    def adverb(self, ident: int, endpoint: str, adverb: str) -> Any:
-        """The bound method that calls an endpoint of a mesh, such as ``mesh.add.call``."""
-        key = (ident, endpoint, adverb)
-        bound = self._endpoints.get(key)
-        if bound is None:
-            bound = getattr(getattr(self.mesh(ident), endpoint), adverb)
-            self._endpoints[key] = bound
-        return bound
+    def endpoint(self, ident: int, name: str) -> Any:
+        """An endpoint of an actor mesh, such as ``mesh.add``, that leaves checking the arguments to the laptop."""
+        key = (ident, name)
+        found = self._endpoints.get(key)
+        if found is None:
+            found = self._endpoints[key] = _unchecked(self.mesh(ident), name)
+        return found
 
     def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
         """Every whole mesh that was made, oldest first; of one kind where ``kind`` names it."""
@@ -101,3 +108,22 @@ class Meshes:
             for ident, entry in self._entries.items()
             if entry.root == ident and entry.failure is None and kind in (None, entry.kind)
         ]
+
+
+class _AnyArguments:
+    """Stands for an ``inspect.Signature`` whose ``bind`` would take a tenth of a call's time."""
+
+    def bind(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+_ANY_ARGUMENTS = _AnyArguments()
+
+
+def _unchecked(mesh: Any, name: str) -> Any:
+    """An endpoint whose arguments Monarch does not check again: they were checked before they were sent."""
+    endpoint = getattr(mesh, name)
+    if not isinstance(endpoint, ActorEndpoint):
+        return endpoint
+    return ActorEndpoint(
+        endpoint._actor_mesh, endpoint._name, mesh._shape, mesh._mesh_name, _ANY_ARGUMENTS, mesh._proc_mesh, None
+    )

@@ -18,9 +18,10 @@ from loom.errors import LoomError, OperationFailed, ProtocolMismatch, Supervisio
 from loom.signatures import endpoints
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
-from loom_gateway.driver.answers import Answers, Key
+from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.faults import error_message
 from loom_gateway.driver.lifeline import bootstrap_on
+from loom_gateway.driver.lines import MOST_LINES, Line, takes_lines
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
 
 __all__ = ["Operations"]
@@ -78,9 +79,11 @@ class Operations:
         self._meshes = Meshes()
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self._meshes.add(HOST_MESH, hosts)
-        self._decoder = Decoder(self._meshes.mesh)
+        self._decoder = Decoder(self._meshes.resolve)
         self._encoder = Encoder()
-        self._answers = Answers(loop, self._answer, flush)
+        self._gatherer = Gatherer(loop, flush)
+        self._answers = Answers(loop, self._answer, self._gatherer)
+        self._lines: dict[int, Line] = {}
         self._pending: dict[Key, _Pending] = {}
         self._gone: set[tuple[int, int]] = set()
         self._lost_hosts: set[int] = set()
@@ -94,7 +97,7 @@ class Operations:
             Kind.STOP: self._stop,
             Kind.INITIALIZED: self._initialized,
             Kind.CALL: self._call,
-            Kind.CALL_ONE: self._call,
+            Kind.CALL_ONE: self._call_one,
             Kind.CHOOSE: self._call,
             Kind.STREAM: self._stream,
             Kind.BROADCAST: self._broadcast,
@@ -174,6 +177,7 @@ class Operations:
         On the event loop.
         """
         self._gone.add((procs, rank))
+        self._break_lines(lambda entry: entry.procs == procs and rank in entry.ranks)
         for key, pending in self._pending.copy().items():
             entry = pending.entry
             if entry is not None and entry.procs == procs and rank in entry.ranks:
@@ -236,7 +240,7 @@ class Operations:
     def _call(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
         adverb = _ADVERB_OF[Kind(message.kind)]
-        bound = self._meshes.adverb(mesh, endpoint, adverb)
+        bound = getattr(self._meshes.endpoint(mesh, endpoint), adverb)
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         convert = _values if message.kind == Kind.CALL else None
         key = self._expect(message, started, self._meshes.entry(mesh), convert=convert)
@@ -246,9 +250,38 @@ class Operations:
             del self._pending[key]
             raise
 
+    def _call_one(self, message: Message, started: float) -> None:
+        mesh, name = message.body
+        entry = self._meshes.entry(mesh)
+        line = self._lines.get(mesh) or self._new_line(mesh, entry)
+        endpoint = self._meshes.endpoint(mesh, name)
+        resolved = self._meshes.resolved
+        args, kwargs = self._decoder.loads(message.parts, f"an argument of {name!r}")
+        key = self._expect(message, started, entry)
+        try:
+            if line is None or line.broken or self._meshes.resolved > resolved or not takes_lines(endpoint):
+                self._answers.soon(key, endpoint.call_one(*args, **kwargs))
+            else:
+                line.call(key, name, endpoint, args, kwargs)
+        except BaseException:
+            del self._pending[key]
+            raise
+
+    def _new_line(self, mesh: int, entry: Entry) -> Line | None:
+        if len(self._lines) >= MOST_LINES or len(entry.ranks) != 1 or entry.kind != "actors":
+            return None
+        line = self._lines[mesh] = Line(entry.mesh, self._loop, self._answer, self._gatherer)
+        return line
+
+    def _break_lines(self, to: Callable[[Entry], bool]) -> None:
+        """Have some actors called in Monarch's own way from now on: it tells at once what is wrong with them."""
+        for mesh, line in self._lines.copy().items():
+            if to(self._meshes.entry(mesh)):
+                line.broken = True
+
     def _stream(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
-        bound = self._meshes.adverb(mesh, endpoint, "stream")
+        bound = self._meshes.endpoint(mesh, endpoint).stream
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         for index, future in enumerate(bound(*args, **kwargs)):
             key = self._expect(message, started, self._meshes.entry(mesh), index)
@@ -256,7 +289,7 @@ class Operations:
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
-        bound = self._meshes.adverb(mesh, endpoint, "broadcast")
+        bound = self._meshes.endpoint(mesh, endpoint).broadcast
         args, kwargs = self._decoder.loads(message.parts, f"an argument of {endpoint!r}")
         bound(*args, **kwargs)
 
@@ -269,6 +302,7 @@ class Operations:
         mesh, reason = message.body
         entry = self._meshes.entry(mesh)
         entry.stopped = True
+        self._break_lines(lambda called: mesh in (called.root, called.procs))
         future = entry.mesh.stop(reason)
         self._answers.whenever(self._expect(message, started, convert=lambda _: None), future)
 
