@@ -15,7 +15,7 @@ from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.texts import pack_texts
 
-__all__ = ["error_message", "replace_fault_hook"]
+__all__ = ["as_loom_error", "error_message", "replace_fault_hook"]
 
 
 def replace_fault_hook(report: Callable[[str, dict[str, Any]], object]) -> None:
@@ -79,3 +79,10 @@ def _pickled(error: BaseException, encoder: Encoder) -> list[Buffer]:
         return encoder.dumps(error)
     except LoomError:
         return []  # the client makes a stand-in from the type's name and the text
+
+
+def as_loom_error(error: Exception) -> LoomError:
+    """An exception of the driver as one that can stand for a mesh that could not be made."""
+    if isinstance(error, LoomError):
+        return error
+    return OperationFailed(f"{type(error).__name__}: {error}")

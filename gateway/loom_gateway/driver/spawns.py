@@ -1,0 +1,86 @@
+"""Making, dividing, stopping and listing meshes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loom.signatures import endpoints
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.faults import as_loom_error
+from loom_gateway.driver.lifeline import bootstrap_on
+from loom_gateway.driver.meshes import Entry
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.operations import Handler, Operations
+
+__all__ = ["Spawns"]
+
+
+class Spawns:
+    """The operations on meshes of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self.handlers: dict[int, Handler] = {
+            Kind.SPAWN_PROCS: self._spawn_procs,
+            Kind.SPAWN_ACTORS: self._spawn_actors,
+            Kind.VIEW: self._view,
+            Kind.STOP: self._stop,
+            Kind.INITIALIZED: self._initialized,
+            Kind.MESHES: self._list_meshes,
+        }
+
+    def _spawn_procs(self, message: Message, started: float) -> None:
+        hosts, name, per_host = message.body
+        bootstrap = self._session.decoder.loads(message.parts, "the bootstrap function")
+        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap)
+        on = self._session.meshes.entry(hosts)
+        mesh = on.mesh.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
+        ranks = tuple(range(len(mesh)))
+        host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
+        entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)
+        self._session.meshes.add(message.id, entry)
+        for host in self._session.lost_hosts.copy():
+            self._session.loop.call_soon_threadsafe(self._session.processes_gone_with, message.id, entry, host)
+
+    def _spawn_actors(self, message: Message, started: float) -> None:
+        procs, name = message.body
+        on = self._session.meshes.entry(procs)
+        cls, args, kwargs = self._session.decoder.loads(message.parts, f"the class or an argument of {name!r}")
+        actors = on.mesh.spawn(name, cls, *args, **kwargs)
+        entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
+        self._session.meshes.add(message.id, entry)
+
+    def _view(self, message: Message, started: float) -> None:
+        of, labels, offset, sizes, strides = message.body
+        try:
+            self._session.meshes.add_view(message.id, of, labels, offset, sizes, strides)
+        except Exception as error:  # noqa: BLE001 - the whole mesh's failure, or Monarch's refusal of the shape
+            self._session.meshes.fail(message.id, "view", "", as_loom_error(error))
+
+    def _initialized(self, message: Message, started: float) -> None:
+        (mesh,) = message.body
+        future = self._session.meshes.mesh(mesh).initialized
+        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: True), future)
+
+    def _stop(self, message: Message, started: float) -> None:
+        mesh, reason = message.body
+        entry = self._session.meshes.entry(mesh)
+        entry.stopped = True
+        self._session.calls.break_lines(lambda called: mesh in (called.root, called.procs))
+        future = entry.mesh.stop(reason)
+        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: None), future)
+
+    def _list_meshes(self, message: Message, started: float) -> None:
+        listed = []
+        for ident, entry in self._session.meshes.whole():
+            if entry.kind == "hosts":
+                continue
+            described = None
+            if entry.cls is not None:
+                described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
+            class_name = entry.cls.__name__ if entry.cls is not None else ""
+            mesh, slice_ = entry.mesh, entry.mesh._ndslice
+            shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
+            listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
+        self._session.succeed(message.id, started, listed)
