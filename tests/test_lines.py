@@ -1,4 +1,4 @@
-"""Calls to single actors, whose replies come over a standing port: right answers to the right callers, and errors."""
+"""Calls to single actors, whose replies come over a standing port: right answers to the right callers."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from loom.errors import (
     ActorError,
@@ -24,7 +26,7 @@ from loom.errors import (
     error_for_code,
 )
 from loom.sender import FrameSender
-from loom.wire.codec import Decoder, Encoder
+from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
@@ -44,7 +46,12 @@ class Connection:
         self.url = url
         self.welcome = welcome
         self.encoder = Encoder(ship_project=True, peer_python=welcome.python, session=self)
-        self.decoder = Decoder()
+        self.decoder = Decoder(maker=self._make)
+        self.make_proxy: Callable[[Made], Any] | None = None
+        """Makes the proxy of a mesh that came in a result."""
+        self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """The whole meshes that have proxies, by id."""
+        self._forgotten: deque[int] = deque()
         self.events = EventLog()
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
@@ -95,6 +102,22 @@ class Connection:
         connection = cls(transport, url, welcome, stream)
         connection._start(messages)
         return connection
+
+    def _make(self, made: Made) -> Any:
+        return made if self.make_proxy is None else self.make_proxy(made)
+
+    def forget(self, mesh: int) -> None:
+        """Have the driver let go of a mesh that came in a result, with the next operation.
+
+        Called when a proxy is collected, which may be in the middle of anything: so nothing is sent here.
+        """
+        self._forgotten.append(mesh)
+
+    def _send_forgotten(self) -> None:
+        meshes = []
+        while self._forgotten:
+            meshes.append(self._forgotten.popleft())
+        self._sender.put(Message(Kind.FORGET, self.next_id(), meshes), BARRIER, False)
 
     def _start(self, messages: Any) -> None:
         self._reader = threading.Thread(target=self._read, args=(messages,), name="loom-reader", daemon=True)
@@ -149,6 +172,8 @@ class Connection:
             if ident is not None:
                 self._waiting.pop(ident, None)
             raise self._error
+        if self._forgotten:
+            self._send_forgotten()
         self._sender.put(message, key, eager)
         if asyncio._get_running_loop() is None:  # an event loop must not be held up
             self._sender.wait_for_room()

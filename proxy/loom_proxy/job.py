@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -12,7 +13,7 @@ from loom.signatures import CallSignature
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
 from loom_proxy.events import Event
-from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh
+from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
 from loom_proxy.shape import Shape
 
 __all__ = ["Job", "JobState", "connect"]
@@ -63,6 +64,7 @@ class Job:
 
     def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
         self._connection = connection
+        connection.make_proxy = functools.partial(proxy_of, connection)
         self._attached = attached
         self._close_callbacks: list[Callable[[], None]] = []
         self._closed = False

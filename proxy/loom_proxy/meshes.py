@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.signatures import CallSignature, constructor, endpoints
+from loom.wire.codec import Made
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
 from loom_proxy.futures import FutureProxy
@@ -41,6 +43,7 @@ class WholeMesh:
         self.shape = shape
         self._views = {shape: ident}
         self._lock = threading.Lock()
+        connection.wholes[ident] = self
 
     def ident_of(self, shape: Shape) -> int:
         """The id of a part of the mesh, told to the driver the first time it is needed."""
@@ -53,6 +56,28 @@ class WholeMesh:
                     ident = self.connection.send(Kind.VIEW, body)
                     self._views[shape] = ident
         return ident
+
+
+def proxy_of(connection: Connection, made: Made) -> Any:
+    """The proxy of a mesh, or of a value mesh, that came in a result."""
+    labels, offset, sizes, strides = made.shape
+    shape = Shape(tuple(labels), offset, tuple(sizes), tuple(strides))
+    if made.kind == "values":
+        return ValueMeshProxy(shape, made.values or [])
+    whole = connection.wholes.get(made.root)
+    if whole is None:
+        whole = WholeMesh(connection, made.mesh, made.name, shape)
+        if made.mesh < 0:
+            weakref.finalize(whole, connection.forget, made.mesh)
+    if made.kind == "hosts":
+        return HostMeshProxy(whole, shape)
+    if made.kind == "procs":
+        return ProcMeshProxy(whole, shape)
+    signatures = {
+        label: CallSignature(f"{made.class_name}.{label}", parameters)
+        for label, parameters in (made.endpoints or {}).items()
+    }
+    return ActorMeshProxy(whole, shape, class_name=made.class_name, signatures=signatures)
 
 
 class MeshProxy(MeshTrait):

@@ -101,6 +101,20 @@ class Meshes:
             found = self._endpoints[key] = _unchecked(self.mesh(ident), name)
         return found
 
+    def find(self, mesh: Any) -> tuple[int, Entry] | None:
+        """The id and the entry of a Monarch mesh that is one of these very objects."""
+        for ident, entry in self._entries.copy().items():
+            if entry.mesh is mesh:
+                return ident, entry
+        return None
+
+    def forget(self, ident: int) -> None:
+        """Let go of a mesh and of its parts."""
+        for key in [key for key, entry in self._entries.copy().items() if ident in (key, entry.root)]:
+            del self._entries[key]
+            for called in [called for called in self._endpoints.copy() if called[0] == key]:
+                del self._endpoints[called]
+
     def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
         """Every whole mesh that was made, oldest first; of one kind where ``kind`` names it."""
         return [

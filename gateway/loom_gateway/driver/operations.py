@@ -19,6 +19,7 @@ from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.calls import Calls
 from loom_gateway.driver.faults import as_loom_error, error_message
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
+from loom_gateway.driver.results import MadeMeshes
 from loom_gateway.driver.runs import Runs
 from loom_gateway.driver.spawns import Spawns
 
@@ -80,7 +81,7 @@ class Operations:
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self.meshes.add(HOST_MESH, hosts)
         self.decoder = Decoder(self.meshes.resolve)
-        self.encoder = Encoder()
+        self.encoder = Encoder(swaps=MadeMeshes(self.meshes).swaps)
         self.gatherer = Gatherer(loop, flush)
         self.answers = Answers(loop, self.answer, self.gatherer)
         self._pending: dict[Key, _Pending] = {}

@@ -28,6 +28,7 @@ class Spawns:
             Kind.STOP: self._stop,
             Kind.INITIALIZED: self._initialized,
             Kind.MESHES: self._list_meshes,
+            Kind.FORGET: self._forget,
         }
 
     def _spawn_procs(self, message: Message, started: float) -> None:
@@ -74,7 +75,7 @@ class Spawns:
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
         for ident, entry in self._session.meshes.whole():
-            if entry.kind == "hosts":
+            if entry.kind == "hosts" or ident < 0:
                 continue
             described = None
             if entry.cls is not None:
@@ -84,3 +85,7 @@ class Spawns:
             shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
             listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
         self._session.succeed(message.id, started, listed)
+
+    def _forget(self, message: Message, started: float) -> None:
+        for mesh in message.body:
+            self._session.meshes.forget(mesh)

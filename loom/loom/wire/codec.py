@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from loom.errors import LoomError, UnpicklableError
 from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 
-__all__ = ["Decoder", "Encoder", "Reference", "dumps", "loads", "travels_by_value"]
+__all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "travels_by_value"]
 
 _IN_BAND = 16 << 10
 """Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
@@ -45,6 +45,25 @@ class Reference(NamedTuple):
     mesh: int
 
 
+class Made(NamedTuple):
+    """What stands for a mesh in a result: one that the cluster has made and that the laptop does not know yet."""
+
+    kind: str
+    """``hosts``, ``procs``, ``actors`` or ``values``."""
+    mesh: int
+    """Its id; negative where the driver gave it, since the positive ones are the laptop's to give."""
+    name: str
+    shape: tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
+    """Labels, offset, sizes and strides."""
+    root: int = 0
+    """The id of the mesh that it is a part of; its own where it is whole."""
+    class_name: str = ""
+    endpoints: dict[str, Any] | None = None
+    """For an actor mesh, the parameters of each endpoint."""
+    values: list[Any] | None = None
+    """For a value mesh, the values, row by row."""
+
+
 _resolving = threading.local()
 
 
@@ -52,6 +71,13 @@ def _resolve(mesh: int) -> Any:
     """Unpickle a `Reference`: the mesh itself where a `Decoder` knows it."""
     resolver: Callable[[int], Any] | None = getattr(_resolving, "resolver", None)
     return Reference(mesh) if resolver is None else resolver(mesh)
+
+
+def _resolve_made(*fields: Any) -> Any:
+    """Unpickle a `Made`: a proxy of the mesh where a `Decoder` makes them."""
+    maker: Callable[[Made], Any] | None = getattr(_resolving, "maker", None)
+    made = Made(*fields)
+    return made if maker is None else maker(made)
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -145,6 +171,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reference = getattr(type(obj), "__loom_reference__", None)
         if reference is not None:
             return _resolve, (reference(obj, self._encoder.session),)
+        swap = self._encoder.swaps.get(type(obj))
+        if swap is not None:
+            swapped = swap(obj)
+            return (_resolve_made, tuple(swapped)) if isinstance(swapped, Made) else swapped
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             self._encoder.before_code(obj)
         return super().reducer_override(obj)
@@ -157,12 +187,18 @@ class Encoder:
         ship_project: ship the user's own modules by value (the laptop's side) instead of by reference.
         peer_python: the peer's ``(major, minor)``; code by value is refused if this Python's differs.
         session: what a mesh has to belong to; it is asked with ``__loom_reference__(session)``.
+        swaps: by exact type, what to pickle instead of an object: a `Made`, or what ``__reduce__`` would return.
     """
 
     def __init__(
-        self, ship_project: bool = False, peer_python: Sequence[int] | None = None, session: object = None
+        self,
+        ship_project: bool = False,
+        peer_python: Sequence[int] | None = None,
+        session: object = None,
+        swaps: Mapping[type, Callable[[Any], Any]] | None = None,
     ) -> None:
         self.session = session
+        self.swaps = swaps or {}
         self._ship_project = ship_project
         self._peer_python = peer_python
         self._mismatch = peer_python is not None and tuple(peer_python) != python_version()
@@ -269,10 +305,14 @@ class Decoder:
 
     Args:
         resolver: gives the mesh for an id; without one, meshes stay `Reference`s.
+        maker: gives the proxy for a `Made`; without one, they stay what they are.
     """
 
-    def __init__(self, resolver: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self, resolver: Callable[[int], Any] | None = None, maker: Callable[[Made], Any] | None = None
+    ) -> None:
         self._resolver = resolver
+        self._maker = maker
 
     def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
         """Unpickle the parts of a payload.
@@ -282,7 +322,8 @@ class Decoder:
             LoomError: whatever the resolver raised.
         """
         outer = getattr(_resolving, "resolver", None)  # of the payload that this one is unpickled in
-        _resolving.resolver = self._resolver
+        outer_maker = getattr(_resolving, "maker", None)
+        _resolving.resolver, _resolving.maker = self._resolver, self._maker
         try:
             if len(parts) == 1:
                 return pickle.loads(parts[0])
@@ -295,7 +336,7 @@ class Decoder:
                 f"If it is a package that is missing, install it here too."
             ) from error
         finally:
-            _resolving.resolver = outer
+            _resolving.resolver, _resolving.maker = outer, outer_maker
 
 
 def _writable(part: Buffer) -> Buffer:

@@ -38,6 +38,8 @@ class Kind(enum.IntEnum):
     """Stop a proc or actor mesh. Body: ``[mesh, reason]``."""
     INITIALIZED = 20
     """Answer when a mesh has been created. Body: ``[mesh]``."""
+    FORGET = 27
+    """Let go of meshes that came in results and of their parts; nobody names them any more. Body: ``[mesh, …]``."""
     CALL = 32
     """Send to every actor, answer with all results in rank order. Body: ``[mesh, endpoint]``."""
     CALL_ONE = 33
