@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import time
 import urllib.error
@@ -239,3 +240,36 @@ def test_rest_lists_sessions_and_refuses_unknown_ones(cluster: LocalCluster, job
         rest(cluster, "/api/v1/sessions/nobody", "DELETE")
     assert caught.value.code == 404
     assert "/api/v1/sessions/{name}" in rest(cluster, "/api/v1/openapi.json")["paths"]
+
+
+# -- callbacks ----------------------------------------------------------------------------------------------
+
+
+def test_failure_callbacks_are_told_and_may_call_the_session(job: loom.Job) -> None:
+    told: queue.Queue[Any] = queue.Queue()
+
+    def broken(failure: Any) -> None:
+        raise RuntimeError("a callback of the test raises")
+
+    def recover(failure: Any) -> None:
+        again = job.hosts.spawn_procs(name="again").spawn("again", Counter, 5)
+        told.put((failure.mesh_name, failure.report(), list(again.add.call(1).get(timeout=BOUND).values())))
+
+    job.on_failure(broken)
+    job.on_failure(recover)
+    counters = job.hosts.spawn_procs().spawn("fragile", Counter)
+    counters.slice(hosts=1).fail.broadcast("nobody listens")
+    name, report, values = told.get(timeout=BOUND)
+    assert "fragile" in name
+    assert "nobody listens" in report
+    assert values == [6, 6]
+
+
+def test_a_removed_failure_callback_is_not_called(job: loom.Job) -> None:
+    told: queue.Queue[Any] = queue.Queue()
+    removed: list[Any] = []
+    job.on_failure(removed.append)()
+    job.on_failure(told.put)
+    job.hosts.spawn_procs().spawn("fragile", Counter).fail.broadcast("nobody listens")
+    assert "nobody listens" in told.get(timeout=BOUND).report()
+    assert not removed

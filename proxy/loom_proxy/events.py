@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from loom.errors import LoomError
 
-__all__ = ["Event", "EventLog"]
+__all__ = ["Event", "EventLog", "FailureCallbacks", "MeshFailure"]
+
+logger = logging.getLogger(__name__)
 
 KEEP = 10_000
 """Events that are kept; the oldest go first."""
@@ -81,3 +84,68 @@ class EventLog:
                 event = self._events[position - self._dropped]
             position += 1
             yield event
+
+
+@dataclass(frozen=True)
+class MeshFailure:
+    """A failure that nothing in the cluster handled. As Monarch's ``MeshFailure``."""
+
+    mesh_name: str
+    """Name of the mesh that failed, as Monarch has it: the name that was given, and a suffix."""
+    text: str
+    event: Event
+    """The event that told of it."""
+
+    def report(self) -> str:
+        """What failed, and why, for a person to read."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class FailureCallbacks:
+    """Calls functions with each failure, on a thread of their own: they may call the session and wait."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._callbacks: dict[object, Callable[[MeshFailure], object]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
+        """Have a function called with every failure from now on; return what undoes it."""
+        key = object()
+        with self._lock:
+            self._callbacks[key] = callback
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="loom-failures", daemon=True)
+                self._thread.start()
+
+        def remove() -> None:
+            with self._lock:
+                self._callbacks.pop(key, None)
+
+        return remove
+
+    def _run(self) -> None:
+        for event in self._log.read():
+            failure = _failure(event)
+            if failure is None:
+                continue
+            with self._lock:
+                callbacks = list(self._callbacks.values())
+            for callback in callbacks:
+                try:
+                    callback(failure)
+                except Exception:
+                    logger.exception("a failure callback raised on %s", failure.mesh_name)
+
+
+def _failure(event: Event) -> MeshFailure | None:
+    if event.name == "failure":
+        return MeshFailure(str(event.details["mesh"]), str(event.details["report"]), event)
+    if event.name == "host_lost":
+        host, address = event.details["host"], event.details["address"]
+        return MeshFailure("hosts", f"worker host {host} at {address} is gone, and its processes with it", event)
+    return None

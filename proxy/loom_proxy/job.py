@@ -12,7 +12,7 @@ from loom.errors import InvalidAddress
 from loom.signatures import CallSignature
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
-from loom_proxy.events import Event
+from loom_proxy.events import Event, FailureCallbacks, MeshFailure
 from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
 from loom_proxy.shape import Shape
 
@@ -65,6 +65,7 @@ class Job:
     def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
         self._connection = connection
         connection.make_proxy = functools.partial(proxy_of, connection)
+        self._failures = FailureCallbacks(connection.events)
         self._attached = attached
         self._close_callbacks: list[Callable[[], None]] = []
         self._closed = False
@@ -120,6 +121,18 @@ class Job:
             timeout: stop after this many seconds without an event; None goes on until the session ends.
         """
         return self._connection.events.read(timeout)
+
+    def on_failure(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
+        """Have a function called with each failure that nothing in the cluster handles.
+
+        As Monarch's ``unhandled_fault_hook``, but nothing ends: the session lives on. The first callback is also told
+        of the failures since this connection began. Callbacks run one after the other on a thread of their own, where
+        they may call actors and wait; what they raise is logged.
+
+        Returns:
+            A function that removes the callback.
+        """
+        return self._failures.add(callback)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function, or a coroutine function, in the driver, beside the meshes; return its result.
