@@ -126,8 +126,8 @@ class Job:
         """Have a function called with each failure that nothing in the cluster handles.
 
         As Monarch's ``unhandled_fault_hook``, but nothing ends: the session lives on. The first callback is also
-        told of the failures since this connection began. Callbacks run one after the other on a thread of their own,
-        where they may call actors and wait; what they raise is logged.
+        told of the failures since this connection began. Callbacks run one after the other on a thread of their
+        own, where they may call actors and wait; what they raise is logged.
 
         Returns:
             A function that removes the callback.
