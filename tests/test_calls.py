@@ -232,7 +232,7 @@ def test_run_executes_next_to_the_meshes(job: loom.Job, counters: Any) -> None:
 
     assert job.run(loop, counters, 20) == 4 * 30
     assert job.run(loop_async, counters) == 4 * 31
-    with pytest.raises(loom.OperationFailed, match="ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         job.run(lambda: 1 / 0)
 
 

@@ -85,6 +85,10 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
             line = {"event": "listening", "url": url, "token": token, "pid": os.getpid()}
             print(json.dumps(line), flush=True)  # noqa: T201
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            manager.logs.stop_following()  # uvicorn waits for answers that are under way
+            await super().shutdown(sockets)
+
     manager = SessionManager(options.worker, options.session_linger)
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
 import loom
-from loom.errors import AuthenticationError, LoomError, UnknownSession
+from loom.errors import AuthenticationError, LoomError, NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
 from loom_gateway.auth import TokenAuthority
+from loom_gateway.logs import LogQuery
 from loom_gateway.relay import Relay
 from loom_gateway.sessions import Session, SessionManager
 from loom_gateway.workers import parse_worker_address
@@ -22,7 +23,7 @@ from loom_gateway.workers import parse_worker_address
 __all__ = ["create_app"]
 
 _OPEN_PATHS = frozenset({"/healthz"})
-_STATUS = {AuthenticationError: 401, UnknownSession: 404}
+_STATUS = {AuthenticationError: 401, UnknownSession: 404, NoSuchMesh: 404, NoSuchRank: 404, WrongArguments: 422}
 
 
 class SessionInfo(BaseModel):
@@ -131,8 +132,40 @@ def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
         await manager.end(session, "it was ended over REST")
         return _session_info(session)
 
+    @app.get(
+        "/api/v1/sessions/{name}/logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"application/x-ndjson": {}}, "description": "A line of JSON for each line printed."},
+            404: {"description": "No log of this session, or no such mesh or rank in it."},
+            422: {"description": "A parameter makes no sense."},
+        },
+    )
+    async def logs(
+        name: str,
+        mesh: str | None = None,
+        rank: int | None = None,
+        stream: str | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> StreamingResponse:
+        """What a session's processes printed, also of one that ended lately; with ``follow`` until it ends.
+
+        A line has time, mesh, rank, place, stream and text. A follower gets empty lines as signs of life.
+        """
+        query = LogQuery(mesh, rank, stream, tail)
+        if follow:
+            return StreamingResponse(await manager.logs.follow(name, query), media_type="application/x-ndjson")
+        lines = await asyncio.to_thread(manager.logs.read, name, query)
+        return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")
+
     app.router.routes.append(WebSocketRoute("/ws/v1", Relay(manager, authority)))
     return app
+
+
+async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
+    for start in range(0, len(lines), 1000):
+        yield b"".join(lines[start : start + 1000])
 
 
 def _error_response(error: LoomError) -> JSONResponse:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -22,9 +22,9 @@ from websockets.protocol import State
 from loom.errors import AuthenticationError, LoomError, ProtocolMismatch, TooLarge
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, check_protocol, refusal
-from loom.wire.messages import Kind, Message
+from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
-from loom.wire.websocket import WebSocketFrames, message_head
+from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.auth import TokenAuthority
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
@@ -38,7 +38,15 @@ HELLO_TIMEOUT = 10.0
 EXIT_TIMEOUT = 5.0
 """Seconds that are waited for a driver's exit code once its socket has closed."""
 
-_HIGH_WATER = 4 << 20
+_HIGH_WATER = 512 << 10
+"""Bytes that wait for the other side before no more are read. All of it is ahead of a small call."""
+
+_SMALL = 16 << 10
+"""Bytes up to which joining costs less than writing in pieces."""
+
+_FAREWELL = 4096
+"""Bytes of the largest frame that may be a driver's last word."""
+
 _LENGTH = struct.Struct(">I")
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -83,11 +91,11 @@ class RelaySocket(WebSocketsSansIOProtocol):
             super().data_received(data)
             return
         try:
-            for is_message, payload in self._splitter.receive(data):
+            for is_message, pieces in self._splitter.receive(data):
                 if is_message:
-                    link.write(payload)
+                    link.write(*pieces)
                 else:
-                    super().data_received(payload)
+                    super().data_received(joined(pieces))
         except TooLarge as error:
             logger.warning("closing a client's connection: %s", error)
             self.conn.fail(1009, "message too large")
@@ -106,10 +114,14 @@ class RelaySocket(WebSocketsSansIOProtocol):
             self._link.write(b"".join(self.frames))
             self.frames = []
 
-    def send_frame(self, frame: bytes) -> None:
+    def send_frame(self, *pieces: Buffer) -> None:
         """Send a binary message; dropped where the connection is closing."""
         if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
-            self.transport.write(message_head(len(frame)) + frame)
+            head = message_head(sum(map(len, pieces)))
+            if len(pieces) == 1 and len(pieces[0]) < _SMALL:
+                self.transport.write(head + pieces[0])
+            else:
+                self.transport.writelines((head, *pieces))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -128,11 +140,12 @@ class DriverLink(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._buffer = bytearray()
+        self._head = b""
+        self._pieces: list[Buffer] = []
+        self._missing = 0
+        self._last: Sequence[Buffer] = ()
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._socket: RelaySocket | None = None
-        self.last_frame = b""
-        """The last frame that came from the driver."""
         self.written = 0
         """Frames that were sent to the driver."""
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -155,33 +168,50 @@ class DriverLink(asyncio.Protocol):
         return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        if not buffer and len(data) >= 4 and _LENGTH.unpack_from(data)[0] == len(data) - 4:
-            self._frame(data[4:])  # one frame that came whole, as small ones do
+        if (
+            not self._missing
+            and not self._head
+            and len(data) >= 4
+            and _LENGTH.unpack_from(data)[0] == len(data) - 4
+        ):
+            self._frame([data[4:]])  # one frame that came whole, as small ones do
             return
-        buffer += data
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        view = memoryview(data)
         position = 0
-        while len(buffer) - position >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, position)
-            end = position + _LENGTH.size + length
-            if end > len(buffer):
-                break
-            self._frame(bytes(memoryview(buffer)[position + _LENGTH.size : end]))
-            position = end
-        if position:
-            del buffer[:position]
+        while position < len(data):
+            if not self._missing:
+                if len(data) - position < _LENGTH.size:
+                    self._head = data[position:]
+                    return
+                (self._missing,) = _LENGTH.unpack_from(data, position)
+                position += _LENGTH.size
+            piece = view[position : position + self._missing]
+            self._pieces.append(piece)
+            self._missing -= len(piece)
+            position += len(piece)
+            if not self._missing:
+                pieces, self._pieces = self._pieces, []
+                self._frame(pieces)
 
-    def _frame(self, frame: bytes) -> None:
-        self.last_frame = frame
+    def _frame(self, pieces: Sequence[Buffer]) -> None:
+        self._last = pieces if sum(map(len, pieces)) <= _FAREWELL else ()
         if self._socket is not None:
-            self._socket.send_frame(frame)
+            self._socket.send_frame(*pieces)
         else:
-            self._frames.put_nowait(frame)
+            self._frames.put_nowait(joined(pieces))
 
-    def write(self, frame: bytes) -> None:
+    @property
+    def last_frame(self) -> bytes:
+        """The last frame that came from the driver; empty if it was too large for a farewell."""
+        return joined(self._last)
+
+    def write(self, *pieces: Buffer) -> None:
         """Send a frame to the driver."""
         self.written += 1
-        self._transport.writelines((_LENGTH.pack(len(frame)), frame))
+        self._transport.writelines((_LENGTH.pack(sum(map(len, pieces))), *pieces))
 
     def pause_writing(self) -> None:
         if self._socket is not None:
@@ -319,7 +349,7 @@ def _read_hello(frame: bytes) -> Hello:
 
 def _is_farewell(frame: bytes) -> bool:
     # Only unnumbered frames are looked into: a numbered one is the client's and the driver's business.
-    if not frame or len(frame) > 4096:
+    if not frame or len(frame) > _FAREWELL:
         return False
     decoded = decode_frame(frame)
     return decoded.seq == 0 and any(message.kind == Kind.ENDED for message in decoded.messages)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import LoomError, SessionLost, UnknownSession
+from loom_gateway.logs import SessionLogs
 
 __all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
 
@@ -51,6 +52,11 @@ class DriverProcess:
         return self._process.pid
 
     @property
+    def log_path(self) -> str:
+        """The file with what the session printed."""
+        return _log_path(self.socket_path)
+
+    @property
     def exit_code(self) -> int | None:
         return self._process.returncode
 
@@ -59,7 +65,8 @@ class DriverProcess:
         """Start a driver. It listens once `listening` is done."""
         arguments = [arg for worker in workers for arg in ("--worker", worker)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loom_gateway.driver", "--socket", socket_path, *arguments,
+            sys.executable, "-m", "loom_gateway.driver", "--socket", socket_path,
+            "--log-spool", _log_path(socket_path), *arguments,
             # The driver ends when this pipe closes, which it does however the gateway ends.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -107,6 +114,10 @@ class DriverProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+
+def _log_path(socket_path: str) -> str:
+    return socket_path.removesuffix(".sock") + ".log"
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
@@ -183,6 +194,8 @@ class SessionManager:
         self._spare: asyncio.Task[DriverProcess] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self.logs = SessionLogs()
+        """What the sessions print, and what the last ones to end have printed."""
 
     @property
     def spare_ready(self) -> bool:
@@ -234,6 +247,7 @@ class SessionManager:
         driver = await self._take_spare()
         session = Session(f"session-{secrets.token_hex(4)}", driver)
         self._sessions[session.name] = session
+        self.logs.add(session.name, driver.log_path)
         self._background(self._watch(session))
         return session
 
@@ -250,6 +264,7 @@ class SessionManager:
         await session.driver.exited.wait()
         session.move_to(SessionState.ENDED)
         self._sessions.pop(session.name, None)
+        self.logs.ended(session.name)
         logger.info(
             "session %s ended: %s (exit code %s)",
             session.name,

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -43,6 +44,9 @@ After Monarch's default of 60 s it gives up *and exits* (torchmonarch 0.7: ``hyp
 so that a root client that was killed would take every other session's host with it a minute later. To go on trying
 costs a connection attempt now and then.
 """
+
+REAP_EVERY = 0.1
+"""Seconds between two looks for orphans that have ended, while there is something that has ended."""
 
 LISTEN_CHECK = 0.005
 """Seconds between two looks at whether Monarch listens. It has no event for that, but does so in milliseconds."""
@@ -154,6 +158,31 @@ def _adopt_orphans() -> None:
 
         pr_set_child_subreaper = 36
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+        threading.Thread(target=_reap_orphans, name="reap-orphans", daemon=True).start()
+
+
+def _reap_orphans() -> None:
+    """Take note of the ends of orphans that lead a session, as the pumps of the procs' output do.
+
+    Each would stay a zombie for as long as this process runs. Monarch reaps the procs, which lead none.
+    """
+    while True:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # until there is a zombie, whoever is to reap it
+        except ChildProcessError:
+            time.sleep(REAP_EVERY)  # no children: there is nothing to wait for
+            continue
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if os.getsid(pid) == pid:
+                    os.waitpid(pid, os.WNOHANG)
+        time.sleep(REAP_EVERY)  # what is left is Monarch's to reap
+
+
+def _children() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:

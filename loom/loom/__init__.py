@@ -24,16 +24,55 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from loom.actor import Actor as Actor
+    from loom.actor import Context as Context
+    from loom.actor import MeshFailure as MeshFailure
+    from loom.actor import ProcId as ProcId
+    from loom.actor import Uid as Uid
+    from loom.actor import concurrent_endpoint as concurrent_endpoint
+    from loom.actor import context as context
+    from loom.actor import current_actor_name as current_actor_name
     from loom.actor import current_rank as current_rank
     from loom.actor import current_size as current_size
     from loom.actor import endpoint as endpoint
+    from loom.actor import get_meter as get_meter
+    from loom.actor import get_or_spawn_controller as get_or_spawn_controller
+    from loom.actor import returns_future as returns_future
+    from loom.actor import span as span
+    from loom.actor import this_host as this_host
+    from loom.actor import this_proc as this_proc
+    from loom.actor import traced as traced
+    from loom.bootstrap import BootstrapCommand as BootstrapCommand
+    from loom.bootstrap import default_bootstrap_cmd as default_bootstrap_cmd
     from loom.errors import *  # noqa: F403
+    from loom_proxy.adverbs import Accumulator as Accumulator
+    from loom_proxy.adverbs import as_endpoint as as_endpoint
+    from loom_proxy.adverbs import send as send
+    from loom_proxy.futures import FutureProxy as Future  # noqa: F401
+    from loom_proxy.futures import FutureProxy as FutureProxy
     from loom_proxy.job import Job as Job
     from loom_proxy.job import connect as connect
     from loom_proxy.local import local as local
+    from loom_proxy.meshes import ActorMeshProxy as ActorMeshProxy
+    from loom_proxy.meshes import EndpointProxy as Endpoint  # noqa: F401
+    from loom_proxy.meshes import EndpointProxy as EndpointProxy
+    from loom_proxy.meshes import HostMeshProxy as HostMesh  # noqa: F401
+    from loom_proxy.meshes import HostMeshProxy as HostMeshProxy
+    from loom_proxy.meshes import ProcMeshProxy as ProcMesh  # noqa: F401
+    from loom_proxy.meshes import ProcMeshProxy as ProcMeshProxy
+    from loom_proxy.ports import Channel as Channel
+    from loom_proxy.ports import Port as Port
+    from loom_proxy.ports import PortReceiver as PortReceiver
+    from loom_proxy.runs import RunHandle as RunHandle
+    from loom_proxy.shape import Extent as Extent
+    from loom_proxy.shape import Point as Point
+    from loom_proxy.values import ValueMeshProxy as ValueMesh  # noqa: F401
+    from loom_proxy.values import ValueMeshProxy as ValueMeshProxy
+    from loom_proxy.waiting import as_completed as as_completed
+    from loom_proxy.waiting import wait as wait
 
 _HOMES = {
     "connect": "loom_proxy.job",
+    "SyncResult": "loom_proxy.sync",
     "Job": "loom_proxy.job",
     "local": "loom_proxy.local",
     "Actor": "loom.actor",
@@ -45,8 +84,49 @@ _HOMES = {
     "ActorMeshProxy": "loom_proxy.meshes",
     "EndpointProxy": "loom_proxy.meshes",
     "FutureProxy": "loom_proxy.futures",
+    "RunHandle": "loom_proxy.runs",
+    "as_completed": "loom_proxy.waiting",
+    "wait": "loom_proxy.waiting",
     "ValueMeshProxy": "loom_proxy.values",
+    "Point": "loom_proxy.shape",
+    "Extent": "loom_proxy.shape",
+    "BootstrapCommand": "loom.bootstrap",
+    "default_bootstrap_cmd": "loom.bootstrap",
+    "Context": "loom.actor",
+    "MeshFailure": "loom.actor",
+    "ProcId": "loom.actor",
+    "Uid": "loom.actor",
+    "context": "loom.actor",
+    "current_actor_name": "loom.actor",
+    "get_meter": "loom.actor",
+    "get_or_spawn_controller": "loom.actor",
+    "returns_future": "loom.actor",
+    "span": "loom.actor",
+    "this_host": "loom.actor",
+    "this_proc": "loom.actor",
+    "traced": "loom.actor",
+    "HostMesh": "loom_proxy.meshes",
+    "ProcMesh": "loom_proxy.meshes",
+    "Endpoint": "loom_proxy.meshes",
+    "Future": "loom_proxy.futures",
+    "ValueMesh": "loom_proxy.values",
+    "Accumulator": "loom_proxy.adverbs",
+    "as_endpoint": "loom_proxy.adverbs",
+    "send": "loom_proxy.adverbs",
+    "concurrent_endpoint": "loom.actor",
+    "Channel": "loom_proxy.ports",
+    "Port": "loom_proxy.ports",
+    "PortReceiver": "loom_proxy.ports",
 }
+
+_ALIASES = {
+    "HostMesh": "HostMeshProxy",
+    "ProcMesh": "ProcMeshProxy",
+    "Endpoint": "EndpointProxy",
+    "Future": "FutureProxy",
+    "ValueMesh": "ValueMeshProxy",
+}
+"""Monarch's names for what a program on the laptop holds proxies of."""
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +135,7 @@ def __getattr__(name: str) -> Any:
         if name not in import_module("loom.errors").__all__:
             raise AttributeError(f"module 'loom' has no attribute {name!r}")
         home = "loom.errors"
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value
 

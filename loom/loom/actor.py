@@ -1,4 +1,4 @@
-"""What an actor class is written with: `Actor`, `endpoint`, `current_rank`, `current_size`.
+"""What an actor class is written with: `Actor`, `endpoint`, `current_rank`, `context`, `this_proc` and the like.
 
 Where torchmonarch is installed these are Monarch's own. Elsewhere (a laptop with Loom's base dependencies)
 they are stand-ins with the same names and signatures, good for defining a class and sending it: a class that
@@ -7,19 +7,68 @@ travels by value names them as ``loom.actor.…``, and so finds Monarch's in the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["Actor", "current_rank", "current_size", "endpoint", "has_monarch"]
+__all__ = [
+    "Actor",
+    "Context",
+    "MeshFailure",
+    "ProcId",
+    "Uid",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "get_meter",
+    "get_or_spawn_controller",
+    "has_monarch",
+    "monarch_actor",
+    "monarch_bootstrap_command",
+    "monarch_extent",
+    "monarch_point",
+    "monarch_value_mesh",
+    "returns_future",
+    "span",
+    "this_host",
+    "this_proc",
+    "traced",
+]
 
 has_monarch: bool = importlib.util.find_spec("monarch") is not None
 """Whether torchmonarch is installed here, so that the names of this module are Monarch's own."""
 
 if has_monarch and not TYPE_CHECKING:
-    from monarch.actor import Actor, current_rank, current_size, endpoint
+    from monarch.actor import (
+        Actor,
+        Context,
+        MeshFailure,
+        ProcId,
+        Uid,
+        concurrent_endpoint,
+        context,
+        current_actor_name,
+        current_rank,
+        current_size,
+        endpoint,
+        get_meter,
+        get_or_spawn_controller,
+        returns_future,
+        span,
+        this_host,
+        this_proc,
+        traced,
+    )
 else:
+
+    def _only_in_the_cluster(what: str) -> NoReturn:
+        raise RuntimeError(f"{what} is known inside an actor in the cluster, not on this machine")
 
     class Actor:
         """Base class of every actor. Stands in for ``monarch.actor.Actor`` where torchmonarch is missing."""
@@ -60,13 +109,173 @@ else:
             )
         return EndpointProperty(method, propagate, explicit_response_port, instrument)
 
+    class _ConcurrentEndpointProperty(EndpointProperty):
+        """An actor method marked by `concurrent_endpoint`."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            options = (self._propagator, self._explicit_response_port, self._instrument)
+            return _rebuild_concurrent_endpoint, (self._method, *options)
+
+    def concurrent_endpoint(
+        method: Any = None,
+        *,
+        propagate: Any = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+    ) -> Any:
+        """Mark an async method of an `Actor` as an endpoint that does not hold up the actor's next message.
+
+        As ``monarch.actor.concurrent_endpoint``.
+
+        Raises:
+            ValueError: the method is not async, or is marked by `endpoint` already.
+        """
+        if method is None:
+            return functools.partial(
+                concurrent_endpoint,
+                propagate=propagate,
+                explicit_response_port=explicit_response_port,
+                instrument=instrument,
+            )
+        if isinstance(method, EndpointProperty):
+            raise ValueError(
+                "concurrent_endpoint does not wrap @endpoint; pass endpoint options to @concurrent_endpoint"
+            )
+        if not inspect.iscoroutinefunction(method):
+            raise ValueError("concurrent_endpoint can only wrap async endpoints")
+        return _ConcurrentEndpointProperty(method, propagate, explicit_response_port, instrument)
+
     def current_rank() -> Any:
         """The rank of the actor that is running, as a Point. Only inside an actor, in the cluster."""
-        raise RuntimeError("current_rank() is known inside an actor in the cluster, not on this machine")
+        _only_in_the_cluster("current_rank()")
 
     def current_size() -> dict[str, int]:
         """The size of each dimension of the mesh that was called. Only inside an actor, in the cluster."""
-        raise RuntimeError("current_size() is known inside an actor in the cluster, not on this machine")
+        _only_in_the_cluster("current_size()")
+
+    def current_actor_name() -> str:
+        """The id of the actor that is running. Only inside an actor, in the cluster."""
+        _only_in_the_cluster("current_actor_name()")
+
+    def context() -> Any:
+        """The actor that is running and the message that it handles. Only inside an actor, in the cluster."""
+        _only_in_the_cluster("context()")
+
+    def this_host() -> Any:
+        """The host of the actor that is running, as a host mesh of one. Only inside an actor, in the cluster."""
+        _only_in_the_cluster("this_host()")
+
+    def this_proc() -> Any:
+        """The process of the actor that is running, as a proc mesh of one. Only inside an actor, in the cluster."""
+        _only_in_the_cluster("this_proc()")
+
+    def get_or_spawn_controller(name: str, Class: type, *args: Any, **kwargs: Any) -> Any:
+        """The session's actor of a name, made if there is none yet. Only inside an actor or `Job.run`."""
+        _only_in_the_cluster("get_or_spawn_controller()")
+
+    def get_meter() -> Any:
+        """Monarch's meter of OpenTelemetry. Only inside an actor, in the cluster."""
+        _only_in_the_cluster("get_meter()")
+
+    def span(name: str) -> Any:
+        """Time a block of code for Monarch's traces; on this machine, nothing."""
+        return contextlib.nullcontext()
+
+    class _Decorated:
+        """A function under one of Monarch's decorators, which is applied when it is unpickled in the cluster."""
+
+        def __init__(self, decorator: str, function: Callable[..., Any], **options: Any) -> None:
+            functools.update_wrapper(self, function)
+            self._decorator = decorator
+            self._function = function
+            self._options = options
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _redecorate, (self._decorator, self._function, self._options)
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return self if instance is None else functools.partial(self, instance)
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if self._decorator != "traced":
+                _only_in_the_cluster(f"what a {self._decorator} function returns")
+            return self._function(*args, **kwargs)
+
+    def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+        """Have the calls of a function in Monarch's traces; on this machine, nothing."""
+        if fn is None:
+            return functools.partial(traced, name=name)
+        return _Decorated("traced", fn, name=name)
+
+    def returns_future(function: Callable[..., Any]) -> Any:
+        """Have a coroutine function return a Monarch future. What it returns is known in the cluster only."""
+        return _Decorated("returns_future", function)
+
+    class _ClusterOnly:
+        """A class of Monarch's whose objects exist in the cluster only; good for annotations."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            _only_in_the_cluster(type(self).__name__)
+
+    class Context(_ClusterOnly):
+        """What `context` returns. Stands in for ``monarch.actor.Context``."""
+
+    class MeshFailure(_ClusterOnly):
+        """What ``__supervise__`` is called with. Stands in for ``monarch.actor.MeshFailure``."""
+
+    class ProcId(_ClusterOnly):
+        """The identity of a process. Stands in for ``monarch.actor.ProcId``."""
+
+    class Uid(_ClusterOnly):
+        """The identity of an actor or a process. Stands in for ``monarch.actor.Uid``."""
+
+
+def monarch_bootstrap_command(command: Any) -> Any:
+    """Monarch's command for a `loom.BootstrapCommand`, with the defaults of this process. In the cluster only."""
+    from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+    from monarch.actor import default_bootstrap_cmd
+
+    default = default_bootstrap_cmd()
+    program = default.program if command.program is None else command.program
+    args = default.args if command.args is None else command.args
+    env = {**default.env, **command.env}
+    return BootstrapCommand(program, command.arg0, args, env, command.inherit_env)
+
+
+def monarch_actor() -> Any:
+    """The module ``monarch.actor``, for what is Monarch's own business. In the cluster only."""
+    return importlib.import_module("monarch.actor")
+
+
+def monarch_extent(labels: Sequence[str], sizes: Sequence[int]) -> Any:
+    """Monarch's extent. In the cluster only."""
+    from monarch.actor import Extent
+
+    return Extent(list(labels), list(sizes))
+
+
+def monarch_point(rank: int, labels: Sequence[str], sizes: Sequence[int]) -> Any:
+    """Monarch's point. In the cluster only."""
+    from monarch.actor import Point
+
+    return Point(rank, monarch_extent(labels, sizes))
+
+
+def monarch_value_mesh(shape: tuple[Sequence[str], int, Sequence[int], Sequence[int]], values: list[Any]) -> Any:
+    """Monarch's value mesh, of labels, offset, sizes and strides. In the cluster only."""
+    from monarch._src.actor.shape import NDSlice, Shape
+    from monarch.actor import ValueMesh
+
+    labels, offset, sizes, strides = shape
+    ranks = NDSlice(offset=offset, sizes=list(sizes), strides=list(strides))
+    return ValueMesh(Shape(list(labels), ranks), values)
+
+
+def _redecorate(decorator: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Unpickle a function that a stand-in of a decorator pickled."""
+    if decorator == "returns_future":
+        return returns_future(function)
+    return traced(function) if options.get("name") is None else traced(name=options["name"])(function)
 
 
 def _rebuild_endpoint(
@@ -74,6 +283,18 @@ def _rebuild_endpoint(
 ) -> Any:
     """Unpickle an endpoint that a stand-in pickled."""
     return endpoint(
+        method,
+        propagate=propagate,
+        explicit_response_port=explicit_response_port,
+        instrument=instrument,
+    )
+
+
+def _rebuild_concurrent_endpoint(
+    method: Callable[..., Any], propagate: Any, explicit_response_port: bool, instrument: bool
+) -> Any:
+    """Unpickle a concurrent endpoint that a stand-in pickled."""
+    return concurrent_endpoint(
         method,
         propagate=propagate,
         explicit_response_port=explicit_response_port,

@@ -10,37 +10,66 @@ An error that crosses the wire carries its ``code``; `error_for_code` finds the 
 
 from __future__ import annotations
 
+import builtins
+import functools
+from concurrent.futures import CancelledError
+from typing import Any
+
 __all__ = [
     "ActorError",
     "AuthenticationError",
     "ConnectionLost",
     "EndpointNameTaken",
     "EndpointNotFound",
+    "FileChanged",
     "GatewayUnreachable",
+    "HostsNotOwned",
     "InvalidAddress",
+    "InvalidLogOption",
     "LoomError",
+    "MeshStopped",
     "MissingDependency",
+    "NoOpenJob",
     "NoSuchDimension",
     "NoSuchMesh",
+    "NoSuchRank",
+    "NoSuchRun",
+    "NotAFolder",
     "NotAGateway",
+    "NotAMethod",
+    "NotAnActor",
+    "NotAnEndpoint",
     "NotOneActor",
+    "NotOneProcess",
+    "NotSupported",
+    "OncePortUsed",
+    "OperationCancelled",
     "OperationFailed",
+    "PortClosed",
     "PortInUse",
     "ProtocolMismatch",
     "PythonVersionMismatch",
     "RemoteException",
+    "RunNameTaken",
     "SessionClosed",
     "SessionInUse",
     "SessionLost",
     "SliceOutOfRange",
     "SupervisionError",
+    "SyncFailed",
+    "SyncNameTaken",
     "TooLarge",
+    "TooManyRuns",
+    "UnknownSelection",
     "UnknownSession",
     "UnpicklableError",
+    "UnreadableFile",
+    "UnsafeLink",
     "WaitTimeout",
     "WorkerUnreachable",
     "WrongArguments",
     "error_for_code",
+    "operation_failed",
 ]
 
 
@@ -171,6 +200,42 @@ class EndpointNotFound(LoomError, AttributeError):
     code = "endpoint_not_found"
 
 
+class NotAnEndpoint(EndpointNotFound, RuntimeError):
+    """A method of the actor class is no endpoint; `loom.as_endpoint` makes it one. Nothing has been sent."""
+
+    code = "not_an_endpoint"
+
+
+class NotSupported(LoomError, TypeError):
+    """Monarch has it, but not without its tensor engine, which Loom does not carry."""
+
+    code = "not_supported"
+
+
+class UnknownSelection(LoomError, ValueError):
+    """`loom.send` goes to ``"all"`` actors or to one that is chosen, ``"choose"``. Nothing has been sent."""
+
+    code = "unknown_selection"
+
+
+class NoOpenJob(LoomError, RuntimeError):
+    """`loom.Channel.open` was not told which job it is for, and the program has none open, or several."""
+
+    code = "no_open_job"
+
+
+class PortClosed(LoomError):
+    """The receiver of a port was closed here, so that nothing can be received from it any more."""
+
+    code = "port_closed"
+
+
+class OncePortUsed(LoomError, RuntimeError, ValueError):
+    """A port for one message was used again. In Monarch, a `RuntimeError` to send and a `ValueError` to receive."""
+
+    code = "once_port_used"
+
+
 class EndpointNameTaken(LoomError, ValueError):
     """An endpoint has the name of something that every actor mesh has, such as ``slice``."""
 
@@ -181,6 +246,12 @@ class WrongArguments(LoomError, TypeError):
     """Arguments do not fit the endpoint's or the constructor's signature. Raised before anything is sent."""
 
     code = "wrong_arguments"
+
+
+class NotAMethod(WrongArguments, ValueError):
+    """`as_endpoint` was given something that is no method of a spawned actor, or an endpoint already."""
+
+    code = "not_a_method"
 
 
 class UnpicklableError(LoomError, TypeError):
@@ -195,19 +266,64 @@ class NotOneActor(LoomError, ValueError):
     code = "not_one_actor"
 
 
-class SliceOutOfRange(LoomError, IndexError, ValueError):
-    """A slice asks for what the dimension does not have, or for nothing: Monarch's `IndexError` or `ValueError`."""
+class NotOneProcess(LoomError, NotImplementedError):
+    """`host_mesh` needs a proc mesh of exactly one process, as Monarch's does."""
+
+    code = "not_one_process"
+
+
+class HostsNotOwned(LoomError, RuntimeError):
+    """Hosts cannot be shut down from a session: they belong to the gateway, and other sessions may use them.
+
+    A part of the hosts cannot be stopped either, as with Monarch.
+    """
+
+    code = "hosts_not_owned"
+
+
+class NotAnActor(LoomError, ValueError):
+    """A class that is to be spawned is no `Actor`, or mixes ``def`` and ``async def``, which Monarch refuses."""
+
+    code = "not_an_actor"
+
+
+class MeshStopped(LoomError, RuntimeError):
+    """A mesh that was stopped cannot be entered as a context manager."""
+
+    code = "mesh_stopped"
+
+
+class SliceOutOfRange(LoomError, IndexError, ValueError, OverflowError):
+    """A slice or a coordinate asks for what the dimension does not have, or for nothing.
+
+    Monarch raises `IndexError`, `ValueError` or, for a negative coordinate, `OverflowError`.
+    """
 
     code = "slice_out_of_range"
 
 
-class NoSuchDimension(LoomError, TypeError, KeyError):
-    """A mesh has no dimension of that name. A `TypeError` for `slice` and a `KeyError` for `size`, as Monarch's."""
+class NoSuchDimension(LoomError, TypeError, KeyError, ValueError):
+    """A mesh has no dimension of that name.
+
+    Monarch raises `TypeError` in `slice`, `KeyError` in `size` and `ValueError` in points and extents.
+    """
 
     code = "no_such_dimension"
 
     def __str__(self) -> str:
         return Exception.__str__(self)
+
+
+class InvalidLogOption(LoomError, ValueError, RuntimeError):
+    """``logging_option`` was asked for something it cannot do. Raised before anything is sent."""
+
+    code = "invalid_log_option"
+
+
+class NoSuchRank(LoomError, IndexError):
+    """A mesh has fewer processes than the rank that was asked for."""
+
+    code = "no_such_rank"
 
 
 class NoSuchMesh(LoomError):
@@ -217,9 +333,93 @@ class NoSuchMesh(LoomError):
 
 
 class OperationFailed(LoomError):
-    """An operation failed in the driver, outside any actor; the text carries the remote traceback."""
+    """An operation failed in the driver, outside any actor; the text carries the remote traceback.
+
+    Where Monarch raised a built-in class there, such as `ValueError`, the exception is of that class too.
+    """
 
     code = "operation_failed"
+
+    built_in = ""
+    """Name of that class, if there is one."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operation_failed, (str(self), self.built_in)
+
+
+@functools.cache
+def _operation_failed_as(name: str) -> type[OperationFailed]:
+    base = getattr(builtins, name, None)
+    if name not in _AS_MONARCH or base is None:
+        return OperationFailed
+    return type("OperationFailed", (OperationFailed, base), {"__module__": __name__, "built_in": name})
+
+
+_AS_MONARCH = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "EOFError",
+        "IndexError",
+        "KeyError",
+        "LookupError",
+        "NotImplementedError",
+        "OSError",
+        "OverflowError",
+        "RuntimeError",
+        "TimeoutError",
+        "TypeError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""Classes that take any text. The others would not make sense of it, or mean something to the interpreter."""
+
+
+def operation_failed(text: str, like: BaseException | str = "") -> OperationFailed:
+    """An `OperationFailed` that is of an exception's built-in class, too.
+
+    Args:
+        like: the exception, or the name of its built-in class.
+    """
+    if isinstance(like, str):
+        return _operation_failed_as(like)(text)
+    names = (cls.__name__ for cls in type(like).__mro__ if cls.__module__ == "builtins")
+    return _operation_failed_as(next((name for name in names if name in _AS_MONARCH), ""))(text)
+
+
+class OperationCancelled(LoomError, CancelledError):
+    """An operation was taken back before it was started, or a run was cancelled.
+
+    A `concurrent.futures.CancelledError`, which is an ordinary `Exception`; it is not ``asyncio.CancelledError``.
+    """
+
+    code = "cancelled"
+
+
+class NoSuchRun(LoomError, KeyError):
+    """The driver has no run of that id or name: it never had, or has forgotten it since it finished."""
+
+    code = "no_such_run"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class RunNameTaken(LoomError, ValueError):
+    """Another run of the name that was asked for is still going."""
+
+    code = "run_name_taken"
+
+
+class TooManyRuns(LoomError):
+    """As many functions run in the driver as it allows; the text has the number."""
+
+    code = "too_many_runs"
 
 
 class WaitTimeout(LoomError, TimeoutError):
@@ -279,6 +479,45 @@ class ActorError(LoomError):
 
     def __reduce__(self) -> tuple[type[ActorError], tuple[BaseException, str, str]]:
         return ActorError, (self.exception, self.message, self.exception_formatted)
+
+
+# -- synced folders -----------------------------------------------------------------------------------------
+
+
+class NotAFolder(LoomError, NotADirectoryError):
+    """`Job.sync` was given a path that is no folder."""
+
+    code = "not_a_folder"
+
+
+class UnreadableFile(LoomError, PermissionError):
+    """A file or a folder inside a folder that is to be synced cannot be read, or has a name that is not UTF-8."""
+
+    code = "unreadable_file"
+
+
+class UnsafeLink(LoomError, ValueError):
+    """A symbolic link in a folder that is to be synced leads outside of it, or round in circles."""
+
+    code = "unsafe_link"
+
+
+class FileChanged(LoomError):
+    """A file was changed while it was being read. Nothing was synced; sync again."""
+
+    code = "file_changed"
+
+
+class SyncNameTaken(LoomError, ValueError):
+    """Another folder was synced under the name already; give this one another with ``name=``."""
+
+    code = "sync_name_taken"
+
+
+class SyncFailed(LoomError):
+    """A host could not take a synced folder, or no longer has it; the text says which host and why."""
+
+    code = "sync_failed"
 
 
 def _subclasses(cls: type[LoomError]) -> dict[str, type[LoomError]]:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from loom.wire.messages import Buffer, Message
-from loom.wire.mux import OrderKey
+from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import Stream
 
-__all__ = ["FrameSender", "Wire", "try_send"]
+__all__ = ["COPIED", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
 
 GATHER = 64
 """Messages that are gathered at most before they are sent."""
@@ -28,20 +28,39 @@ HIGH_WATER = 64 << 20
 """Bytes of payload waiting to be sent, over which `FrameSender.wait_for_room` waits."""
 
 
+COPIED = 1 << 20
+"""Bytes of arguments up to which they are copied, so that the caller may change its own right after the call."""
+
+
 class Wire(Protocol):
     """What frames are sent over."""
 
     def encode(self, frame: Sequence[Buffer]) -> bytes:
         """The bytes that carry a frame."""
 
-    def try_send(self, data: bytes) -> int:
+    def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out. Raises `OSError` when the connection is over."""
 
-    def send_all(self, data: bytes) -> None:
+    def send_all(self, data: Buffer) -> None:
         """Send, waiting for room. Raises `OSError` when the connection is over."""
 
 
-def try_send(sock: socket.socket, data: bytes) -> int:
+def borrowed_bytes(message: Message) -> int:
+    """Bytes of a message's payload, but for its pickle, that their owner may change before they are sent."""
+    return sum(len(part) for part in message.parts[1:] if _is_borrowed(part))
+
+
+def _is_borrowed(part: Buffer | Pieces) -> bool:
+    return not isinstance(part, Pieces) and not memoryview(part).readonly
+
+
+def with_copies(message: Message) -> Message:
+    """A message that keeps what it has now, whatever its owner does."""
+    copies = [bytearray(part) if _is_borrowed(part) else part for part in message.parts[1:]]
+    return message._replace(parts=[message.parts[0], *copies])
+
+
+def try_send(sock: socket.socket, data: Buffer) -> int:
     """Send without waiting; return how many bytes went out.
 
     The count survives a KeyboardInterrupt in between, which would otherwise lose it and with it the place in the
@@ -66,13 +85,14 @@ class FrameSender:
         self._stream = stream
         self._wire = wire
         self._lock = threading.Lock()
-        self._rest = b""
+        self._rest: Buffer = b""
         self._writer_sends = False
         self._work = threading.Semaphore(0)
         self._woken = False
         self._room = threading.Event()
         self._room.set()
         self._idle = threading.Condition(self._lock)
+        self._watchers = 0
         self._closed = False
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
@@ -96,10 +116,18 @@ class FrameSender:
             if self._stream.outbox.pending_bytes > INLINE:
                 self._wake_writer()
 
+    def withdraw(self, ident: int) -> bool:
+        """Take back the message with an id; False if it has left, or begun to."""
+        with self._lock:
+            withdrawn = self._stream.outbox.withdraw(ident)
+            if self._stream.outbox.pending_bytes < HIGH_WATER // 2:
+                self._room.set()
+            return withdrawn
+
     def put_raw(self, data: bytes) -> None:
         """Send bytes that are no part of the stream, such as a frame outside the numbering."""
         with self._lock:
-            self._rest += data
+            self._rest = bytes(self._rest) + data
             self._wake_writer()
 
     def flush(self) -> None:
@@ -108,9 +136,18 @@ class FrameSender:
             with self._lock:
                 self._pump()
 
-    def wait_for_room(self) -> None:
-        """Wait while more than `HIGH_WATER` bytes are waiting to be sent."""
-        self._room.wait()
+    def wait_for_room(self, timeout: float | None = None) -> bool:
+        """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it."""
+        return self._room.wait(timeout)
+
+    def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
+        """Wait until the message with an id has been copied to be sent; False after ``timeout`` seconds of it."""
+        with self._idle:
+            self._watchers += 1
+            try:
+                return self._idle.wait_for(lambda: self._closed or not self._stream.outbox.holds(ident), timeout)
+            finally:
+                self._watchers -= 1
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything has been sent; False if it has not within ``timeout`` seconds."""
@@ -139,12 +176,14 @@ class FrameSender:
             except OSError:
                 return
             if sent < len(data):
-                self._rest = data[sent:]
+                self._rest = memoryview(data)[sent:]
                 self._wake_writer()
                 return
 
     def _next(self) -> bytes | None:
         frame = self._stream.next_frame()
+        if self._watchers:
+            self._idle.notify_all()
         return None if frame is None else self._wire.encode(frame)
 
     def _wake_writer(self) -> None:
@@ -163,7 +202,7 @@ class FrameSender:
                     self.close()
                     return
 
-    def _take(self) -> bytes | None:
+    def _take(self) -> Buffer | None:
         """What the writer thread is to send next."""
         with self._idle:
             data = self._rest or self._next()

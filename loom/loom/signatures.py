@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loom.errors import WrongArguments
+from loom.errors import NotAnActor, WrongArguments
 
-__all__ = ["CallSignature", "constructor", "endpoints"]
+__all__ = ["CallSignature", "check_actor", "constructor", "endpoints"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -79,7 +79,8 @@ def endpoints(cls: type) -> dict[str, CallSignature]:
     found = {}
     for name in dir(cls):
         value = inspect.getattr_static(cls, name, None)
-        if type(value).__name__ == "EndpointProperty":
+        # Monarch's concurrent_endpoint makes a subclass, whose method takes a port.
+        if any(base.__name__ == "EndpointProperty" for base in type(value).__mro__):
             method, explicit_port = value._method, value._explicit_response_port
             found[name] = CallSignature.of(f"{cls.__name__}.{name}", method, 2 if explicit_port else 1)
     return found
@@ -91,3 +92,33 @@ def constructor(cls: type) -> CallSignature:
     if function is object.__init__:
         return CallSignature(cls.__name__, [])
     return CallSignature.of(cls.__name__, function, 1)
+
+
+def check_actor(cls: type) -> None:
+    """Check that Monarch takes a class for an actor, by the rules of its ``ProcMesh.spawn``.
+
+    Raises:
+        NotAnActor: it is no `Actor`, or its endpoints, ``__cleanup__`` and ``__supervise__`` are partly ``def`` and
+            partly ``async def``.
+    """
+    from loom.actor import Actor  # where torchmonarch is installed, this takes a second
+
+    if not issubclass(cls, Actor):
+        raise NotAnActor(f"{cls.__module__}.{cls.__qualname__} is no actor: derive it from loom.Actor")
+    kinds: dict[bool, list[str]] = {False: [], True: []}
+    for name in endpoints(cls):
+        kinds[inspect.iscoroutinefunction(inspect.getattr_static(cls, name)._method)].append(name)
+    if kinds[False] and kinds[True]:
+        raise NotAnActor(
+            f"{cls.__name__} mixes endpoints that are def ({', '.join(kinds[False])}) and async def "
+            f"({', '.join(kinds[True])}): an actor has either, since a blocking one would hold up the others"
+        )
+    for hook in ("__cleanup__", "__supervise__"):
+        method = getattr(cls, hook, None)
+        if method is None or getattr(method, "_monarch_doc_stub", False):
+            continue
+        is_async = inspect.iscoroutinefunction(method)
+        if kinds[False] and is_async:
+            raise NotAnActor(f"{cls.__name__}.{hook} is async def, but its endpoints are def")
+        if kinds[True] and not is_async and hook == "__cleanup__":
+            raise NotAnActor(f"{cls.__name__}.{hook} is def, but its endpoints are async def")

@@ -8,6 +8,7 @@ thread takes the answers in.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 from collections import deque
@@ -15,26 +16,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from loom.coordinates import for_cluster
 from loom.errors import (
     ActorError,
     ConnectionLost,
     LoomError,
+    OperationFailed,
     ProtocolMismatch,
     RemoteException,
     SessionClosed,
     UnpicklableError,
     error_for_code,
+    operation_failed,
 )
-from loom.sender import FrameSender
+from loom.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.texts import unpack_texts
+from loom_proxy import progress
 from loom_proxy.events import Event, EventLog
 from loom_proxy.futures import FutureProxy
+from loom_proxy.interrupts import Uninterrupted
+from loom_proxy.logs import LogReceiver
+from loom_proxy.ports import Ports
+from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
+from loom_proxy.runs import KnownRuns, own_exception
+from loom_proxy.shape import Extent, Point
 from loom_proxy.transport import WebSocketTransport, normalise_url
+from loom_proxy.values import ValueMeshProxy
 
 __all__ = ["Connection"]
 
@@ -45,7 +57,12 @@ class Connection:
     def __init__(self, transport: WebSocketTransport, url: str, welcome: Welcome, stream: Stream) -> None:
         self.url = url
         self.welcome = welcome
-        self.encoder = Encoder(ship_project=True, peer_python=welcome.python, session=self)
+        self.encoder = Encoder(
+            ship_project=True,
+            peer_python=welcome.python,
+            session=self,
+            swaps=dict.fromkeys((Extent, Point, ValueMeshProxy), for_cluster),
+        )
         self.decoder = Decoder(maker=self._make)
         self.make_proxy: Callable[[Made], Any] | None = None
         """Makes the proxy of a mesh that came in a result."""
@@ -53,8 +70,17 @@ class Connection:
         """The whole meshes that have proxies, by id."""
         self._forgotten: deque[int] = deque()
         self.events = EventLog()
+        self.logs = LogReceiver()
+        """Shows the lines that come."""
+        self.runs = KnownRuns(self)
+        self.progress: bool | None = None
+        """Whether long waits are shown; see `loom_proxy.progress.wanted`."""
+        self.states = MeshStates()
+        """What is known of the meshes' elements."""
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
+        self.ports = Ports(self)
+        """The ports that messages of the cluster come to."""
         self._transport = transport
         self._stream = stream
         self._ids = itertools.count(welcome.next_id)
@@ -112,6 +138,7 @@ class Connection:
         Called when a proxy is collected, which may be in the middle of anything: so nothing is sent here.
         """
         self._forgotten.append(mesh)
+        self.states.forget(mesh)
 
     def _send_forgotten(self) -> None:
         meshes = []
@@ -134,36 +161,76 @@ class Connection:
         if self._error is not None:
             raise self._error
 
-    def send(self, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer] = (), key: OrderKey = BARRIER) -> int:
-        """Send an operation that has no answer, unless it fails; return its id."""
-        ident = self.next_id()
+    def send(
+        self,
+        kind: Kind,
+        body: Sequence[Any],
+        parts: Sequence[Buffer] = (),
+        key: OrderKey = BARRIER,
+        ident: int | None = None,
+    ) -> int:
+        """Send an operation that has no answer, unless it fails; return its id, which is new unless given."""
+        if ident is None:
+            ident = self.next_id()
         self._put(Message(kind, ident, body, parts), key, eager=not self._waiting)
         return ident
 
     def ask(
-        self, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer] = (), key: OrderKey = BARRIER
+        self,
+        kind: Kind,
+        body: Sequence[Any],
+        parts: Sequence[Buffer] = (),
+        key: OrderKey = BARRIER,
+        ident: int | None = None,
     ) -> FutureProxy[Any]:
-        """Send an operation and return the future of its answer."""
+        """Send an operation and return the future of its answer; its id is new unless given."""
         future: FutureProxy[Any] = FutureProxy(self)
-        ident = self.next_id()
+        future._asked = (kind, body)
+        if ident is None:
+            ident = self.next_id()
         eager = not self._waiting
+        future._ident = ident
         self._waiting[ident] = future
         self._put(Message(kind, ident, body, parts), key, eager, ident)
         if self._error is not None:  # it ended meanwhile, and may have missed this future
             future._complete(_Raise(self._error))
         return future
 
+    def withdraw(self, ident: int) -> bool:
+        """Take back an operation that has not been started; if that is in time, it has no answer.
+
+        If it has left this machine, the driver is asked, which takes a round trip.
+        """
+        if ident not in self._waiting:
+            return False
+        try:
+            with Uninterrupted():
+                withdrawn = self._sender.withdraw(ident)
+            withdrawn = withdrawn or self.ask(Kind.CANCEL, (ident,), key=None).get()
+        except LoomError:  # the connection is over; the operation's own future says how
+            return False
+        if withdrawn:
+            self._waiting.pop(ident, None)
+        return bool(withdrawn)
+
     def ask_many(
         self, count: int, kind: Kind, body: Sequence[Any], parts: Sequence[Buffer], key: OrderKey
     ) -> list[FutureProxy[Any]]:
         """Send an operation that has ``count`` answers, and return a future for each."""
         futures: list[FutureProxy[Any]] = [FutureProxy(self) for _ in range(count)]
+        for future in futures:
+            future._asked = (kind, body)
         ident = self.next_id()
         self._waiting[ident] = _StreamFutures(futures)
         self._put(Message(kind, ident, body, parts), key, True, ident)
         if self._error is not None:
             self._waiting.pop(ident, _StreamFutures(futures)).fail(_Raise(self._error))  # type: ignore[union-attr]
         return futures
+
+    def tell(self, kind: Kind, ident: int, body: Sequence[Any], key: OrderKey) -> None:
+        """Send something about what has the id; never waits, and does nothing when the connection is over."""
+        if self._error is None:
+            self._sender.put(Message(kind, ident, body), key)
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -172,15 +239,33 @@ class Connection:
             if ident is not None:
                 self._waiting.pop(ident, None)
             raise self._error
-        if self._forgotten:
-            self._send_forgotten()
-        self._sender.put(message, key, eager)
-        if asyncio._get_running_loop() is None:  # an event loop must not be held up
-            self._sender.wait_for_room()
+        on_loop = asyncio._get_running_loop() is not None  # which must not be held up
+        # As with Monarch, the caller may change an array as soon as the call has been made.
+        borrowed = borrowed_bytes(message) if len(message.parts) > 1 else 0
+        if borrowed and (on_loop or borrowed <= COPIED):
+            message, borrowed = with_copies(message), 0
+        with Uninterrupted():
+            if self._forgotten:
+                self._send_forgotten()
+            self._sender.put(message, key, eager)
+        if on_loop:
+            return
+        if not self._sender.wait_for_room(progress.AFTER):
+            progress.wait(self._sender.wait_for_room, None, self)
+        if borrowed:
+            taken = functools.partial(self._sender.wait_until_taken, message.id)
+            if not taken(progress.AFTER):
+                progress.wait(taken, None, self)
 
     def flush(self) -> None:
         """Send what has been gathered, as far as the socket takes it at once."""
-        self._sender.flush()
+        if self._stream.outbox:
+            with Uninterrupted():
+                self._sender.flush()
+
+    def moving(self) -> tuple[int, int, int]:
+        """Bytes that are to be sent; bytes that are here of large results, and bytes that those have in all."""
+        return self._stream.outbox.pending_bytes, *self._stream.incoming()
 
     # -- receiving ------------------------------------------------------------------------------------------
 
@@ -204,29 +289,51 @@ class Connection:
 
     def _take(self, message: Message) -> None:
         kind, ident, body, parts = message
+        if kind == Kind.LOG:
+            self.logs.take(parts[0])
+            return
         if kind == Kind.EVENT:
-            self.events.add(Event(str(body[0]), unpack_texts(parts[0])))
+            name, details = str(body[0]), unpack_texts(parts[0])
+            self.states.event(name, details)
+            if name not in UNLOGGED:
+                self.events.add(Event(name, details))
+            return
+        if kind == Kind.RUN_STATE:
+            self.runs.told(ident, body)
             return
         waiting = self._waiting.get(ident)
         if waiting is None:
-            if kind == Kind.ERROR:
+            if kind in (Kind.PORT_MESSAGES, Kind.PORT_MESSAGE):
+                self.ports.take(message)
+            elif kind == Kind.ERROR:
                 self._take_failure(message)
             return
         if kind == Kind.ERROR:
             index = body[2] if len(body) > 2 else None
             unpack: Callable[[], Any] = _Failure(self.decoder, message)
+            asked = getattr(waiting, "_asked", None)
+            if asked is not None:
+                self.states.failed(asked, str(body[1]), _text_of(message), index)
         else:
             index = body[1] if len(body) > 1 else None
             unpack = _Success(self.decoder, parts)
+            asked = getattr(waiting, "_asked", None)
+            if asked is not None and asked[0] in ON_MESHES and asked[1][0] in self.states.unseen:
+                self.states.answered(asked, index)
         if isinstance(waiting, FutureProxy):
             del self._waiting[ident]
             waiting._complete(unpack, body[0])
         elif waiting.complete(index, unpack, body[0]):
             del self._waiting[ident]
 
+    def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
+        """The exception that a code and the payload of a `Kind.ERROR` stand for."""
+        return _error(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
+
     def _take_failure(self, message: Message) -> None:
         """An operation failed that nobody waits for: a spawn, a view or a broadcast."""
         error = _error(self.decoder, message)
+        self.states.not_made(message.id, str(error))
         self.events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
 
     # -- the end --------------------------------------------------------------------------------------------
@@ -244,6 +351,7 @@ class Connection:
                 future._complete(_Raise(error))
             else:
                 future.fail(_Raise(error))
+        self.ports.end(error)
         self.events.close(Event("ended", {"reason": str(error)}, error))
         self._transport.close()
 
@@ -262,6 +370,7 @@ class Connection:
         self._transport.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(5.0)
+        self.logs.drain(5.0)
 
 
 class _StreamFutures:
@@ -270,6 +379,7 @@ class _StreamFutures:
     def __init__(self, futures: list[FutureProxy[Any]]) -> None:
         self._futures = futures
         self._left = len(futures)
+        self._asked = futures[0]._asked if futures else None
 
     def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
         """Complete one; True if it was the last. Without an index the call failed as a whole."""
@@ -304,7 +414,11 @@ class _Failure:
         self._message = message
 
     def __call__(self) -> Any:
-        raise _error(self._decoder, self._message)
+        error = _error(self._decoder, self._message)
+        pickled = self._message.parts[1:]
+        if pickled and isinstance(error, OperationFailed):
+            raise own_exception(error, self._decoder, pickled)
+        raise error
 
 
 class _Raise:
@@ -315,6 +429,10 @@ class _Raise:
         raise self._error
 
 
+def _text_of(message: Message) -> str:
+    return str(unpack_texts(message.parts[0]).get("text", ""))
+
+
 def _error(decoder: Decoder, message: Message) -> LoomError:
     """The exception that an error message stands for."""
     code = str(message.body[1])
@@ -322,6 +440,8 @@ def _error(decoder: Decoder, message: Message) -> LoomError:
     text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
     if code != ActorError.code:
         error = error_for_code(code, text)
+        if isinstance(error, OperationFailed):
+            error = operation_failed(text, str(texts.get("type", "")))
         if formatted:
             error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
         return error

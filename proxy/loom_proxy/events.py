@@ -27,6 +27,9 @@ class Event:
 
     ``failure``: Monarch reported a fault that nothing handled; ``details`` has ``mesh`` and ``report``.
     ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index) and ``address``.
+    ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
+    (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
+    session is told of those before it, too.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
     ``ended``: the connection is over; ``error`` says why.
     """

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from loom.errors import WaitTimeout
+from loom.errors import OperationCancelled, WaitTimeout
+from loom_proxy import progress
 
 if TYPE_CHECKING:
     from loom_proxy.connection import Connection
@@ -42,6 +44,11 @@ class FutureProxy(Generic[R]):
     many, many times; a wait that times out leaves the future as it was. The result is unpickled by whoever asks
     for it first, in their thread.
     """
+
+    _asked: tuple[int, Sequence[Any]] | None = None
+    """Kind and body of the operation, for what is shown while it is waited for."""
+    _ident: int | None = None
+    """Id of the operation, where it has this one answer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -109,6 +116,25 @@ class FutureProxy(Generic[R]):
             raise
         return None
 
+    def cancel(self) -> bool:
+        """Take the operation back, if it has not been started; as `concurrent.futures.Future.cancel`.
+
+        An operation is started when the driver has handed it to Monarch. Before that it may be on this machine, on
+        the way, or in the driver behind others; if it has left this machine, the driver is asked, which takes a
+        round trip. One that has been started goes on. Results of a `stream` cannot be taken back.
+
+        Returns:
+            True if the operation will not be started: whoever waits gets an `OperationCancelled`.
+        """
+        ident = self._ident
+        if self._unpack is None and ident is not None and self._connection.withdraw(ident):
+            self._complete(_Cancelled())
+        return self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Whether the operation was taken back."""
+        return isinstance(self._unpack, _Cancelled) or isinstance(self._error, OperationCancelled)
+
     @property
     def timing(self) -> Timing | None:
         """Where the time went, once the answer is here."""
@@ -135,10 +161,20 @@ class FutureProxy(Generic[R]):
             call()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """An ``asyncio.Future`` of the running loop with the same outcome, for ``asyncio.gather`` and the like."""
+        """An ``asyncio.Future`` of the running loop with the same outcome, for ``asyncio.gather`` and the like.
+
+        To cancel it ends that wait only; see `cancel`. Each call gives a new one.
+
+        Raises:
+            RuntimeError: no event loop runs in this thread.
+        """
+        if asyncio._get_running_loop() is None:
+            raise RuntimeError("as_asyncio() needs a running event loop; elsewhere use get()")
         return asyncio.ensure_future(self._await())
 
     def __await__(self) -> Generator[Any, None, R]:
+        if asyncio._get_running_loop() is None:
+            raise ValueError("a future is awaited on a running event loop; elsewhere use get()")
         return self._await().__await__()
 
     async def _await(self) -> R:
@@ -152,7 +188,12 @@ class FutureProxy(Generic[R]):
 
             self._connection.flush()
             if self._add(wake):
-                await arrived
+                try:
+                    with progress.shown_on(loop, self):
+                        await arrived
+                except BaseException:  # the wait was cancelled
+                    self._drop(wake)
+                    raise
         return self._result()
 
     def _add(self, callback: Callable[[], None]) -> bool:
@@ -163,22 +204,43 @@ class FutureProxy(Generic[R]):
             return True
 
     def _wait(self, timeout: float | None) -> None:
+        check_timeout(timeout)
         if timeout is not None and timeout > threading.TIMEOUT_MAX:
             timeout = None
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative")
         gate = threading.Lock()
         gate.acquire()
         if not self._add(gate.release):
             return
-        if not gate.acquire(timeout=-1 if timeout is None else timeout):
-            with self._lock:
-                if gate.release in self._callbacks:
-                    self._callbacks.remove(gate.release)
+        try:
+            arrived = self._acquire(gate, timeout)
+        except BaseException:  # interrupted
+            self._drop(gate.release)
+            raise
+        if not arrived:
+            self._drop(gate.release)
             if self._unpack is None:
                 raise WaitTimeout(
                     f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
                 )
+
+    def _acquire(self, gate: threading.Lock, timeout: float | None) -> bool:
+        """Wait for the gate to be released; if that takes long, say what is waited for."""
+        at_first = progress.AFTER if timeout is None else min(timeout, progress.AFTER)
+        if gate.acquire(timeout=at_first):
+            return True
+        left = None if timeout is None else timeout - at_first
+        return progress.wait(
+            lambda seconds: gate.acquire(timeout=-1 if seconds is None else seconds),
+            left,
+            self._connection,
+            self._asked,
+        )
+
+    def _drop(self, callback: Callable[[], None]) -> None:
+        """Take back what `_add` added."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
 
     def _result(self) -> R:
         with self._lock:
@@ -194,6 +256,11 @@ class FutureProxy(Generic[R]):
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
+    def _repr_html_(self) -> str:
+        from loom_proxy.notebook import future_html
+
+        return future_html(self)
+
     def __repr__(self) -> str:
         if self._unpack is None:
             state = "pending"
@@ -202,6 +269,19 @@ class FutureProxy(Generic[R]):
         else:
             state = "failed" if self._error is not None else "done"
         return f"<FutureProxy {state}>"
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""
+    if timeout is not None and not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative, or None")
+
+
+class _Cancelled:
+    """The answer of an operation that was taken back before it was started."""
+
+    def __call__(self) -> Any:
+        raise OperationCancelled("the operation was taken back before it was started")
 
 
 def _unpacked() -> Any:

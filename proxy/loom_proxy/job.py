@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from loom.errors import InvalidAddress
+from loom.errors import InvalidAddress, WaitTimeout
 from loom.signatures import CallSignature
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
 from loom_proxy.events import Event, FailureCallbacks, MeshFailure
+from loom_proxy.logs import LogLine
 from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
+from loom_proxy.ports import Channel, Port, PortReceiver, open_jobs
+from loom_proxy.runs import RunHandle
 from loom_proxy.shape import Shape
+from loom_proxy.sync import SyncedFolders, SyncResult
 
 __all__ = ["Job", "JobState", "connect"]
 
@@ -64,11 +69,14 @@ class Job:
 
     def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
         self._connection = connection
+        open_jobs.add(self)
         connection.make_proxy = functools.partial(proxy_of, connection)
         self._failures = FailureCallbacks(connection.events)
         self._attached = attached
         self._close_callbacks: list[Callable[[], None]] = []
         self._closed = False
+        self._synced = SyncedFolders(connection)
+        connection.encoder.by_name = self._synced.by_name
         welcome = connection.welcome
         self.token = token
         """The token, for other programs that are to join."""
@@ -85,6 +93,19 @@ class Job:
     def url(self) -> str:
         """URL of the gateway, for other programs that are to join."""
         return self._connection.url.removesuffix("/ws/v1")
+
+    @property
+    def progress(self) -> bool | None:
+        """Whether a wait of more than a second is shown on stderr or in the notebook.
+
+        None, as it is at first: where ``LOOM_PROGRESS`` is 1, or is not set and stderr is a terminal or there is a
+        notebook.
+        """
+        return self._connection.progress
+
+    @progress.setter
+    def progress(self, show: bool | None) -> None:
+        self._connection.progress = show
 
     def state(self) -> JobState:
         """The hosts, under the name that Monarch's jobs give them."""
@@ -134,21 +155,118 @@ class Job:
         """
         return self._failures.add(callback)
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @property
+    def print_logs(self) -> bool:
+        """Whether lines that come from the cluster are printed here; True unless set otherwise.
+
+        They go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
+        """
+        return self._connection.logs.printing
+
+    @print_logs.setter
+    def print_logs(self, wanted: bool) -> None:
+        self._connection.logs.printing = wanted
+
+    def on_log(self, callback: Callable[[LogLine], object]) -> Callable[[], None]:
+        """Have a function called with each line that comes from the cluster; see `ProcMeshProxy.logging_option`.
+
+        Callbacks run on the thread that prints the lines; what they raise is logged.
+
+        Returns:
+            A function that removes the callback.
+        """
+        return self._connection.logs.add_callback(callback)
+
+    def flush_logs(self, timeout: float = 10.0) -> None:
+        """Wait until what the processes have printed until now has been printed here.
+
+        Lines that a process has in a buffer of its own (``print`` has none) do not count as printed.
+
+        Raises:
+            WaitTimeout: ``timeout`` seconds were not enough.
+        """
+        until = time.monotonic() + timeout
+        self._connection.ask(Kind.FLUSH_LOGS, ()).get(timeout)
+        if not self._connection.logs.drain(max(0.0, until - time.monotonic())):
+            raise WaitTimeout(f"the lines that came were not printed within {timeout:g} s")
+
+    def run(
+        self, fn: Callable[..., Any], *args: Any, detach: bool = False, name: str | None = None, **kwargs: Any
+    ) -> Any:
         """Run a function, or a coroutine function, in the driver, beside the meshes; return its result.
 
         Proxies among the arguments arrive as the real Monarch meshes, so that a loop of many calls makes no
-        round trip to the laptop.
+        round trip to the laptop. What the function prints (Python's ``print``, `sys.stdout`, `sys.stderr` and
+        `logging`; its threads and tasks too) is printed here as it comes. It runs in a thread of its own, a
+        coroutine on an event loop of its own, and goes on whatever becomes of this connection: Ctrl-C ends the
+        wait, not the run.
+
+        Args:
+            detach: return a `RunHandle` at once instead of waiting and printing.
+            name: of the run, for `runs`; default: the function's name and a number.
 
         Raises:
-            OperationFailed: the function raised; the cause has its traceback.
+            Exception: what the function raised, as its own class; the ``__cause__`` has the remote traceback. What
+                Monarch raised comes as Loom's class of that name (`ActorError`, `SupervisionError`).
+            OperationFailed: the function raised something that cannot be rebuilt here, or no `Exception`.
+            OperationCancelled: another program cancelled it.
+            RunNameTaken: a run of that name is still going.
             UnpicklableError: the function, an argument or the result cannot be pickled.
         """
-        connection = self._connection
-        connection.check_open()
-        name = getattr(fn, "__name__", repr(fn))
-        parts = connection.encoder.dumps((fn, args, kwargs), f"{name} (function, args, kwargs)")
-        return connection.ask(Kind.RUN, (), parts).get()
+        runs = self._connection.runs
+        return (runs.start if detach else runs.call)(fn, args, kwargs, name)
+
+    def runs(self) -> Mapping[str, RunHandle]:
+        """The session's runs by name, those of earlier connections too, oldest first.
+
+        These are all that are going and, of those that have ended, the last 256; a run whose result was returned by
+        `run` is not among them. Of two with one name it is the one that is going, else the newer.
+        """
+        return self._connection.runs.listed()
+
+    def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """Open a port for this session: what is sent to it comes to this program. See `loom.Channel.open`.
+
+        Args:
+            once: it takes one message only.
+        """
+        return Channel[Any].open(once, job=self)
+
+    def sync(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        exclude: Sequence[str] = (),
+        progress: bool | None = None,
+    ) -> SyncResult:
+        """Ship a project folder to every host, for code that has to be imported by name.
+
+        What is spawned afterwards has the folder first on ``sys.path``, and so has the driver; what was spawned
+        before keeps the state of then. Of several folders the one synced last comes first. Folders inside that are
+        on ``sys.path`` here, such as ``src``, are there, too; a folder that is a package itself is imported by its
+        name. Classes and functions of modules in it travel by reference from now on; without a sync, and for
+        meshes spawned before it, they travel by value. Only contents that the cluster lacks are sent.
+
+        Left out are ``.git``, ``__pycache__``, virtual environments and what ``.gitignore`` files say. Links that
+        stay inside are kept.
+
+        Args:
+            path: the folder.
+            name: tells the folders of a session apart; default the folder's own name.
+            exclude: patterns as in a ``.gitignore``, above all others; ``!pattern`` ships what is ignored.
+            progress: whether to show how far it is; None where `Job.progress` would.
+
+        Raises:
+            NotAFolder: ``path`` is none.
+            UnreadableFile: something in it cannot be read.
+            UnsafeLink: a link leads outside of it, or in circles.
+            FileChanged: a file was changed while it was being read.
+            TooLarge: it has more than ``LOOM_SYNC_LIMIT`` bytes (4 GiB) or 100,000 files.
+            SyncNameTaken: another folder was synced under the name.
+            SyncFailed: a host cannot take it. Whatever is raised, no mesh gets any of it.
+        """
+        return self._synced.sync(path, name, exclude, progress)
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -189,6 +307,11 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        from loom_proxy.notebook import job_html
+
+        return job_html(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.session!r} at {self.url}, {self.hosts.extent}{', closed' if self.closed else ''}>"

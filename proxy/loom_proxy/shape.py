@@ -9,87 +9,128 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loom.errors import NoSuchDimension, SliceOutOfRange
+from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 
 __all__ = ["Extent", "MeshTrait", "Point", "Shape"]
 
 M = TypeVar("M", bound="MeshTrait")
 
 
-class Extent(Mapping[str, int]):
-    """The size of each dimension of a mesh, in order."""
+class _LikeMonarchs(ABCMeta):
+    """Lets ``isinstance`` hold for Monarch's own object of the same name, which actors have."""
 
-    __slots__ = ("labels", "sizes")
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or any(
+            base.__name__ == cls.__name__ and base.__module__.startswith("monarch.")
+            for base in type(instance).__mro__
+        )
+
+
+class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
+    """The size of each dimension of a mesh, in order. As ``monarch.actor.Extent``.
+
+    Raises:
+        ValueError: there are not as many sizes as labels.
+    """
+
+    __slots__ = ("_labels", "_sizes")
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[int]) -> None:
-        self.labels = tuple(labels)
-        self.sizes = tuple(sizes)
+        self._labels = tuple(labels)
+        self._sizes = tuple(sizes)
+        if len(self._labels) != len(self._sizes):
+            raise ValueError(f"{len(self._labels)} labels and {len(self._sizes)} sizes: there is one size a label")
+
+    @property
+    def labels(self) -> list[str]:
+        """Name of each dimension."""
+        return list(self._labels)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Size of each dimension."""
+        return list(self._sizes)
 
     @property
     def nelements(self) -> int:
         """How many elements a mesh of this extent has."""
-        return math.prod(self.sizes)
+        return math.prod(self._sizes)
+
+    def _axis(self, label: str) -> int:
+        try:
+            return self._labels.index(label)
+        except ValueError:
+            known = ", ".join(self._labels) or "none"
+            raise NoSuchDimension(f"no dimension {label!r}; there are: {known}") from None
 
     def __getitem__(self, label: str) -> int:
-        try:
-            return self.sizes[self.labels.index(label)]
-        except ValueError:
-            raise KeyError(label) from None
+        return self._sizes[self._axis(label)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.labels)
+        return iter(self._labels)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._labels)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Extent) and (self.labels, self.sizes) == (other.labels, other.sizes)
+        return type(other) is Extent and (self._labels, self._sizes) == (other._labels, other._sizes)
 
     def __hash__(self) -> int:
-        return hash((self.labels, self.sizes))
+        return hash((self._labels, self._sizes))
 
     def __repr__(self) -> str:
-        return (
-            "{" + ", ".join(f"{label}: {size}" for label, size in zip(self.labels, self.sizes, strict=True)) + "}"
-        )
+        return "{" + ", ".join(f"{label}: {size}" for label, size in self.items()) + "}"
 
 
-class Point(Mapping[str, int]):
-    """A coordinate in a mesh: the index along each dimension, and the rank in row-major order."""
+class Point(Mapping[str, int], metaclass=_LikeMonarchs):
+    """A coordinate in a mesh: the index along each dimension, and the rank in row-major order.
+
+    As ``monarch.actor.Point``.
+
+    Raises:
+        SliceOutOfRange: the extent has no such rank.
+    """
 
     __slots__ = ("extent", "rank")
 
     def __init__(self, rank: int, extent: Extent) -> None:
+        if not 0 <= rank < extent.nelements:
+            raise SliceOutOfRange(f"rank {rank} is out of range: a mesh of {extent} has {extent.nelements} ranks")
         self.rank = rank
         self.extent = extent
 
     def _indices(self) -> tuple[int, ...]:
         indices = []
         rest = self.rank
-        for size in reversed(self.extent.sizes):
+        for size in reversed(self.extent._sizes):
             rest, index = divmod(rest, size)
             indices.append(index)
         return tuple(reversed(indices))
 
+    def size(self, label: str) -> int:
+        """Size of a dimension of the mesh.
+
+        Raises:
+            NoSuchDimension: the mesh has no dimension of that name.
+        """
+        return self.extent[label]
+
     def __getitem__(self, label: str) -> int:
-        try:
-            return self._indices()[self.extent.labels.index(label)]
-        except ValueError:
-            raise KeyError(label) from None
+        return self._indices()[self.extent._axis(label)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.extent.labels)
+        return iter(self.extent)
 
     def __len__(self) -> int:
         return len(self.extent)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Point):
+        if type(other) is Point:
             return (self.rank, self.extent) == (other.rank, other.extent)
         return isinstance(other, Mapping) and dict(self) == dict(other)
 
@@ -97,7 +138,7 @@ class Point(Mapping[str, int]):
         return hash((self.rank, self.extent))
 
     def __repr__(self) -> str:
-        pairs = zip(self.extent.labels, self._indices(), self.extent.sizes, strict=True)
+        pairs = zip(self.extent._labels, self._indices(), self.extent._sizes, strict=True)
         return "{" + ", ".join(f"'{label}': {index}/{size}" for label, index, size in pairs) + "}"
 
 
@@ -154,7 +195,7 @@ class Shape:
         try:
             index = operator.index(index)
         except TypeError:
-            raise SliceOutOfRange(f"{label}={index!r}: select with an int or a slice") from None
+            raise WrongArguments(f"{label}={index!r}: select with an int or a slice") from None
         if not 0 <= index < size:
             raise SliceOutOfRange(f"{label}={index} is out of range: {label} has {size} (0 to {size - 1})")
 
@@ -204,6 +245,7 @@ class Shape:
                 labels.append(part)
         if left:
             raise ValueError(f"unused size constraints: {tuple(left)}")
+        _check_names(labels)
         return Shape(tuple(labels), self.offset, tuple(sizes), tuple(strides))
 
     def flatten(self, label: str) -> Shape:
@@ -244,6 +286,12 @@ def _split_sizes(label: str, size: int, parts: Sequence[str], constraints: dict[
     return [constraints.pop(part) if part in constraints else inferred for part in parts]
 
 
+def _check_names(names: Sequence[Any]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise WrongArguments(f"a dimension is named by a string, not by {name!r}")
+
+
 class MeshTrait(ABC):
     """What every mesh can do with its shape, without a round trip; after Monarch's class of this name."""
 
@@ -262,6 +310,7 @@ class MeshTrait(ABC):
         Raises:
             NoSuchDimension: the mesh has no dimension of that name.
             SliceOutOfRange: the dimension has no such index, or the slice selects nothing.
+            WrongArguments: a selector is neither an int nor a slice.
         """
         return self._new_with_shape(self._shape.select(selection))
 
@@ -293,7 +342,9 @@ class MeshTrait(ABC):
 
         Raises:
             ValueError: the ranks of the mesh are not contiguous.
+            WrongArguments: the name is no string.
         """
+        _check_names([name])
         return self._new_with_shape(self._shape.flatten(name))
 
     def rename(self: M, **names: str) -> M:

@@ -30,7 +30,7 @@ from loom.errors import (
 from loom.sender import try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.messages import Buffer
-from loom.wire.websocket import WebSocketFrames, apply_mask, message_head
+from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 
 __all__ = ["PATH", "WebSocketTransport", "normalise_url"]
 
@@ -135,11 +135,11 @@ class WebSocketTransport:
                 return
             if not data:
                 return
-            for is_message, payload in splitter.receive(data):
+            for is_message, pieces in splitter.receive(data):
                 if is_message:
-                    yield payload
+                    yield joined(pieces)
                 else:
-                    yield from self._other_frame(payload)
+                    yield from self._other_frame(joined(pieces))
 
     def _other_frame(self, data: bytes) -> Iterator[bytes]:
         """A control frame, or a piece of a message in several frames, which is `websockets`' business."""
@@ -158,12 +158,12 @@ class WebSocketTransport:
         """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
         self._socket.sendall(data)
 
-    def try_send(self, data: bytes) -> int:
+    def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out."""
         # A TLS socket cannot be asked to send without waiting: its writer thread does it.
         return 0 if self.is_tls else try_send(self._socket, data)
 
-    def send_all(self, data: bytes | memoryview) -> None:
+    def send_all(self, data: Buffer) -> None:
         """Send, waiting for room. Only for threads that no signal interrupts."""
         self._socket.sendall(data)
 

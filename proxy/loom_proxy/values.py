@@ -7,7 +7,7 @@ from pprint import pformat
 from textwrap import indent
 from typing import Any, Generic, TypeVar
 
-from loom.errors import NoSuchDimension, SliceOutOfRange
+from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom_proxy.shape import MeshTrait, Point, Shape
 
 __all__ = ["ValueMeshProxy"]
@@ -38,6 +38,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         Raises:
             NoSuchDimension: a dimension is missing, or is not one of this mesh's (a `KeyError`).
             SliceOutOfRange: a coordinate is outside its dimension (an `IndexError`).
+            WrongArguments: a coordinate is no int.
         """
         missing = [label for label in self.__shape.labels if label not in coordinates]
         if missing:
@@ -45,12 +46,18 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         for label, index in coordinates.items():
             self.__shape.dimension(label)
             if isinstance(index, slice):
-                raise SliceOutOfRange(f"item() takes one coordinate for {label!r}, not a slice; use slice()")
+                raise WrongArguments(f"item() takes one coordinate for {label!r}, not a slice; use slice()")
         (rank,) = self.__shape.select(coordinates).ranks()
         return self._values[self.__shape.ranks().index(rank)]
 
     def get(self, rank: int) -> R:
-        """The value of the ``rank``-th element, counted in row-major order."""
+        """The value of the ``rank``-th element, counted in row-major order.
+
+        Raises:
+            SliceOutOfRange: there are fewer elements.
+        """
+        if not 0 <= rank < len(self._values):
+            raise SliceOutOfRange(f"rank {rank} is out of range: there are {len(self._values)} values")
         return self._values[rank]
 
     def items(self) -> Iterator[tuple[Point, R]]:
@@ -59,9 +66,9 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         for rank, value in enumerate(self._values):
             yield Point(rank, extent), value
 
-    def values(self) -> Iterator[R]:
+    def values(self) -> list[R]:
         """Each value, in row-major order."""
-        return iter(self._values)
+        return list(self._values)
 
     def __iter__(self) -> Iterator[tuple[Point, R]]:
         return self.items()
@@ -72,6 +79,11 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return self.extent == other.extent and list(self._values) == list(other._values)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _repr_html_(self) -> str:
+        from loom_proxy.notebook import value_mesh_html
+
+        return value_mesh_html(self)
 
     def __repr__(self) -> str:
         body = indent(pformat(tuple(self.items())), "  ")

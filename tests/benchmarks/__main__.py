@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.benchmarks import calls, ray_environment, report
+from tests.benchmarks import calls, large, ports, ray_environment, report
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 
@@ -66,6 +66,60 @@ def measure_calls(
             console.width = WIDTH
         console.print(result.as_table())
     if check and not result.within_budgets:
+        raise typer.Exit(1)
+
+
+@app.command("large")
+def measure_large(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 3,
+    mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the tensor.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+) -> None:
+    """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
+    log = Console(stderr=True)
+    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
+    with log.status("starting") as status:
+        try:
+            figures = large.measure(large.LargePlan(mebibytes << 20, rounds), command, status.update)
+        except CallerError as error:
+            log.print(f"error: {error}", style="red", highlight=False, markup=False)
+            raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps(figures.as_json(), indent=2))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(figures.as_table())
+    if check and not figures.within_budgets:
+        raise typer.Exit(1)
+
+
+@app.command("ports")
+def measure_ports(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
+    messages: Annotated[int, typer.Option(min=10, help="Messages of one round.")] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+) -> None:
+    """Messages of one actor to a receiver, a second: native Monarch, and through Loom to the laptop."""
+    log = Console(stderr=True)
+    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
+    with log.status("starting") as status:
+        try:
+            figures = ports.measure(ports.PortPlan(rounds, messages), command, status.update)
+        except CallerError as error:
+            log.print(f"error: {error}", style="red", highlight=False, markup=False)
+            raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps(figures.as_json(), indent=2))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(figures.as_table())
+    if check and not figures.within_budget:
         raise typer.Exit(1)
 
 

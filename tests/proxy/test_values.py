@@ -12,7 +12,7 @@ from monarch._src.actor.actor_mesh import ValueMesh
 from monarch._src.actor.shape import NDSlice
 from monarch._src.actor.shape import Shape as MonarchShape
 
-from loom.errors import NoSuchDimension, SliceOutOfRange
+from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom_proxy.shape import Shape
 from loom_proxy.values import ValueMeshProxy
 
@@ -124,7 +124,7 @@ def test_an_item_out_of_range_is_refused(values: ValueMeshProxy[int], index: int
 
 
 def test_an_item_takes_no_slice(values: ValueMeshProxy[int]) -> None:
-    with pytest.raises(SliceOutOfRange, match="one coordinate for 'gpus', not a slice"):
+    with pytest.raises(WrongArguments, match="one coordinate for 'gpus', not a slice"):
         values.item(hosts=1, gpus=slice(0, 1))  # type: ignore[arg-type]
 
 

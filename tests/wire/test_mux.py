@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire import mux
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.messages import Buffer, Kind, Message
-from loom.wire.mux import BARRIER, Inbox, OrderKey, Outbox
+from loom.wire.mux import BARRIER, MAX_TRANSFERS, Inbox, OrderKey, Outbox, Pieces
 
 CHUNK = 16
 """Chunks of 16 bytes instead of half a megabyte, so that many fit into a fast test."""
@@ -213,7 +214,7 @@ def test_there_is_no_frame_when_nothing_is_queued() -> None:
 
 # -- chunks that do not fit together ------------------------------------------------------------------------
 
-HEAD = (CALL, 7, (1, "add"), (4, 6))
+HEAD = (CALL, 7, (1, "add"), (4, 6), (True, False))
 
 
 def chunk(transfer: int, offset: Any, total: Any, head: Any, *parts: Buffer) -> Message:
@@ -231,6 +232,73 @@ def test_chunks_are_put_together_into_the_parts_that_the_message_had() -> None:
     assert [bytes(part) for part in whole.parts] == [b"0123", b"456789"]
 
 
+def test_a_read_only_part_arrives_as_bytes_and_another_as_a_bytearray() -> None:
+    inbox = Inbox()
+
+    whole = inbox.receive(chunk(1, 0, 10, HEAD, b"0123456789"))
+
+    assert whole is not None
+    first, second = whole.parts
+    assert first == b"0123"
+    assert type(first) is bytes
+    assert second == b"456789"
+    assert type(second) is bytearray
+
+
+def test_a_part_in_pieces_arrives_as_one() -> None:
+    outbox = Outbox()
+    pieces = Pieces([payload(1, CHUNK), b"", payload(2, 5)], read_only=True)
+
+    outbox.put(Message(CALL, 1, (), [b"head", pieces]))  # type: ignore[list-item]
+
+    (whole,) = drain(outbox, Inbox())
+    assert list(whole.parts) == [b"head", payload(1, CHUNK) + payload(2, 5)]
+
+
+def test_parts_may_be_left_in_pieces() -> None:
+    outbox, inbox = Outbox(), Inbox(in_pieces=[CALL])
+    outbox.put(message(1, 3 * CHUNK, 5))
+
+    (whole,) = drain(outbox, inbox)
+
+    first, second = whole.parts
+    assert first == payload(1, 3 * CHUNK)[:5]
+    assert isinstance(second, Pieces)
+    assert not second.read_only
+    assert b"".join(second) == payload(1, 3 * CHUNK)[5:]
+
+
+def test_a_large_message_takes_no_more_memory_than_what_has_come_of_it() -> None:
+    inbox, gigabytes = Inbox(max_message=2**40), 2**38
+    tracemalloc.start()
+    try:
+        assert inbox.receive(chunk(1, 0, gigabytes, (CALL, 7, (), (gigabytes,), (True,)), bytes(CHUNK))) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**20
+    assert inbox.incoming() == (CHUNK, gigabytes)
+
+
+def test_more_large_messages_than_may_be_under_way_wait_for_their_turn() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    count = MAX_TRANSFERS + 10
+    for ident in range(count):
+        outbox.put(message(ident + 1, 3 * CHUNK))
+
+    assert sorted(idents(drain(outbox, inbox))) == list(range(1, count + 1))
+
+
+def test_more_transfers_than_may_be_under_way_are_refused() -> None:
+    inbox = Inbox()
+    for transfer in range(MAX_TRANSFERS):
+        inbox.receive(chunk(transfer, 0, 10, HEAD, b"0"))
+
+    with pytest.raises(ProtocolMismatch, match=f"more than {MAX_TRANSFERS} transfers are under way"):
+        inbox.receive(chunk(MAX_TRANSFERS, 0, 10, HEAD, b"0"))
+
+
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -239,17 +307,19 @@ def test_chunks_are_put_together_into_the_parts_that_the_message_had() -> None:
         [chunk(1, "0", 10, HEAD)],
         [chunk(1, 0, 10.0, HEAD)],
         [chunk(1, 0, None, HEAD)],
-        [chunk(1, 0, -10, (CALL, 7, (), (-10,)))],
+        [chunk(1, 0, -10, (CALL, 7, (), (-10,), (True,)))],
         [chunk(1, 0, 10, "head")],
-        [chunk(1, 0, 10, (CALL, 7, ()))],
-        [chunk(1, 0, 10, ("kind", 7, (), (10,)))],
-        [chunk(1, 0, 10, (CALL, "id", (), (10,)))],
-        [chunk(1, 0, 10, (CALL, 7, "body", (10,)))],
-        [chunk(1, 0, 10, (CALL, 7, (), None))],
-        [chunk(1, 0, 10, (CALL, 7, (), (4, 7)))],
-        [chunk(1, 0, 10, (CALL, 7, (), (-5, 15)))],
-        [chunk(1, 0, 10, (CALL, 7, (), (5.0, 5.0)))],
-        [chunk(1, 0, 10, (int(Kind.CHUNK), 7, (), (10,)), b"0123456789")],
+        [chunk(1, 0, 10, (CALL, 7, (), (10,)))],
+        [chunk(1, 0, 10, (CALL, 7, (), (10,), ()))],
+        [chunk(1, 0, 10, (CALL, 7, (), (10,), None))],
+        [chunk(1, 0, 10, ("kind", 7, (), (10,), (True,)))],
+        [chunk(1, 0, 10, (CALL, "id", (), (10,), (True,)))],
+        [chunk(1, 0, 10, (CALL, 7, "body", (10,), (True,)))],
+        [chunk(1, 0, 10, (CALL, 7, (), None, (True,)))],
+        [chunk(1, 0, 10, (CALL, 7, (), (4, 7), (True, True)))],
+        [chunk(1, 0, 10, (CALL, 7, (), (-5, 15), (True, True)))],
+        [chunk(1, 0, 10, (CALL, 7, (), (5.0, 5.0), (True, True)))],
+        [chunk(1, 0, 10, (int(Kind.CHUNK), 7, (), (10,), (True,)), b"0123456789")],
         [chunk(1, 1, 10, HEAD, b"0123")],
         [chunk(1, 0, 10, HEAD, b"0123456789+")],
         [chunk(1, 0, 10, None, b"0123")],
@@ -274,7 +344,7 @@ def test_a_message_over_the_limit_is_refused_before_room_is_made_for_it() -> Non
     inbox = Inbox(max_message=100)
 
     with pytest.raises(TooLarge, match=f"a message of {2**62} bytes is over this side's limit of 100 bytes"):
-        inbox.receive(chunk(1, 0, 2**62, (CALL, 7, (), (2**62,)), b"0"))
+        inbox.receive(chunk(1, 0, 2**62, (CALL, 7, (), (2**62,), (True,)), b"0"))
 
 
 json_like = st.recursive(

@@ -9,7 +9,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import OPEN, Protocol, Side
 
 from loom.errors import TooLarge
-from loom.wire.websocket import WebSocketFrames, apply_mask, message_head
+from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 
 LIMIT = 200_000
 SIZES = st.sampled_from([0, 1, 125, 126, 127, 65535, 65536, 70_000])
@@ -30,7 +30,7 @@ def test_frames_are_found_however_their_bytes_are_cut(
         expected.append((True, payload) if opcode is Opcode.BINARY and fin else (False, raw))
     splitter, found = WebSocketFrames(LIMIT), []
     for cut in [*cuts, len(data) + 1]:
-        found += splitter.receive(data[:cut])
+        found += [(is_message, joined(pieces)) for is_message, pieces in splitter.receive(data[:cut])]
         data = data[cut:]
     assert found == expected
 

@@ -17,7 +17,8 @@ from loom_gateway.monarch_env import set_monarch_environment
 set_monarch_environment()  # before Monarch is imported
 
 
-async def _serve(socket_path: str, workers: list[str]) -> None:
+async def _serve(socket_path: str, workers: list[str], log_spool: str | None) -> None:
+    from loom_gateway.driver.log_spool import LogSpool
     from loom_gateway.driver.server import DriverServer, prepare
 
     loop = asyncio.get_running_loop()
@@ -26,7 +27,7 @@ async def _serve(socket_path: str, workers: list[str]) -> None:
         listener.bind(socket_path)
         os.chmod(socket_path, 0o600)
         listener.listen()
-        server = DriverServer(workers, listener)
+        server = DriverServer(workers, listener, LogSpool(log_spool) if log_spool else None)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.end, f"the driver was told to stop ({number.name})")
         print(json.dumps({"event": "listening", "socket": socket_path, "pid": os.getpid()}), flush=True)  # noqa: T201
@@ -44,13 +45,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
+    parser.add_argument("--log-spool", help="path of the file that what the session prints is written to")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
 
     from monarch.actor import shutdown_context
 
-    asyncio.run(_serve(options.socket, options.worker))
+    asyncio.run(_serve(options.socket, options.worker, options.log_spool))
     shutdown_context(host_timeout=0.5).get(timeout=2.0)
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()

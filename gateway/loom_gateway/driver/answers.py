@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 __all__ = ["PATIENCE", "Answer", "Answers", "Gatherer", "Key"]
@@ -103,7 +103,18 @@ class Answers:
         """Wait for a future that may take long."""
         self._loop.call_soon_threadsafe(self._observe, key, future)
 
+    def in_order(self, keys: Sequence[Key], futures: Sequence[Any]) -> None:
+        """Wait for futures of which any may be done first; the first outcome is the first key's.
+
+        Monarch's futures of one stream take what comes from one port, in whatever order they are waited for.
+        """
+        self._loop.call_soon_threadsafe(self._observe_in_order, iter(keys), futures)
+
     # -- on the event loop ----------------------------------------------------------------------------------
+
+    def _observe_in_order(self, keys: Iterator[Key], futures: Sequence[Any]) -> None:
+        for future in futures:
+            future.as_asyncio().add_done_callback(lambda done: self._done(next(keys), done))
 
     def _observe(self, key: Key, future: Any) -> None:
         future.as_asyncio().add_done_callback(lambda done: self._done(key, done))

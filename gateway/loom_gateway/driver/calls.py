@@ -35,7 +35,7 @@ class Calls:
         mesh, endpoint = message.body
         adverb = _ADVERB_OF[Kind(message.kind)]
         bound = getattr(self._session.meshes.endpoint(mesh, endpoint), adverb)
-        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
         convert = _values if message.kind == Kind.CALL else None
         key = self._session.expect(message, started, self._session.meshes.entry(mesh), convert=convert)
         try:
@@ -50,7 +50,7 @@ class Calls:
         line = self._lines.get(mesh) or self._new_line(mesh, entry)
         endpoint = self._session.meshes.endpoint(mesh, name)
         resolved = self._session.meshes.resolved
-        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {name!r}")
+        args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {name!r}")
         key = self._session.expect(message, started, entry)
         try:
             if line is None or line.broken or self._session.meshes.resolved > resolved or not takes_lines(endpoint):
@@ -72,21 +72,23 @@ class Calls:
     def break_lines(self, to: Callable[[Entry], bool]) -> None:
         """Have some actors called in Monarch's own way from now on: it tells at once what is wrong with them."""
         for mesh, line in self._lines.copy().items():
-            if to(self._session.meshes.entry(mesh)):
+            entry = self._session.meshes.known(mesh)
+            if entry is None or to(entry):
                 line.broken = True
 
     def _stream(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
         bound = self._session.meshes.endpoint(mesh, endpoint).stream
-        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {endpoint!r}")
-        for index, future in enumerate(bound(*args, **kwargs)):
-            key = self._session.expect(message, started, self._session.meshes.entry(mesh), index)
-            self._session.answers.whenever(key, future)
+        args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        futures = list(bound(*args, **kwargs))
+        entry = self._session.meshes.entry(mesh)
+        keys = [self._session.expect(message, started, entry, index) for index in range(len(futures))]
+        self._session.answers.in_order(keys, futures)
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, endpoint = message.body
         bound = self._session.meshes.endpoint(mesh, endpoint).broadcast
-        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
         bound(*args, **kwargs)
 
 

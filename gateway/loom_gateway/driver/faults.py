@@ -10,7 +10,7 @@ import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 
-from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError
+from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, operation_failed
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.texts import pack_texts
@@ -36,8 +36,8 @@ def error_message(
 ) -> Message:
     """The `Kind.ERROR` message that tells the client of an exception.
 
-    The original exception of an `ActorError` travels as the payload if it can be pickled; its class, text and
-    traceback travel as text in any case.
+    The original exception of an `ActorError`, and one of the user's own, travels as the payload if it can be
+    pickled; its class, text and traceback travel as text in any case.
     """
     pickled: list[Buffer] = []
     texts: dict[str, str] = {}
@@ -57,12 +57,17 @@ def error_message(
     elif isinstance(error, LoomError):
         code = error.code
         texts = {"text": str(error)}
+        if isinstance(error, OperationFailed):
+            texts["type"] = error.built_in
     else:
         code = OperationFailed.code
         texts = {
             "text": "".join(traceback.format_exception_only(type(error), error)).strip(),
             "formatted": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            "type": operation_failed("", error).built_in,
         }
+        if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
+            pickled = _pickled(error, encoder)  # the user's own, sent to an endpoint's response port
     body = [rpc_ms, code] if index is None else [rpc_ms, code, index]
     return Message(Kind.ERROR, ident, body, [pack_texts(texts), *pickled])
 
@@ -85,4 +90,4 @@ def as_loom_error(error: Exception) -> LoomError:
     """An exception of the driver as one that can stand for a mesh that could not be made."""
     if isinstance(error, LoomError):
         return error
-    return OperationFailed(f"{type(error).__name__}: {error}")
+    return operation_failed(f"{type(error).__name__}: {error}", error)

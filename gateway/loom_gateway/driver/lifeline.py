@@ -20,15 +20,20 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from loom_gateway.driver.large_results import send_large_results_apart
+from loom_gateway.driver.log_capture import capture_output
+from loom_gateway.driver.synced_trees import OnPath
 from loom_gateway.workers import WorkerAddress
 
-__all__ = ["LifelineServer", "bootstrap_on", "watch_host"]
+__all__ = ["LifelineServer", "bootstrap_on", "hold_on", "watch_host"]
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to answer a new process."""
 
 _PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
 """Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
+
+Printed = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class LifelineServer:
@@ -37,11 +42,17 @@ class LifelineServer:
     Args:
         host: address of this machine that the workers can reach.
         broken: called with the id of a proc mesh and a rank in it when that process is gone.
+        held: called with the same when the process has started.
+        printed: takes what the process prints, from a connection of its own.
     """
 
-    def __init__(self, host: str, broken: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, host: str, broken: Callable[[int, int], None], held: Callable[[int, int], None], printed: Printed
+    ) -> None:
         self._host = host
         self._broken = broken
+        self._held = held
+        self._printed = printed
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -52,10 +63,14 @@ class LifelineServer:
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            procs, rank = json.loads(await reader.readline())
+            procs, rank, *use = json.loads(await reader.readline())
         except (ValueError, TypeError):
             writer.close()  # not a process of ours
             return
+        if use:
+            await self._printed(procs, rank, reader, writer)
+            return
+        self._held(procs, rank)
         try:
             while await reader.read(4096):
                 pass
@@ -88,30 +103,48 @@ async def watch_host(address: WorkerAddress) -> None:
 Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
-def bootstrap_on(address: tuple[str, int], procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
+def bootstrap_on(
+    address: tuple[str, int], procs: int, bootstrap: Bootstrap | None, on_path: OnPath | None = None
+) -> Callable[[], Any]:
     """A bootstrap function for ``spawn_procs``: holds on to the driver at ``address``, then runs the user's own.
 
-    ``procs`` is the id of the proc mesh that is being made.
+    ``procs`` is the id of the proc mesh that is being made. What ``on_path`` puts on ``sys.path`` is there when the
+    user's own function is unpickled: arguments are unpickled in their order.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_async, address, procs, bootstrap)
-    return functools.partial(_hold_on, address, procs, bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_async, address, procs, on_path, bootstrap)
+    return functools.partial(_hold_on, address, procs, on_path, bootstrap)  # type: ignore[arg-type]
 
 
-def _hold_on(address: tuple[str, int], procs: int, bootstrap: Callable[[], None] | None) -> None:
+def hold_on(address: tuple[str, int], procs: int) -> int:
+    """Tie this process to the driver at ``address``; return its rank in its proc mesh, whose id is ``procs``."""
     from monarch.actor import current_rank
 
     line = socket.create_connection(address, CONNECT_TIMEOUT)
     line.settimeout(None)
     _keep_alive(line)
-    line.sendall(json.dumps([procs, current_rank().rank]).encode() + b"\n")
+    rank: int = current_rank().rank
+    line.sendall(json.dumps([procs, rank]).encode() + b"\n")
     threading.Thread(target=_end_with, args=(line,), name="loom-lifeline", daemon=True).start()
+    return rank
+
+
+def _hold_on(
+    address: tuple[str, int], procs: int, on_path: OnPath | None, bootstrap: Callable[[], None] | None
+) -> None:
+    rank = hold_on(address, procs)
+    capture_output(address, procs, rank)
+    send_large_results_apart()
+    if on_path is not None:
+        on_path.check()
     if bootstrap is not None:
         bootstrap()
 
 
-async def _hold_on_async(address: tuple[str, int], procs: int, bootstrap: Callable[[], Awaitable[None]]) -> None:
-    _hold_on(address, procs, None)
+async def _hold_on_async(
+    address: tuple[str, int], procs: int, on_path: OnPath | None, bootstrap: Callable[[], Awaitable[None]]
+) -> None:
+    _hold_on(address, procs, on_path, None)
     await bootstrap()
 
 

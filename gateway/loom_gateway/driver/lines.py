@@ -19,6 +19,7 @@ from monarch._rust_bindings.monarch_hyperactor.actor import MethodSpecifier
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch.actor import ActorError, Channel
 
+from loom.wire.arrays import passing_on
 from loom_gateway.driver.answers import Answer, Gatherer, Key
 
 __all__ = ["MOST_LINES", "Line", "takes_lines"]
@@ -95,7 +96,8 @@ class Line:
             key, _ = waiting.popleft()
             self._replies += 1
             try:
-                value, error = receiver._process(message), None
+                with passing_on():
+                    value, error = receiver._process(message), None
             except BaseException as raised:  # noqa: BLE001 - passed on to the laptop
                 value, error = None, raised
             self._answer(key, value, error, False)
@@ -128,7 +130,7 @@ class Line:
     def _fail(self, error: BaseException) -> None:
         # Those that were answered meanwhile are not answered again.
         for key, name in self._waiting.copy():
-            text = str(error).replace(f".{_SENTINEL}()", f".{name}()")
+            text = str(error).replace(f".{_SENTINEL}()", f".{name.removesuffix('()')}()")
             self._answer(key, None, type(error)(text), True)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._src.actor.shape import NDSlice, Shape
+from monarch.actor import as_endpoint
 
 from loom.errors import LoomError, NoSuchMesh
 
@@ -44,6 +45,8 @@ class Meshes:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._endpoints: dict[tuple[int, str], Any] = {}
+        self.ports: dict[int, Any] = {}
+        """The Monarch ports that the client opened; their ids are counted with the meshes'."""
         self.resolved = 0
         """References in payloads that were resolved so far."""
 
@@ -71,12 +74,19 @@ class Meshes:
             raise entry.failure
         return entry
 
+    def known(self, ident: int) -> Entry | None:
+        """The entry of an id, if it has not been forgotten."""
+        return self._entries.get(ident)
+
     def mesh(self, ident: int) -> Any:
         """The Monarch mesh of an id. Raises as `entry` does."""
         return self.entry(ident).mesh
 
     def resolve(self, ident: int) -> Any:
-        """As `mesh`, for a reference in a payload; counted in `resolved`."""
+        """As `mesh`, for a reference in a payload; counted in `resolved`. Ports can be referred to, too."""
+        port = self.ports.get(ident)
+        if port is not None:
+            return port
         self.resolved += 1
         return self.mesh(ident)
 
@@ -109,17 +119,22 @@ class Meshes:
         return None
 
     def forget(self, ident: int) -> None:
-        """Let go of a mesh and of its parts."""
+        """Let go of a mesh and of its parts, or of a port."""
+        self.ports.pop(ident, None)
         for key in [key for key, entry in self._entries.copy().items() if ident in (key, entry.root)]:
             del self._entries[key]
             for called in [called for called in self._endpoints.copy() if called[0] == key]:
                 del self._endpoints[called]
 
+    def of_procs(self, procs: int) -> list[Entry]:
+        """The proc mesh of an id, the actor meshes on it, and the parts of all of them."""
+        return [entry for entry in self._entries.copy().values() if entry.procs == procs and entry.failure is None]
+
     def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
         """Every whole mesh that was made, oldest first; of one kind where ``kind`` names it."""
         return [
             (ident, entry)
-            for ident, entry in self._entries.items()
+            for ident, entry in self._entries.copy().items()
             if entry.root == ident and entry.failure is None and kind in (None, entry.kind)
         ]
 
@@ -135,7 +150,10 @@ _ANY_ARGUMENTS = _AnyArguments()
 
 def _unchecked(mesh: Any, name: str) -> Any:
     """An endpoint whose arguments Monarch does not check again: they were checked before they were sent."""
+    name, parenthesis, port = name.partition("(")
     endpoint = getattr(mesh, name)
+    if parenthesis:
+        endpoint = as_endpoint(endpoint, explicit_response_port=port == "port)")
     if not isinstance(endpoint, ActorEndpoint):
         return endpoint
     return ActorEndpoint(

@@ -15,13 +15,20 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from loom.errors import LoomError, ProtocolMismatch, SupervisionError
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import Kind, Message
+from loom.wire.mux import OrderKey
 from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.calls import Calls
 from loom_gateway.driver.faults import as_loom_error, error_message
+from loom_gateway.driver.log_spool import LogSpool
+from loom_gateway.driver.logs import Logs
+from loom_gateway.driver.made_meshes import MadeMeshes
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
-from loom_gateway.driver.results import MadeMeshes
+from loom_gateway.driver.ports import Ports
+from loom_gateway.driver.processes import Processes
 from loom_gateway.driver.runs import Runs
 from loom_gateway.driver.spawns import Spawns
+from loom_gateway.driver.sync import Syncs
+from loom_gateway.driver.translations import TRANSLATIONS
 
 __all__ = ["Handler", "Operations"]
 
@@ -42,7 +49,7 @@ _SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
 class Send(Protocol):
     """Takes a message for the client; one that is not eager may wait for the next flush."""
 
-    def __call__(self, message: Message, eager: bool = True) -> None: ...
+    def __call__(self, message: Message, eager: bool = True, key: OrderKey = None) -> None: ...
 
 
 class _Pending(NamedTuple):
@@ -64,6 +71,7 @@ class Operations:
         loop: the driver's event loop.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
+        log_spool: where the session's log is written.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class Operations:
         loop: asyncio.AbstractEventLoop,
         send: Send,
         flush: Callable[[], None],
+        log_spool: LogSpool | None = None,
     ) -> None:
         self.lifeline = lifeline
         self.loop = loop
@@ -81,7 +90,9 @@ class Operations:
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self.meshes.add(HOST_MESH, hosts)
         self.decoder = Decoder(self.meshes.resolve)
-        self.encoder = Encoder(swaps=MadeMeshes(self.meshes).swaps)
+        self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
+        """For arguments that only pass through: arrays and tensors are not put together here."""
+        self.encoder = Encoder(swaps={**MadeMeshes(self.meshes).swaps, **TRANSLATIONS})
         self.gatherer = Gatherer(loop, flush)
         self.answers = Answers(loop, self.answer, self.gatherer)
         self._pending: dict[Key, _Pending] = {}
@@ -91,10 +102,20 @@ class Operations:
         self.highest_id = 0
         """The highest id that a client has used."""
         self.calls = Calls(self)
+        self.ports = Ports(self)
+        self.processes = Processes(self)
+        logs = Logs(self, log_spool)
+        self.logs = logs.collector
+        """Takes what is printed."""
+        self.runs = Runs(self)
+        self.syncs = Syncs(self)
         self._handlers: dict[int, Handler] = {
+            **self.syncs.handlers,
             **Spawns(self).handlers,
+            **self.ports.handlers,
             **self.calls.handlers,
-            **Runs(self).handlers,
+            **logs.handlers,
+            **self.runs.handlers,
         }
 
     def start(self, message: Message) -> None:
@@ -170,6 +191,7 @@ class Operations:
         On the event loop.
         """
         self._gone.add((procs, rank))
+        self.processes.gone(procs, rank)
         self.calls.break_lines(lambda entry: entry.procs == procs and rank in entry.ranks)
         for key, pending in self._pending.copy().items():
             entry = pending.entry
@@ -179,6 +201,7 @@ class Operations:
     def host_gone(self, host: int) -> None:
         """Note that a worker host is gone, and with it each process on it, also those that were being spawned."""
         self.lost_hosts.add(host)
+        self.syncs.host_gone(host)
         for procs, entry in self.meshes.whole("procs"):
             self.processes_gone_with(procs, entry, host)
 
@@ -207,9 +230,10 @@ class Operations:
         """Stop every proc mesh of the session, newest first, each within `STOP_TIMEOUT` seconds."""
         running = [entry for _, entry in self.meshes.whole("procs") if not entry.stopped]
         stops = [self._stop_mesh(entry) for entry in reversed(running)]
-        await asyncio.gather(*stops)
+        await asyncio.gather(self.syncs.stop(), *stops)
 
     async def _stop_mesh(self, entry: Entry) -> None:
+        entry.stopped = True
         try:
             await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped; the workers reap what is left

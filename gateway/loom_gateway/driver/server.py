@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
 import struct
 import sys
+import termios
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -24,11 +26,14 @@ from loom.errors import LoomError, ProtocolMismatch, SessionInUse
 from loom.sender import FrameSender, try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol, refusal
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.messages import ADVERBS, Buffer, Kind, Message
+from loom.wire.mux import OrderKey
 from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.texts import pack_texts
+from loom_gateway.driver.backlog import Backlog
 from loom_gateway.driver.faults import replace_fault_hook
 from loom_gateway.driver.lifeline import LifelineServer, watch_host
+from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
 from loom_gateway.workers import parse_worker_address
@@ -42,6 +47,7 @@ GOODBYE_TIMEOUT = 5.0
 
 _LENGTH = struct.Struct(">I")
 _RECEIVE = 256 << 10
+_PASSED_ON = frozenset(ADVERBS.values())
 
 
 class DriverServer:
@@ -50,11 +56,16 @@ class DriverServer:
     Made on the event loop, which lives for as long as the driver and does what is not on the path of a call.
     """
 
-    def __init__(self, workers: Sequence[str], listener: socket.socket) -> None:
+    def __init__(
+        self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = list(workers)
         self._listener = listener
-        self._lifeline = LifelineServer(address_towards(workers), self._process_gone)
+        self._lifeline = LifelineServer(
+            address_towards(workers), self._process_gone, self._process_started, self._process_prints
+        )
+        self._log_spool = log_spool
         self._operations: Operations | None = None
         self._opening = threading.Lock()
         self._client: ClientConnection | None = None
@@ -84,7 +95,9 @@ class DriverServer:
                 host_mesh = attach(self._workers, session)
                 host_mesh.initialized.get()
                 lifeline = self._on_loop(self._lifeline.start())
-                self._operations = Operations(host_mesh, lifeline, self._loop, self._send, self._flush)
+                self._operations = Operations(
+                    host_mesh, lifeline, self._loop, self._send, self._flush, self._log_spool
+                )
                 self._loop.call_soon_threadsafe(self._watch_hosts)
             return self._operations
 
@@ -103,14 +116,24 @@ class DriverServer:
             self._operations.host_gone(number)
             self._event("host_lost", {"host": number, "address": address})
 
+    def _process_started(self, procs: int, rank: int) -> None:
+        if self._operations is not None:
+            self._operations.processes.started(procs, rank)
+
+    async def _process_prints(
+        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self._operations is not None:
+            await self._operations.logs.serve(procs, rank, reader, writer)
+
     def _process_gone(self, procs: int, rank: int) -> None:
         if self._operations is not None:
             self._operations.process_gone(procs, rank)
 
-    def _send(self, message: Message, eager: bool = True) -> None:
+    def _send(self, message: Message, eager: bool = True, key: OrderKey = None) -> None:
         client = self._client
         if client is not None and eager:
-            client.sender.put(message)
+            client.sender.put(message, key)
         elif client is not None:
             client.sender.gather(message)
 
@@ -138,6 +161,7 @@ class DriverServer:
             raise SessionInUse(
                 f"another client is connected to session {session!r}; close or detach it there first"
             )
+        operations.runs.new_client()
         return Welcome(
             session=session,
             workers=self._workers,
@@ -149,6 +173,8 @@ class DriverServer:
     def connected(self, connection: ClientConnection) -> None:
         """Make a welcomed connection the session's client."""
         self._client = connection
+        if self._operations is not None:
+            self._loop.call_soon_threadsafe(self._operations.processes.tell_everything)
 
     def receive(self, message: Message) -> None:
         """Take an operation from the client."""
@@ -161,6 +187,8 @@ class DriverServer:
         """Note that a connection is gone; the session goes on."""
         if self._client is connection:
             self._client = None
+            if self._operations is not None:
+                self._operations.ports.client_gone()
 
     def end(self, reason: str) -> None:
         """Stop the session's meshes, tell the client, and set `ended`. On the event loop."""
@@ -170,6 +198,7 @@ class DriverServer:
     async def _end(self, reason: str) -> None:
         if self._operations is not None:
             await self._operations.stop_meshes()
+            await self._operations.logs.end()
         client = self._client
         if client is not None:
             await self._loop.run_in_executor(None, client.say_goodbye, Message(Kind.ENDED, 0, [reason]))
@@ -183,7 +212,9 @@ class ClientConnection:
     def __init__(self, server: DriverServer, sock: socket.socket) -> None:
         self._server = server
         self._socket = sock
-        self._stream = Stream()
+        self._stream = Stream(in_pieces=_PASSED_ON)
+        self._unread: bool | None = None
+        """Whether what was read of the socket and not yet returned has a whole frame; None: there is nothing."""
         self.sender = FrameSender(self._stream, self, "client-writer")
 
     # -- what the sender sends over -------------------------------------------------------------------------
@@ -193,11 +224,11 @@ class ClientConnection:
         """A frame behind its length."""
         return b"".join([_LENGTH.pack(sum(map(len, frame))), *frame])
 
-    def try_send(self, data: bytes) -> int:
+    def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out."""
         return try_send(self._socket, data)
 
-    def send_all(self, data: bytes) -> None:
+    def send_all(self, data: Buffer) -> None:
         """Send, waiting for room."""
         self._socket.sendall(data)
 
@@ -217,7 +248,7 @@ class ClientConnection:
             self.sender.close()
             self._socket.close()
 
-    def _serve(self, frames: Iterator[bytes]) -> None:
+    def _serve(self, frames: Iterator[Buffer]) -> None:
         session = _read_open(frames)
         frame = next(frames, None)
         if frame is None:
@@ -228,31 +259,71 @@ class ClientConnection:
         welcome = self._server.welcome(self, Hello.from_body(message.body), session)
         self._socket.sendall(self.encode(unnumbered_frame(welcome.message())))
         self._server.connected(self)
+        backlog = Backlog(self._server.receive, self._stream.expects, self.sender.put)
+        broken: Exception | None = None
         for frame in frames:
-            for message in self._stream.receive(frame):
-                self._server.receive(message)
-            # A client that does not take its results does not get to ask for more.
+            backlog.add(self._stream.receive(frame), len(frame))
+            while backlog.start_some():
+                # A client that does not take its results does not get to ask for more.
+                self.sender.wait_for_room()
+                try:
+                    self._look_ahead(frames, backlog)
+                except (OSError, LoomError) as error:
+                    broken = error  # and what came before is started all the same
+            if broken is not None:
+                raise broken
             self.sender.wait_for_room()
 
-    def _frames(self) -> Iterator[bytes]:
-        buffer = bytearray()
+    def _look_ahead(self, frames: Iterator[Buffer], backlog: Backlog) -> None:
+        """Read what has come whole, to find what the client takes back before it is started."""
+        while not backlog.full and self._frame_is_here():
+            frame = next(frames, None)
+            if frame is None:
+                return
+            backlog.add(self._stream.receive(frame), len(frame))
+
+    def _frame_is_here(self) -> bool:
+        """Whether the next frame can be had without waiting."""
+        if self._unread is not None:
+            return self._unread
+        length = b""
+        with contextlib.suppress(BlockingIOError):
+            length = self._socket.recv(_LENGTH.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if len(length) < _LENGTH.size:
+            return False
+        here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return bool(here >= _LENGTH.size + _LENGTH.unpack(length)[0])
+
+    def _frames(self) -> Iterator[Buffer]:
+        head = b""
         while data := self._socket.recv(_RECEIVE):
-            if not buffer and len(data) >= 4 and _LENGTH.unpack_from(data)[0] == len(data) - 4:
+            if not head and len(data) >= 4 and _LENGTH.unpack_from(data)[0] == len(data) - 4:
                 yield data[4:]  # one frame that came whole, as small ones do
                 continue
-            buffer += data
+            data = head + data
             position = 0
-            while len(buffer) - position >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(buffer, position)
+            while len(data) - position >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(data, position)
                 if length > MAX_FRAME:
                     raise ProtocolMismatch(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
-                end = position + _LENGTH.size + length
-                if end > len(buffer):
-                    break
-                yield bytes(memoryview(buffer)[position + _LENGTH.size : end])
-                position = end
-            if position:
-                del buffer[:position]
+                position += _LENGTH.size
+                frame = data[position : position + length]
+                position += len(frame)
+                self._unread = _begins_with_frame(data, position)
+                yield frame if len(frame) == length else self._rest_of(frame, length)
+            head = data[position:]
+
+    def _rest_of(self, begun: bytes, length: int) -> Buffer:
+        """A frame of which the rest is still to come, straight to its place."""
+        frame = bytearray(length)
+        frame[: len(begun)] = begun
+        view = memoryview(frame)[len(begun) :]
+        while view:
+            received = self._socket.recv_into(view)
+            if not received:
+                raise ConnectionResetError("the gateway closed the connection in the middle of a frame")
+            view = view[received:]
+        return frame
 
     def say_goodbye(self, message: Message) -> None:
         """Send what is queued, then a last message, and close."""
@@ -263,7 +334,15 @@ class ClientConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _read_open(frames: Iterator[bytes]) -> str:
+def _begins_with_frame(data: bytes, position: int) -> bool | None:
+    """Whether a whole frame is at that place, or the beginning of one; None at the end."""
+    left = len(data) - position
+    if not left:
+        return None
+    return left >= _LENGTH.size and left >= _LENGTH.size + _LENGTH.unpack_from(data, position)[0]
+
+
+def _read_open(frames: Iterator[Buffer]) -> str:
     frame = next(frames, None)
     if frame is None:
         raise ProtocolMismatch("a connection to a driver begins with OPEN; this one ended before it")

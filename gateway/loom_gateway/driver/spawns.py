@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from loom.actor import monarch_bootstrap_command
+from loom.bootstrap import BootstrapCommand
 from loom.signatures import endpoints
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.faults import as_loom_error
@@ -29,14 +33,24 @@ class Spawns:
             Kind.INITIALIZED: self._initialized,
             Kind.MESHES: self._list_meshes,
             Kind.FORGET: self._forget,
+            Kind.WITH_PYTHON: self._with_python,
+            Kind.HOST_OF: self._host_of,
+            Kind.STOP_HOSTS: self._stop_hosts,
         }
 
     def _spawn_procs(self, message: Message, started: float) -> None:
         hosts, name, per_host = message.body
-        bootstrap = self._session.decoder.loads(message.parts, "the bootstrap function")
-        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap)
+        what = "the bootstrap function or an option of spawn_procs"
+        bootstrap, proc_bind, command = self._session.decoder.loads(message.parts, what)
+        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, self._session.syncs.on_path())
         on = self._session.meshes.entry(hosts)
-        mesh = on.mesh.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
+        mesh = on.mesh.spawn_procs(
+            per_host=dict(per_host),
+            bootstrap=bootstrap,
+            name=name,
+            proc_bind=proc_bind,
+            bootstrap_command=None if command is None else _commands(command),
+        )
         ranks = tuple(range(len(mesh)))
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
         entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)
@@ -89,3 +103,40 @@ class Spawns:
     def _forget(self, message: Message, started: float) -> None:
         for mesh in message.body:
             self._session.meshes.forget(mesh)
+
+    def _with_python(self, message: Message, started: float) -> None:
+        hosts, executable = message.body
+        on = self._session.meshes.entry(hosts)
+        self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks)
+
+    def _host_of(self, message: Message, started: float) -> None:
+        (procs,) = message.body
+        on = self._session.meshes.entry(procs)
+        whole = self._session.meshes.entry(on.procs) if on.procs >= 0 else None
+        hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
+        self._add_hosts(message.id, on.mesh.host_mesh, hosts)
+
+    def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...]) -> None:
+        self._session.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks))
+
+    def _stop_hosts(self, message: Message, started: float) -> None:
+        key = self._session.expect(message, started)
+        self._session.calls.break_lines(lambda called: True)
+
+        def stopped(done: Any) -> None:
+            self._session.answer(key, None, done.exception(), eager=True)
+
+        stops = asyncio.run_coroutine_threadsafe(self._session.stop_meshes(), self._session.loop)
+        stops.add_done_callback(stopped)
+
+
+def _commands(command: Any) -> Callable[[Any], Any]:
+    """Monarch's ``bootstrap_command``: what makes the command for the process at a point."""
+    if isinstance(command, BootstrapCommand) or not callable(command):
+        return command  # type: ignore[no-any-return]
+
+    def at(point: Any) -> Any:
+        made = command(point)
+        return monarch_bootstrap_command(made) if isinstance(made, BootstrapCommand) else made
+
+    return at

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import loom
-from loom.cli import serve, status, up
+from loom.cli import logs, serve, status, up
 
 __all__ = ["app"]
 
@@ -44,4 +44,5 @@ if importlib.util.find_spec("loom.cli.demo") is not None:
     app.command()(demo)
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
+app.command()(logs.logs)
 app.add_typer(status.sessions_app, name="sessions")

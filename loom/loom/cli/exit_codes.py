@@ -30,6 +30,7 @@ USAGE = 2
 
 _CODES: dict[type[errors.LoomError], int] = {
     errors.InvalidAddress: USAGE,
+    errors.WrongArguments: USAGE,
     errors.PortInUse: 3,
     errors.MissingDependency: 4,
     errors.GatewayUnreachable: 5,

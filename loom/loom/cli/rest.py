@@ -6,8 +6,10 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from loom.errors import GatewayUnreachable, InvalidAddress, LoomError, NotAGateway, error_for_code
 
@@ -57,22 +59,51 @@ class Gateway:
         """
         self._call("DELETE", f"/sessions/{quote(name, safe='')}", expect="name")
 
+    def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
+        """Each line that a session's processes printed; with ``follow`` the new ones too, until it ends.
+
+        Args:
+            session: a living session, or one that has ended lately.
+            follow: whether to wait for new lines.
+            wanted: ``mesh``, ``rank``, ``stream`` and ``tail``; None for all.
+
+        Raises:
+            UnknownSession, NoSuchMesh, NoSuchRank: what is asked for is not there.
+        """
+        given = {name: value for name, value in wanted.items() if value is not None}
+        path = f"/sessions/{quote(session, safe='')}/logs?" + urlencode({**given, "follow": int(follow)})
+        with self._open("GET", path) as response:
+            for line in response:
+                # A follower gets empty lines as signs of life.
+                if line.strip():
+                    entry = _json_object(line)
+                    if "text" not in entry:
+                        raise self._not_a_gateway()
+                    yield entry
+
     def _call(self, method: str, path: str, expect: str) -> dict[str, Any]:
+        with self._open(method, path) as response:
+            answer = _json_object(response.read())
+        if expect not in answer:
+            raise self._not_a_gateway()
+        return answer
+
+    @contextmanager
+    def _open(self, method: str, path: str) -> Iterator[http.client.HTTPResponse]:
         request = urllib.request.Request(self._base + path, method=method)
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                answer = _json_object(response.read())
+                yield response
+        except LoomError:
+            raise
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
         except OSError as error:
             raise self._unreachable(getattr(error, "reason", error)) from error
         except http.client.HTTPException as error:
             raise self._not_a_gateway() from error
-        if expect not in answer:
-            raise self._not_a_gateway()
-        return answer
 
     def _refusal(self, error: urllib.error.HTTPError) -> LoomError:
         described = _json_object(error.read()).get("error")

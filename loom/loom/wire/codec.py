@@ -3,7 +3,7 @@
 A payload is a pickle (protocol 5, by cloudpickle) followed by the buffers that it refers to, so that arrays and
 large byte strings are not copied into the pickle. What travels how:
 
-- plain data, and classes and functions of installed packages: by reference, as with any pickle;
+- plain data, and classes and functions of installed packages and synced folders: by reference, as with any pickle;
 - classes and functions of ``__main__``, of a notebook, and of modules outside ``site-packages`` (the user's own
   project folder): by value, so that the cluster need not have them;
 - meshes: as references, `Reference`, that the driver swaps for the real meshes.
@@ -23,16 +23,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
-from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
+from cloudpickle.cloudpickle import (
+    _extract_code_globals,
+    _lookup_module_and_qualname,
+    _should_pickle_by_reference,
+    subimport,
+)
 
 from loom.errors import LoomError, UnpicklableError
+from loom.wire.arrays import IN_BAND, Carried, carried_or_value, passing_on, take_apart, take_apart_near_top, whole
 from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
+from loom.wire.mux import Pieces
 
 __all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "travels_by_value"]
-
-_IN_BAND = 16 << 10
-"""Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str})
 _BYTES = frozenset({bytes, bytearray})
@@ -64,7 +68,20 @@ class Made(NamedTuple):
     """For a value mesh, the values, row by row."""
 
 
+_APART = frozenset({"Carried", "ndarray", "Tensor", "Parameter"})
+"""Names of the types that `loom.wire.arrays` may have taken apart, or may take apart."""
+
 _resolving = threading.local()
+
+
+def _unpack(recipe: bytes, count: int) -> Any:
+    """Unpickle an object that was taken apart; its data is in the next ``count`` parts of the payload."""
+    return carried_or_value(Carried(recipe, [next(_resolving.parts) for _ in range(count)]))
+
+
+def _unpack_inside(recipe: bytes, count: int) -> Any:
+    """As `_unpack`, inside another object, which needs it whole to be unpickled itself."""
+    return Carried(recipe, [next(_resolving.parts) for _ in range(count)]).value()
 
 
 def _resolve(mesh: int) -> Any:
@@ -105,46 +122,12 @@ def travels_by_value(module_name: str) -> bool:
     return path is not None and _is_project_file(path)
 
 
-class _LargeBytes:
-    """Makes the pickler keep a large byte string out of band, which it does for buffers only."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes | bytearray) -> None:
-        self.data = data
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[pickle.PickleBuffer]]:
-        return type(self.data), (pickle.PickleBuffer(self.data),)
-
-
-def _is_large(value: Any) -> bool:
-    return type(value) in _BYTES and len(value) >= _IN_BAND
-
-
-def _box(value: Any) -> Any:
-    return _LargeBytes(value) if _is_large(value) else value
-
-
-def _box_top(obj: Any) -> Any:
-    """Box the large byte strings near the top of an object, where arguments and results have them."""
-    if type(obj) in _BYTES:
-        return _box(obj)
-    if type(obj) is tuple:
-        return tuple(_box_top(item) for item in obj)
-    # Only what holds a large byte string is copied: a list that is an argument twice stays one list.
-    if type(obj) is list and len(obj) <= 4096 and any(map(_is_large, obj)):
-        return [_box(item) for item in obj]
-    if type(obj) is dict and len(obj) <= 64 and any(map(_is_large, obj.values())):
-        return {key: _box(value) for key, value in obj.items()}
-    return obj
-
-
 def _is_plain(obj: Any, depth: int = 8) -> bool:
     kind = type(obj)
     if kind in _PLAIN:
         return True
     if kind in _BYTES:
-        return len(obj) < _IN_BAND
+        return len(obj) < IN_BAND
     if depth == 0:  # perhaps an object that contains itself
         return False
     if kind is tuple or kind is list:
@@ -155,16 +138,20 @@ def _is_plain(obj: Any, depth: int = 8) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, encoder: Encoder, buffers: list[Buffer]) -> None:
+    def __init__(
+        self, file: io.BytesIO, encoder: Encoder, buffers: list[Buffer | Pieces], procs: int | None
+    ) -> None:
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
             view = buffer.raw()
-            if len(view) < _IN_BAND:
+            if len(view) < IN_BAND:
                 return True
             buffers.append(view)
             return False
 
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
         self._encoder = encoder
+        self._buffers = buffers
+        self._procs = procs
 
     def reducer_override(self, obj: Any) -> Any:
         # Not persistent_id: the pickler would call it for every int of a list.
@@ -176,8 +163,27 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             swapped = swap(obj)
             return (_resolve_made, tuple(swapped)) if isinstance(swapped, Made) else swapped
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+            by_name = self._encoder.by_name
+            if by_name is not None and _has_name(obj, lambda module: by_name(module, self._procs)):
+                # Not by cloudpickle, which may have been told for another session to ship the module by value.
+                return (subimport, (obj.__name__,)) if isinstance(obj, types.ModuleType) else NotImplemented
             self._encoder.before_code(obj)
+        elif type(obj).__name__ in _APART:
+            is_near_top = type(obj) is Carried
+            carried = obj if is_near_top else take_apart(obj)
+            if carried is not None:
+                self._buffers += carried.parts
+                unpack = _unpack if is_near_top else _unpack_inside
+                return unpack, (bytes(carried.recipe), len(carried.parts))
         return super().reducer_override(obj)
+
+
+def _has_name(obj: Any, known: Callable[[str], bool]) -> bool:
+    """Whether code can be imported by the name that it has, from a module that is known on the other side."""
+    if isinstance(obj, types.ModuleType):
+        return known(obj.__name__) and sys.modules.get(obj.__name__) is obj
+    module = getattr(obj, "__module__", None)
+    return isinstance(module, str) and known(module) and _lookup_module_and_qualname(obj) is not None
 
 
 class Encoder:
@@ -199,6 +205,8 @@ class Encoder:
     ) -> None:
         self.session = session
         self.swaps = swaps or {}
+        self.by_name: Callable[[str, int | None], bool] | None = None
+        """Whether a module is to travel by reference whatever else holds, to the proc mesh of an id."""
         self._ship_project = ship_project
         self._peer_python = peer_python
         self._mismatch = peer_python is not None and tuple(peer_python) != python_version()
@@ -216,8 +224,12 @@ class Encoder:
             what = f"{name}.{getattr(obj, '__qualname__', obj)}"
             raise python_mismatch(what, python_version(), self._peer_python)
 
-    def dumps(self, obj: Any, what: str = "the object") -> list[Buffer]:
+    def dumps(self, obj: Any, what: str = "the object", procs: int | None = None) -> list[Buffer]:
         """Pickle an object into the parts of a payload.
+
+        Args:
+            what: names the object in an error.
+            procs: id of the proc mesh that it is for, if it is for one.
 
         Raises:
             UnpicklableError: naming the attribute that is in the way, inside ``what``.
@@ -226,16 +238,16 @@ class Encoder:
         if _is_plain(obj):
             return [pickle.dumps(obj, 5)]
         try:
-            return self._pickle(_box_top(obj))
+            return self._pickle(take_apart_near_top(obj), procs)
         except LoomError:
             raise
         except Exception as error:
             raise self._explain(obj, what, error) from error
 
-    def _pickle(self, obj: Any) -> list[Buffer]:
+    def _pickle(self, obj: Any, procs: int | None = None) -> list[Buffer]:
         file = io.BytesIO()
-        buffers: list[Buffer] = []
-        _Pickler(file, self, buffers).dump(obj)
+        buffers: list[Any] = []
+        _Pickler(file, self, buffers, procs).dump(obj)
         return [file.getbuffer(), *buffers]
 
     def _explain(self, obj: Any, what: str, error: Exception) -> UnpicklableError:
@@ -306,13 +318,18 @@ class Decoder:
     Args:
         resolver: gives the mesh for an id; without one, meshes stay `Reference`s.
         maker: gives the proxy for a `Made`; without one, they stay what they are.
+        passing_on: leave arrays and tensors taken apart, as `loom.wire.arrays.Carried`: for who passes them on.
     """
 
     def __init__(
-        self, resolver: Callable[[int], Any] | None = None, maker: Callable[[Made], Any] | None = None
+        self,
+        resolver: Callable[[int], Any] | None = None,
+        maker: Callable[[Made], Any] | None = None,
+        passing_on: bool = False,
     ) -> None:
         self._resolver = resolver
         self._maker = maker
+        self._passing_on = passing_on
 
     def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
         """Unpickle the parts of a payload.
@@ -323,11 +340,15 @@ class Decoder:
         """
         outer = getattr(_resolving, "resolver", None)  # of the payload that this one is unpickled in
         outer_maker = getattr(_resolving, "maker", None)
+        outer_parts = getattr(_resolving, "parts", None)
         _resolving.resolver, _resolving.maker = self._resolver, self._maker
+        # What asks for a part gets the next one: objects are unpickled in the order in which they were pickled.
+        _resolving.parts = beside = iter(parts[1:])
         try:
-            if len(parts) == 1:
-                return pickle.loads(parts[0])
-            return pickle.loads(parts[0], buffers=[_writable(part) for part in parts[1:]])
+            if self._passing_on:
+                with passing_on():
+                    return pickle.loads(parts[0], buffers=map(whole, beside))
+            return pickle.loads(parts[0], buffers=map(whole, beside))
         except LoomError:
             raise
         except Exception as error:
@@ -337,11 +358,7 @@ class Decoder:
             ) from error
         finally:
             _resolving.resolver, _resolving.maker = outer, outer_maker
-
-
-def _writable(part: Buffer) -> Buffer:
-    # An array over a read-only buffer would be read-only, which Monarch's own results are not.
-    return part if not memoryview(part).readonly else bytearray(part)
+            _resolving.parts = outer_parts
 
 
 _plain_encoder = Encoder()

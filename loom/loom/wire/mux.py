@@ -8,19 +8,25 @@ What must not overtake is told by a message's *order key*. Messages of one key l
 which they were put in; `BARRIER` keeps its place among all keys; None keeps none. The proxy uses the mesh that a
 call goes to as the key, since Monarch delivers the messages from one sender to one actor in order.
 
-The receiver puts chunks together with `Inbox`.
+The receiver puts chunks together with `Inbox`. The first chunk of a message brings its head::
+
+    [kind, id, body, [part length, …], [whether the part is read-only, …]]
+
+A read-only part arrives as ``bytes``, another as a ``bytearray``; neither is copied once it is whole.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.messages import Buffer, Kind, Message
 
-__all__ = ["BARRIER", "CHUNK_SIZE", "MAX_MESSAGE", "Inbox", "OrderKey", "Outbox"]
+__all__ = ["BARRIER", "CHUNK_SIZE", "MAX_MESSAGE", "MAX_TRANSFERS", "Inbox", "OrderKey", "Outbox", "Pieces"]
 
 OrderKey: TypeAlias = int | None
 
@@ -33,25 +39,60 @@ CHUNK_SIZE = 512 << 10
 MAX_MESSAGE = 16 << 30
 """Bytes of the largest message that an `Inbox` puts together, unless it is told otherwise."""
 
+MAX_TRANSFERS = 64
+"""Large messages that are on their way at once; more wait for their turn."""
+
 _FRAME_MESSAGES = 256
 
 
+class Pieces:
+    """A part of a payload that lies in several places.
+
+    Args:
+        pieces: one after the other.
+        read_only: whether it may not be written to in the object that it belongs to.
+    """
+
+    def __init__(self, pieces: Sequence[Buffer], read_only: bool) -> None:
+        self._pieces = pieces
+        self._size = sum(map(len, pieces))
+        self.read_only = read_only
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(self._pieces)
+
+
+def _views(part: Buffer | Pieces) -> Iterator[memoryview]:
+    for piece in part if isinstance(part, Pieces) else (part,):
+        yield memoryview(piece).cast("B")
+
+
+def _joined(message: Message) -> Message:
+    parts = [b"".join(part) if isinstance(part, Pieces) else part for part in message.parts]
+    return message._replace(parts=parts)
+
+
 class _Transfer:
-    """A large message on its way out."""
+    """A large message on its way out. What has left is let go of."""
 
     def __init__(self, number: int, message: Message, key: OrderKey) -> None:
         self.number = number
+        self.ident = message.id
         self.key = key
-        self.message = message
         self.total = message.size
         self.offset = 0
-        self._parts = deque(memoryview(part).cast("B") for part in message.parts)
+        parts = message.parts
+        read_only = [part.read_only if isinstance(part, Pieces) else memoryview(part).readonly for part in parts]
+        self._head: tuple[Any, ...] | None = (
+            int(message.kind), message.id, message.body, [len(part) for part in parts], read_only
+        )  # fmt: skip
+        self._parts = deque(view for part in parts for view in _views(part))
 
     def next_chunk(self) -> Message:
-        head: tuple[Any, ...] | None = None
-        if self.offset == 0:
-            kind, ident, body, parts = self.message
-            head = (int(kind), ident, body, [len(part) for part in parts])
+        head, self._head = self._head, None
         pieces: list[Buffer] = []
         room = CHUNK_SIZE
         while room and self._parts:
@@ -107,7 +148,7 @@ class Outbox:
 
     def _admit(self, message: Message, size: int, key: OrderKey) -> None:
         if size <= CHUNK_SIZE:
-            self._small.append(message)
+            self._small.append(_joined(message) if len(message.parts) > 1 else message)
             return
         self._transfers += 1
         transfer = _Transfer(self._transfers, message, key)
@@ -129,7 +170,7 @@ class Outbox:
             transfer = self._large.popleft()
             chunk = transfer.next_chunk()
             if not transfer.done:
-                self._large.append(transfer)
+                self._large.insert(MAX_TRANSFERS - 1, transfer)  # those behind have not begun
             elif transfer.key is not None:
                 self._moving.remove(transfer.key)
                 self._release()
@@ -152,6 +193,34 @@ class Outbox:
         self.pending_bytes -= CHUNK_SIZE - room
         return batch
 
+    def withdraw(self, ident: int) -> bool:
+        """Take back the message with an id, unless some of it has been taken out; False if there is none."""
+        for queue in (self._small, self._large):
+            for place, item in enumerate(queue):
+                if isinstance(item, _Transfer):
+                    if item.ident == ident and item.offset == 0:
+                        del queue[place]
+                        self.pending_bytes -= item.total
+                        if item.key is not None:
+                            self._moving.remove(item.key)
+                            self._release()
+                        return True
+                elif item.id == ident:
+                    del queue[place]
+                    self.pending_bytes -= item.size
+                    return True
+        for place, (message, size, _) in enumerate(self._waiting):
+            if message.id == ident:
+                del self._waiting[place]
+                self.pending_bytes -= size
+                return True
+        return False
+
+    def holds(self, ident: int) -> bool:
+        """Whether some of the message with an id has not been taken out."""
+        queued = itertools.chain(self._small, self._large, (message for message, _, _ in self._waiting))
+        return any((item.ident if isinstance(item, _Transfer) else item.id) == ident for item in queued)
+
     def _release(self) -> None:
         """A large message with a key has gone out whole: let go what waited for it."""
         self._blocked = set(self._moving)
@@ -165,35 +234,84 @@ class Outbox:
 
 
 class _Assembly:
-    """A large message on its way in."""
+    """A large message on its way in. It takes no more memory than what has come of it."""
 
-    def __init__(self, head: Sequence[Any], total: int) -> None:
-        self.kind, self.ident, self.body, self.lengths = head
+    def __init__(self, head: Sequence[Any], total: int, in_pieces: Collection[int]) -> None:
+        self.kind, self.ident, self.body, self.lengths, self.read_only = head
         counts = (self.kind, self.ident, *self.lengths)
         countable = all(type(count) is int and count >= 0 for count in counts)
         if not countable or self.kind == Kind.CHUNK or type(self.body) is not tuple:
             raise ValueError("the head of a large message is not that of a message")
-        if sum(self.lengths) != total:
+        if sum(self.lengths) != total or len(self.lengths) != len(self.read_only):
             raise ValueError("the parts of a large message do not add up to its size")
-        self.data = bytearray(total)
+        self.total = total
         self.filled = 0
+        self._in_pieces = self.kind in in_pieces
+        self._parts: list[Buffer | Pieces] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pieces: list[Buffer] = []
+        self._bytes = io.BytesIO()
+        self._writable = bytearray()
+        number = len(self._parts)
+        self._missing: int = self.lengths[number] if number < len(self.lengths) else 0
+        self._is_read_only = bool(self.read_only[number]) if number < len(self.read_only) else True
+
+    def add(self, piece: Buffer) -> None:
+        """Take what comes next."""
+        view = memoryview(piece)
+        self.filled += len(view)
+        while view:
+            taken = view[: self._missing]
+            if self._in_pieces and self._parts:
+                self._pieces.append(taken)
+            elif self._is_read_only:
+                self._bytes.write(taken)
+            else:
+                self._writable += taken
+            self._missing -= len(taken)
+            view = view[len(taken) :]
+            if not self._missing:
+                self._end()
+
+    def _end(self) -> None:
+        if self._in_pieces and self._parts:
+            self._parts.append(Pieces(self._pieces, self._is_read_only))
+        elif self._is_read_only:
+            self._parts.append(self._bytes.getvalue())  # no copy: nothing else holds it
+        else:
+            # Not a view of the other: such a view in a ring of objects crashes CPython's garbage collector.
+            self._parts.append(self._writable)
+        self._begin()
 
     def message(self) -> Message:
-        view = memoryview(self.data)
-        parts: list[Buffer] = []
-        position = 0
-        for length in self.lengths:
-            parts.append(view[position : position + length])
-            position += length
-        return Message(self.kind, self.ident, self.body, parts)
+        while len(self._parts) < len(self.lengths):  # empty ones at the end
+            self._end()
+        return Message(self.kind, self.ident, self.body, cast("list[Buffer]", self._parts))
 
 
 class Inbox:
-    """Puts the chunks of large messages together."""
+    """Puts the chunks of large messages together.
 
-    def __init__(self, max_message: int = MAX_MESSAGE) -> None:
+    Args:
+        max_message: bytes of the largest message.
+        in_pieces: kinds of messages whose parts, but for the first, are left as `Pieces`: for who passes them on.
+    """
+
+    def __init__(self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = ()) -> None:
+        self._in_pieces = in_pieces
         self._assemblies: dict[int, _Assembly] = {}
         self.max_message = max_message
+
+    def incoming(self) -> tuple[int, int]:
+        """Bytes that are here of the large messages on their way in, and bytes that they have in all."""
+        assemblies = list(self._assemblies.copy().values())
+        return sum(assembly.filled for assembly in assemblies), sum(assembly.total for assembly in assemblies)
+
+    def expects(self, ident: int) -> bool:
+        """Whether a large message with that id is on its way in."""
+        return any(assembly.ident == ident for assembly in self._assemblies.values())
 
     def receive(self, message: Message) -> Message | None:
         """Take a message from a frame; return a whole message, or None while chunks are missing.
@@ -218,20 +336,20 @@ class Inbox:
         if head is not None:
             if message.id in self._assemblies:
                 raise ValueError(f"transfer {message.id} has begun already")
+            if len(self._assemblies) >= MAX_TRANSFERS:
+                raise ValueError(f"more than {MAX_TRANSFERS} transfers are under way")
             if total > self.max_message:
                 raise TooLarge(f"a message of {total} bytes is over this side's limit of {self.max_message} bytes")
-            assembly = self._assemblies[message.id] = _Assembly(head, total)
+            assembly = self._assemblies[message.id] = _Assembly(head, total, self._in_pieces)
         elif message.id in self._assemblies:
             assembly = self._assemblies[message.id]
         else:
             raise ValueError(f"it belongs to transfer {message.id}, which has not begun")
-        if offset != assembly.filled or offset + message.size > len(assembly.data):
+        if offset != assembly.filled or offset + message.size > assembly.total:
             raise ValueError(f"it starts at {offset}, not at {assembly.filled}")
         for part in message.parts:
-            end = assembly.filled + len(part)
-            assembly.data[assembly.filled : end] = part
-            assembly.filled = end
-        if assembly.filled < len(assembly.data):
+            assembly.add(part)
+        if assembly.filled < assembly.total:
             return None
         del self._assemblies[message.id]
         return assembly.message()

@@ -7,7 +7,7 @@ frames that go the other way. Resending what was lost with a broken connection b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import decode_frame, encode_frame
@@ -25,17 +25,21 @@ def unnumbered_frame(message: Message) -> list[Buffer]:
 
 
 class Stream:
-    """The numbered messages of one connection, seen from one end."""
+    """The numbered messages of one connection, seen from one end. Arguments: as `loom.wire.mux.Inbox`."""
 
-    def __init__(self, max_message: int = MAX_MESSAGE) -> None:
+    def __init__(self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = ()) -> None:
         self.outbox = Outbox()
-        self._inbox = Inbox(max_message)
+        self._inbox = Inbox(max_message, in_pieces)
         self.sent = 0
         """Number of the last frame that was sent."""
         self.received = 0
         """Number of the last frame that was received."""
         self.acknowledged = 0
         """Number of the last sent frame that the other side has acknowledged."""
+
+    def incoming(self) -> tuple[int, int]:
+        """As `loom.wire.mux.Inbox.incoming`."""
+        return self._inbox.incoming()
 
     def put(self, message: Message, key: OrderKey = None) -> None:
         """Queue a message to be sent; see `loom.wire.mux` for ``key``."""
@@ -48,6 +52,10 @@ class Stream:
             return None
         self.sent += 1
         return encode_frame(self.sent, self.received, messages)
+
+    def expects(self, ident: int) -> bool:
+        """Whether a large message with that id has come in part."""
+        return self._inbox.expects(ident)
 
     def receive(self, data: Buffer) -> Sequence[Message]:
         """Take one frame; return the messages that are whole now.

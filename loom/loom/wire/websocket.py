@@ -8,19 +8,23 @@ is a chain of generators and costs more than all else that the gateway does for 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loom.errors import TooLarge
+from loom.wire.messages import Buffer
 
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # websockets without its C extension
     from websockets.utils import apply_mask
 
-__all__ = ["WebSocketFrames", "apply_mask", "message_head"]
+__all__ = ["WebSocketFrames", "apply_mask", "joined", "message_head"]
 
 _BINARY = 0x82
 """First byte of an unfragmented binary message."""
+
+_SMALL = 16 << 10
+"""Bytes up to which a copy costs less than a view."""
 
 _U16 = struct.Struct("!H")
 _U64 = struct.Struct("!Q")
@@ -29,68 +33,100 @@ _U64 = struct.Struct("!Q")
 class WebSocketFrames:
     """Cuts received bytes into frames.
 
+    A message is unmasked piece by piece as it comes and never joined: whoever passes it on need not copy it.
+
     Args:
         limit: bytes of the largest payload.
     """
 
     def __init__(self, limit: int) -> None:
-        self._buffer = bytearray()
         self._limit = limit
+        self._head = b""
+        """The bytes of a head that has not come whole."""
+        self._pieces: list[Buffer] = []
+        """What has come of the frame under way: of a message its payload, of another frame all of it."""
+        self._missing = 0
+        """Bytes that the frame under way still lacks."""
+        self._is_message = False
+        self._mask = b""
 
-    def receive(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
-        """Each frame that is whole now: ``(True, payload)`` of a message, else ``(False, the frame's bytes)``.
+    def receive(self, data: bytes) -> Iterator[tuple[bool, list[Buffer]]]:
+        """Each frame that is whole now, in pieces: ``(True, payload)`` of a message, else ``(False, the frame)``.
 
         Raises:
             TooLarge: a frame's payload is over the limit.
         """
-        buffer = self._buffer
-        if buffer:
-            buffer += data
-            whole = bytes(buffer) if self._end(buffer, 0) else None
-            if whole is None:
-                return
-            buffer.clear()
-            data = whole
+        if self._head:
+            data = self._head + data
+            self._head = b""
         position = 0
-        while end := self._end(data, position):
-            yield self._frame(data, position, end)
-            position = end
-        if position < len(data):
-            buffer += data[position:]
+        if self._missing:
+            position = self._take(data, 0)
+            if self._missing:
+                return
+            yield self._whole()
+        while position < len(data):
+            start = self._begin(data, position)
+            if start < 0:
+                self._head = data[position:]
+                return
+            position = self._take(data, start)
+            if self._missing:
+                return
+            yield self._whole()
 
-    def _end(self, data: bytes | bytearray, position: int) -> int:
-        """Where the frame at a position ends; 0 if it is not all there."""
+    def _begin(self, data: bytes, position: int) -> int:
+        """Read the head of the frame at a position; where to take its bytes from, or -1 if it is not all there."""
         have = len(data) - position
         if have < 2:
-            return 0
+            return -1
         second = data[position + 1]
         length = second & 0x7F
-        head = 2
+        head = 2 if length < 126 else 4 if length == 126 else 10
+        masked = 4 if second & 0x80 else 0
+        if have < head + masked:
+            return -1
         if length == 126:
-            head = 4
-            if have < head:
-                return 0
             (length,) = _U16.unpack_from(data, position + 2)
         elif length == 127:
-            head = 10
-            if have < head:
-                return 0
             (length,) = _U64.unpack_from(data, position + 2)
         if length > self._limit:
             raise TooLarge(f"a WebSocket frame of {length} bytes is over the limit of {self._limit}")
-        size = head + (4 if second & 0x80 else 0) + length
-        return position + size if have >= size else 0
+        self._is_message = data[position] == _BINARY
+        if not self._is_message:
+            self._mask = b""
+            self._missing = head + masked + length
+            return position
+        start = position + head + masked
+        self._mask = data[start - masked : start]
+        self._missing = length
+        return start
 
-    @staticmethod
-    def _frame(data: bytes, position: int, end: int) -> tuple[bool, bytes]:
-        if data[position] != _BINARY:
-            return False, data[position:end]
-        second = data[position + 1]
-        length = second & 0x7F
-        start = position + (2 if length < 126 else 4 if length == 126 else 10)
-        if not second & 0x80:
-            return True, data[start:end]
-        return True, apply_mask(data[start + 4 : end], data[start : start + 4])
+    def _take(self, data: bytes, start: int) -> int:
+        """Take what there is of the frame under way; where it ends."""
+        end = min(start + self._missing, len(data))
+        if end == start:
+            return end
+        piece: Buffer = data[start:end] if end - start < _SMALL else memoryview(data)[start:end]
+        mask = self._mask
+        if mask:
+            piece = apply_mask(piece, mask)
+            turn = len(piece) & 3
+            self._mask = mask[turn:] + mask[:turn]
+        self._pieces.append(piece)
+        self._missing -= end - start
+        return end
+
+    def _whole(self) -> tuple[bool, list[Buffer]]:
+        pieces, self._pieces = self._pieces, []
+        return self._is_message, pieces
+
+
+def joined(pieces: Sequence[Buffer]) -> bytes:
+    """The bytes of a frame that came in pieces."""
+    if len(pieces) == 1 and type(pieces[0]) is bytes:
+        return pieces[0]
+    return b"".join(pieces)
 
 
 def message_head(length: int, mask: bytes = b"") -> bytes:

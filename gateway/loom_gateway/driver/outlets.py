@@ -1,0 +1,256 @@
+"""What a laptop's port is in the process of an actor: Monarch's port, with a funnel before it.
+
+Every message to a Monarch port costs its sender and its receiver some tens of microseconds. An actor that sends one
+after the other therefore sends them together: small plain values, once `RUSH` of them have come close upon each
+other, at the latest after `PATIENCE` seconds. They are pickled here and unpickled on the laptop only.
+
+Nothing overtakes: an actor's reply to a message goes out after what it sent to ports before.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import struct
+import threading
+import time
+import weakref
+from pickle import dumps
+from typing import Any, NamedTuple
+
+from monarch._rust_bindings.monarch_hyperactor.pickle import _current_receiver_instance
+from monarch._src.actor.actor_mesh import _Actor
+from monarch.actor import Port, context
+
+from loom.wire.codec import _is_plain
+
+__all__ = ["LaptopPort", "Parcel"]
+
+logger = logging.getLogger(__name__)
+
+RUSH = 8
+"""Messages in close succession that go out one by one."""
+
+CLOSE = 0.001
+"""Seconds between two messages that are still in close succession."""
+
+PATIENCE = 0.001
+"""Seconds that a message waits for others to go out with."""
+
+MOST_MESSAGES = 512
+MOST_BYTES = 64 << 10
+"""How much goes out together."""
+
+
+class Parcel(NamedTuple):
+    """Messages that were sent together."""
+
+    sizes: bytes
+    """Of each pickle, four bytes big endian."""
+    pickles: bytes
+    """Back to back."""
+
+
+class LaptopPort:
+    """A Monarch port to a laptop. An instance of ``monarch.actor.Port`` to whoever asks.
+
+    Args:
+        native: the Monarch port.
+        outlet: the funnel before it; without one every message goes out by itself.
+    """
+
+    __slots__ = ("_native", "_outlet")
+
+    def __init__(self, native: Any, outlet: Outlet | None = None) -> None:
+        self._native = native
+        self._outlet = outlet
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # Port cannot be derived from
+        return Port  # type: ignore[no-any-return]
+
+    def send(self, obj: Any) -> None:
+        """As ``monarch.actor.Port.send``."""
+        outlet = self._outlet
+        if outlet is None:
+            self._native.send(obj)
+        else:
+            outlet.send(self._native, obj)
+
+    def exception(self, obj: Exception) -> None:
+        """As ``monarch.actor.Port.exception``."""
+        if self._outlet is not None:
+            self._outlet.flush()
+        self._native.exception(obj)
+
+    @property
+    def return_undeliverable(self) -> bool:
+        """As ``monarch.actor.Port.return_undeliverable``."""
+        return bool(self._native.return_undeliverable)
+
+    @return_undeliverable.setter
+    def return_undeliverable(self, value: bool) -> None:
+        self._native.return_undeliverable = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def __reduce__(self) -> Any:
+        return _arrive, (self._native,)
+
+    def __repr__(self) -> str:
+        return f"<Port to a laptop, {self._native._port_ref}>"
+
+
+class _ReplyPort(LaptopPort):
+    """The port that a reply goes to: after all that was sent to laptops before."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self._native.__class__  # type: ignore[no-any-return]
+
+    def send(self, obj: Any) -> None:
+        _funnel.flush()
+        self._native.send(obj)
+
+    def exception(self, obj: Exception) -> None:
+        _funnel.flush()
+        self._native.exception(obj)
+
+    def _resolve_and_send(self, result: object) -> Any:
+        _funnel.flush()
+        return self._native._resolve_and_send(result)
+
+    def _resolve_and_send_blocking(self, result: object) -> None:
+        _funnel.flush()
+        self._native._resolve_and_send_blocking(result)
+
+    def __reduce__(self) -> Any:
+        return self._native.__reduce__()
+
+
+class Outlet:
+    """The funnel before a port, shared by all that one actor has of that port."""
+
+    def __init__(self, native: Any, actor: str) -> None:
+        self._native = native
+        self._actor = actor
+        self._lock = threading.Lock()
+        self._pickles: list[bytes] = []
+        self._bytes = 0
+        self._last = 0.0
+        self._rush = 0
+
+    def send(self, native: Any, obj: Any) -> None:
+        """Send an object through ``native``, or put it in with others."""
+        now = time.perf_counter()
+        with self._lock:
+            self._rush = self._rush + 1 if now - self._last < CLOSE else 0
+            self._last = now
+            gather = self._rush >= RUSH and self._actor in _funnel.kept_behind
+            if not gather or native._rank is not None or not _is_plain(obj):
+                self._send_gathered()
+                native.send(obj)
+                return
+            pickled = dumps(obj, 5)
+            self._pickles.append(pickled)
+            self._bytes += len(pickled)
+            if len(self._pickles) == 1:
+                _funnel.waiting.add(self)
+                _funnel.woken.put(self)
+            elif self._bytes >= MOST_BYTES or len(self._pickles) >= MOST_MESSAGES:
+                self._send_gathered()
+
+    def flush(self) -> None:
+        """Send what has been gathered."""
+        with self._lock:
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        if not self._pickles:
+            return
+        pickles, self._pickles, self._bytes = self._pickles, [], 0
+        _funnel.waiting.discard(self)
+        sizes = struct.pack(f">{len(pickles)}I", *map(len, pickles))
+        self._native.send(Parcel(sizes, b"".join(pickles)))
+
+
+class _Funnel:
+    """The outlets of this process."""
+
+    def __init__(self) -> None:
+        self.outlets: weakref.WeakValueDictionary[tuple[str, str], Outlet] = weakref.WeakValueDictionary()
+        self.waiting: set[Outlet] = set()
+        self.kept_behind: set[str] = set()
+        """Actors whose replies go out after what they sent themselves: from their next message on."""
+        self.woken: queue.SimpleQueue[Outlet] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def outlet(self, native: Any) -> Outlet:
+        """The outlet of the running actor to a port."""
+        actor = str(context().actor_instance.actor_id)
+        key = (str(native._port_ref), actor)
+        with self._lock:
+            if not self._started:
+                self._started = True
+                _keep_replies_behind()
+                threading.Thread(target=self._flush_in_time, name="outlets", daemon=True).start()
+            outlet = self.outlets.get(key)
+            if outlet is None:
+                outlet = self.outlets[key] = Outlet(native, actor)
+            return outlet
+
+    def flush(self) -> None:
+        """Send all that has been gathered."""
+        for outlet in self.waiting.copy():
+            outlet.flush()
+
+    def _flush_in_time(self) -> None:
+        while True:
+            outlet = self.woken.get()
+            time.sleep(PATIENCE)
+            try:
+                outlet.flush()
+            except Exception:
+                logger.exception("what was sent to a port of the laptop is lost")
+            del outlet
+
+
+_funnel = _Funnel()
+
+
+def _arrive(native: Any) -> Any:
+    """Unpickle a `LaptopPort`."""
+    if _current_receiver_instance() is not None or native._rank is not None:
+        return native  # in a reply, on a thread that belongs to no actor
+    return LaptopPort(native, _funnel.outlet(native))
+
+
+def _keep_replies_behind() -> None:
+    """Have Monarch send an actor's replies after what the actor has sent to laptops itself."""
+    original = _Actor._prepare
+
+    def prepare(
+        self: Any,
+        ctx: Any,
+        method: Any,
+        message: Any,
+        local_state: list[Any],
+        mesh_references: list[Any],
+        response_port: Any,
+    ) -> Any:
+        if _funnel.waiting:
+            _funnel.flush()
+        _funnel.kept_behind.add(str(ctx.actor_instance.actor_id))
+        prepared = original(self, ctx, method, message, local_state, mesh_references, response_port)
+        if prepared is None:
+            return None
+        args, kwargs, reply_to = prepared
+        if reply_to is response_port:
+            return args, kwargs, _ReplyPort(response_port)
+        return (_ReplyPort(response_port), *args[1:]), kwargs, reply_to  # the endpoint is given its port
+
+    _Actor._prepare = prepare

@@ -1,0 +1,69 @@
+"""``loom logs``: what the processes of a session print, from anywhere."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from loom.cli.rest import Gateway
+from loom.cli.status import Token, Url
+from loom.errors import UnknownSession, WrongArguments
+
+__all__ = ["logs"]
+
+
+class StreamName(str, Enum):
+    stdout = "stdout"
+    stderr = "stderr"
+
+
+def logs(
+    url: Url,
+    token: Token = None,
+    session: Annotated[
+        str | None, typer.Option(help="Name of a session; not needed where only one lives.", show_default=False)
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(help="Only this proc mesh; driver: what job.run prints.", show_default=False)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank of the mesh given.", show_default=False)
+    ] = None,
+    stream: Annotated[StreamName | None, typer.Option(help="Only this stream.", show_default=False)] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last so many lines.", show_default=False)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
+) -> None:
+    """Show what the processes of a session printed, also of one that ended lately.
+
+    Lines are not aggregated. Of a session that prints much, the newest 8 to 16 MiB are kept.
+    """
+    if rank is not None and mesh is None:
+        raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
+    gateway = Gateway(url, token)
+    session = session or _only_session(gateway)
+    wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
+    try:
+        for line in gateway.logs(session, follow, **wanted):
+            typer.echo(json.dumps(line) if as_json else _shown(line))
+    except KeyboardInterrupt:
+        return
+
+
+def _only_session(gateway: Gateway) -> str:
+    names = [str(session["name"]) for session in gateway.sessions()]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UnknownSession("no session lives here; name one that has ended lately with --session")
+    raise UnknownSession(f"{len(names)} sessions live here; choose with --session: {', '.join(names)}")
+
+
+def _shown(line: dict[str, Any]) -> str:
+    place = f"/{line['place']}" if line["place"] else ""
+    return f"[{line['mesh']}{place}] {line['text']}"

@@ -1,0 +1,226 @@
+"""What a synced folder consists of: the manifest that the laptop sends and the cluster assembles a tree from.
+
+A manifest names every file by its path in the tree and by the SHA-256 of its content, so that contents travel once
+and only where they are lacking. Nothing here touches a disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgpack
+
+from loom.errors import LoomError, ProtocolMismatch, TooLarge
+
+__all__ = [
+    "DEFAULT_LIMIT",
+    "MAX_FILES",
+    "Blob",
+    "Entry",
+    "Manifest",
+    "bytes_from_environment",
+    "check_sizes",
+    "human_size",
+    "size_limit",
+]
+
+MAX_FILES = 100_000
+"""Files and links that a synced folder may have."""
+
+DEFAULT_LIMIT = 4 << 30
+"""Bytes that the files of a synced folder may have together, unless ``LOOM_SYNC_LIMIT`` says otherwise."""
+
+Blob = tuple[str, int]
+"""A content: its digest and its size in bytes."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a symbolic link of a tree."""
+
+    path: str
+    """Where it is in the tree, with slashes."""
+    digest: str = ""
+    """SHA-256 of a file's content in hexadecimal; empty for a link."""
+    size: int = 0
+    """Bytes of a file."""
+    executable: bool = False
+    target: str = ""
+    """Where a link points to, relative to its own folder; empty for a file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A synced folder.
+
+    Args:
+        name: tells the folders of a session apart.
+        roots: folders of the tree that go on ``sys.path``, first to last; ``""`` is the tree itself.
+        entries: its files and links.
+    """
+
+    name: str
+    roots: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the tree: of the paths, contents, executable bits and links in it."""
+        rows = sorted((e.path, e.digest, e.size, e.executable, e.target) for e in self.entries)
+        return hashlib.sha256(msgpack.packb(rows)).hexdigest()
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    @cached_property
+    def blobs(self) -> Mapping[str, int]:
+        """The contents by digest, each with its size in bytes."""
+        return {entry.digest: entry.size for entry in self.entries if not entry.target}
+
+    @cached_property
+    def module_names(self) -> frozenset[str]:
+        """What can be imported from the roots: names of modules and of packages with an ``__init__.py``."""
+        names = set()
+        for root in self.roots:
+            prefix = f"{root}/" if root else ""
+            for entry in self.entries:
+                if entry.path.startswith(prefix):
+                    first, _, rest = entry.path[len(prefix) :].partition("/")
+                    if rest == "__init__.py":
+                        names.add(first)
+                    elif not rest and first.endswith(".py"):
+                        names.add(first.removesuffix(".py"))
+        return frozenset(names)
+
+    def pack(self) -> bytes:
+        """The manifest as bytes."""
+        rows = [(e.path, e.digest, e.size, e.executable, e.target) for e in self.entries]
+        packed: bytes = msgpack.packb((self.name, self.roots, rows))
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Manifest:
+        """Undo `pack`.
+
+        Raises:
+            ProtocolMismatch: it is no manifest, or names something outside of its tree.
+        """
+        try:
+            name, roots, rows = msgpack.unpackb(data, use_list=False)
+            manifest = cls(str(name), tuple(roots), tuple(Entry(*row) for row in rows))
+            _check(manifest)
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise ProtocolMismatch(f"not the manifest of a folder: {error}") from error
+        return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    files = set()
+    folders = {""}
+    for root in manifest.roots:
+        if root:
+            _check_path(root)
+    for entry in manifest.entries:
+        _check_path(entry.path)
+        if entry.path in files:
+            raise ValueError(f"{entry.path!r} is in it twice")
+        files.add(entry.path)
+        folder = posixpath.dirname(entry.path)
+        while folder not in folders:
+            folders.add(folder)
+            folder = posixpath.dirname(folder)
+        if entry.target:
+            _check_target(entry)
+        elif not _DIGEST.fullmatch(entry.digest) or type(entry.size) is not int or entry.size < 0:
+            raise ValueError(f"{entry.path!r} has no digest or no size")
+    if both := files & folders:
+        raise ValueError(f"{min(both)!r} is a folder and a file")
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, str) or "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
+        raise ValueError(f"{path!r} is no path inside a tree")
+
+
+def _check_target(entry: Entry) -> None:
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.target))
+    if entry.target.startswith("/") or "\0" in entry.target or target.split("/")[0] == "..":
+        raise ValueError(f"the link {entry.path!r} leads outside, to {entry.target!r}")
+
+
+# -- sizes --------------------------------------------------------------------------------------------------
+
+
+def size_limit() -> int:
+    """Bytes that a synced folder may have: ``LOOM_SYNC_LIMIT``, or `DEFAULT_LIMIT`."""
+    return bytes_from_environment("LOOM_SYNC_LIMIT", DEFAULT_LIMIT)
+
+
+def bytes_from_environment(variable: str, default: int) -> int:
+    """A number of bytes that an environment variable may set.
+
+    Raises:
+        LoomError: it is set to something else.
+    """
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise LoomError(f"{variable}={text!r} is no number of bytes")
+    return int(text)
+
+
+def check_sizes(files: Iterable[tuple[str, int]], limit: int, where: str) -> None:
+    """Check that files fit.
+
+    Args:
+        files: path and size in bytes of each.
+        limit: bytes that they may have together.
+        where: whose limit that is, for the error.
+
+    Raises:
+        TooLarge: they do not, or there are more than `MAX_FILES`; the text names the largest.
+    """
+    files = list(files)
+    if len(files) > MAX_FILES:
+        raise TooLarge(
+            f"the folder has {len(files)} files, over the limit of {MAX_FILES}: leave some out with a .gitignore "
+            f"or exclude=[…]. Most are in {_fullest(files)}"
+        )
+    total = sum(size for _, size in files)
+    if total > limit:
+        largest = sorted(files, key=lambda file: -file[1])[:5]
+        named = ", ".join(f"{path} ({human_size(size)})" for path, size in largest)
+        raise TooLarge(
+            f"the folder has {total} bytes, over {where} of {limit} bytes: leave files out with a .gitignore or "
+            f"exclude=[…]. The largest: {named}"
+        )
+
+
+def _fullest(files: Sequence[tuple[str, int]]) -> str:
+    counts: dict[str, int] = {}
+    for path, _ in files:
+        top = path.partition("/")[0]
+        counts[top] = counts.get(top, 0) + 1
+    return ", ".join(f"{top} ({count})" for top, count in sorted(counts.items(), key=lambda item: -item[1])[:3])
+
+
+def human_size(size: int) -> str:
+    """A number of bytes for people: ``20.0 MiB``."""
+    value = float(size)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

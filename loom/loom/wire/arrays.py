@@ -1,0 +1,292 @@
+"""Large data in payloads: arrays, tensors and byte strings.
+
+Each is taken apart into a *recipe*, a small pickle of everything but the data, and the data itself, which travels
+beside the payload's pickle and is not copied into it. Only who uses an object puts it together again: who passes it
+on, as the driver does, holds what was `Carried`, needs neither numpy nor torch for that, and lets its other threads
+run while a gigabyte is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import operator
+import pickle
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from loom.wire.messages import Buffer
+from loom.wire.mux import Pieces
+
+__all__ = ["IN_BAND", "Carried", "carried_or_value", "passing_on", "take_apart", "take_apart_near_top", "whole"]
+
+IN_BAND = 16 << 10
+"""Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
+
+_PIECE = 1 << 20
+"""Bytes that are copied without a chance for other threads to run."""
+
+_DEPTH = 4
+_MOST_ITEMS = 4096
+_SCALARS = frozenset({type(None), bool, int, float, complex, str})
+
+_state = threading.local()
+
+
+class Carried:
+    """An object taken apart; pickled, it is the object again where it is unpickled.
+
+    Args:
+        recipe: pickle of the object without its data.
+        parts: its data, one buffer for each that the recipe asks for.
+    """
+
+    def __init__(self, recipe: Buffer, parts: Sequence[Buffer | Pieces]) -> None:
+        self.recipe = recipe
+        self.parts = parts
+
+    def value(self) -> Any:
+        """The object. Its data is that of the parts where they are in one piece and may be written to."""
+        return pickle.loads(self.recipe, buffers=[whole(part) for part in self.parts])
+
+    def __reduce__(self) -> Any:
+        cut = [(_is_read_only(part), [_Piece(view) for view in _cut(part)]) for part in self.parts]
+        return _rebuild, (bytes(self.recipe), cut)
+
+
+class _Piece:
+    """A piece of data that is in the pickle. Pickling it runs Python code, so that other threads get their turn."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def __reduce__(self) -> Any:
+        return _piece, (bytes(self.view),)
+
+
+def _piece(data: bytes) -> bytes:
+    # Does nothing but to be Python code: unpickling in C would keep every other thread waiting to the end.
+    return data
+
+
+def _rebuild(recipe: bytes, cut: Sequence[tuple[bool, Sequence[bytes]]]) -> Any:
+    return carried_or_value(Carried(recipe, [Pieces(pieces, read_only) for read_only, pieces in cut]))
+
+
+def carried_or_value(carried: Carried) -> Any:
+    """What takes the place of an object that was taken apart: see `passing_on`."""
+    return carried if getattr(_state, "passing_on", False) else carried.value()
+
+
+@contextlib.contextmanager
+def passing_on(passing: bool = True) -> Iterator[None]:
+    """Whether what this thread unpickles meanwhile stays taken apart."""
+    before = getattr(_state, "passing_on", False)
+    _state.passing_on = passing
+    try:
+        yield
+    finally:
+        _state.passing_on = before
+
+
+def whole(part: Buffer | Pieces) -> Buffer:
+    """A part as one buffer: ``bytes`` if it is read-only in its object, else one that can be written to.
+
+    A view that cannot be written to is one of received bytes, and says nothing about its object.
+    """
+    if isinstance(part, Pieces):
+        if not part.read_only:
+            writable = bytearray()
+            for view in _cut(part):
+                writable += view
+            return writable
+        joined = io.BytesIO()
+        for view in _cut(part):
+            joined.write(view)
+        return joined.getvalue()
+    return part if type(part) is bytes or not memoryview(part).readonly else bytearray(part)
+
+
+def _is_read_only(part: Buffer | Pieces) -> bool:
+    return part.read_only if isinstance(part, Pieces) else type(part) is bytes
+
+
+def _cut(part: Buffer | Pieces) -> Iterator[memoryview]:
+    for piece in part if isinstance(part, Pieces) else (part,):
+        view = memoryview(piece).cast("B")
+        for start in range(0, len(view), _PIECE):
+            yield view[start : start + _PIECE]
+
+
+# -- taking apart ---------------------------------------------------------------------------------------------
+
+
+def take_apart_near_top(obj: Any, least: int = IN_BAND) -> Any:
+    """Take large data apart in an object: itself, or what is in it through nothing but tuples, lists and dicts.
+
+    Not what other objects hold: they could not be unpickled where it stays taken apart.
+
+    Args:
+        least: bytes of an array or a byte string that is taken apart.
+    """
+    return _near_top(obj, least, _DEPTH, {})
+
+
+def _near_top(obj: Any, least: int, depth: int, seen: dict[int, Any]) -> Any:
+    kind = type(obj)
+    if kind in _SCALARS:
+        return obj
+    if id(obj) in seen:  # what is there twice stays one object
+        return seen[id(obj)]
+    apart = obj
+    if kind is tuple or kind is list:
+        if depth and len(obj) <= _MOST_ITEMS:
+            items = [_near_top(item, least, depth - 1, seen) for item in obj]
+            if any(map(operator.is_not, items, obj)):
+                apart = kind(items)
+    elif kind is dict:
+        if depth and len(obj) <= _MOST_ITEMS:
+            items = [_near_top(item, least, depth - 1, seen) for item in obj.values()]
+            if any(map(operator.is_not, items, obj.values())):
+                apart = dict(zip(obj, items, strict=True))
+    else:
+        apart = take_apart(obj, least) or obj
+    seen[id(obj)] = apart
+    return apart
+
+
+def take_apart(obj: Any, least: int = IN_BAND) -> Carried | None:
+    """Take an object apart, if it is of a kind that can be: else None, and the object pickles as it always did.
+
+    Taken apart are ``bytes``, ``bytearray`` and numpy arrays of at least ``least`` bytes, and dense tensors in main
+    memory of whatever size, so that who passes them on need not import torch. A tensor keeps its strides if it has
+    no gaps; of one with gaps, such as a column of a matrix, only what belongs to it travels.
+    """
+    kind = type(obj)
+    if kind is bytes or kind is bytearray:
+        return _taken_apart(_LargeBytes(obj)) if len(obj) >= least else None
+    module = kind.__module__
+    if module == "numpy" and kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+        return _array(obj) if obj.nbytes >= least else None
+    if module in ("torch", "torch.nn.parameter"):
+        return _tensor(obj)
+    return None
+
+
+def _taken_apart(obj: Any) -> Carried:
+    parts: list[Buffer | Pieces] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if len(view) < IN_BAND:
+            return True
+        if not view.readonly:
+            parts.append(view)
+        else:
+            parts.append(view.obj if type(view.obj) is bytes else Pieces([view], True))
+        return False
+
+    recipe = pickle.dumps(obj, 5, buffer_callback=keep)
+    return Carried(recipe, parts)
+
+
+class _LargeBytes:
+    """Has a large byte string pickled as a buffer."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return type(self.data), (pickle.PickleBuffer(self.data),)
+
+
+def _array(array: Any) -> Carried | None:
+    if array.dtype.hasobject:
+        return None
+    flags = array.flags
+    return _taken_apart(array if flags.c_contiguous or flags.f_contiguous else array.copy())
+
+
+def _tensor(obj: Any) -> Carried | None:
+    torch = sys.modules["torch"]
+    kind = type(obj)
+    is_parameter = kind is torch.nn.Parameter
+    if kind is not torch.Tensor and not is_parameter:
+        return None
+    plain = (
+        obj.device.type == "cpu"
+        and obj.layout is torch.strided
+        and not (obj.is_quantized or obj.is_conj() or obj.is_neg())
+        and not (vars(obj) or obj._backward_hooks)
+    )
+    if not plain:
+        return None
+    with torch.no_grad():
+        data = obj.detach()
+        if not _is_dense(data):
+            data = data.contiguous()
+        size, stride = tuple(data.shape), data.stride()
+        try:
+            view = _memory_of(data)
+        except RuntimeError:  # no memory of its own: a tensor inside torch.func, for example
+            return None
+    return _taken_apart(_Tensor((view, data.dtype, size, stride, obj.requires_grad, is_parameter)))
+
+
+class _Tensor:
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: tuple[Any, ...]) -> None:
+        self.fields = fields
+
+    def __reduce__(self) -> Any:
+        view, *rest = self.fields
+        return _rebuild_tensor, (pickle.PickleBuffer(view), *rest)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether the elements lie in memory without gaps, in whatever order, each once."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return True
+        if size > 1:
+            if stride != span:
+                return False
+            span *= size
+    return True
+
+
+def _memory_of(tensor: Any) -> Any:
+    # Not through numpy, which has no bfloat16 and may be missing.
+    address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    if not size:
+        return bytearray()
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = tensor  # lives as long as what looks at its memory
+    return memory
+
+
+def _rebuild_tensor(
+    data: Buffer,
+    dtype: Any,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    torch = sys.modules["torch"]  # imported by the pickle, which names the dtype
+    if len(data):
+        tensor = torch.frombuffer(data, dtype=dtype).as_strided(size, stride)
+    else:
+        tensor = torch.empty_strided(size, stride, dtype=dtype)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -1,0 +1,48 @@
+"""Ctrl-C, or the interrupt of a notebook's cell, only where it does no harm.
+
+Python raises KeyboardInterrupt in the main thread between any two instructions. Between taking a frame from the
+stream and noting how much of it was sent, that would lose the frame, and with it the session.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Uninterrupted"]
+
+# What `signal` wraps to return enums, which would take longer than the rest.
+_signal: Any = import_module("_signal")
+_handler, _handle = _signal.getsignal, _signal.signal
+
+
+class Uninterrupted:
+    """A ``with`` block that a SIGINT does not interrupt: one that comes meanwhile is handled at its end.
+
+    Only for blocks that wait for nobody. Outside the main thread, where Python handles no signals, it does nothing.
+    """
+
+    __slots__ = ("_came", "_previous")
+
+    def __init__(self) -> None:
+        self._came = False
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            previous = _handler(signal.SIGINT)
+            if previous is not None:  # one that C code installed could not be put back
+                _handle(signal.SIGINT, self._note)
+                self._previous = previous
+
+    def _note(self, number: int, frame: object) -> None:
+        self._came = True
+
+    def __exit__(self, *error: object) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            _handle(signal.SIGINT, previous)
+            if self._came:
+                signal.raise_signal(signal.SIGINT)

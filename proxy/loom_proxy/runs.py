@@ -1,0 +1,273 @@
+"""Functions that run in the driver, seen from the laptop."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from loom.errors import LoomError, NoSuchRun, RunNameTaken, UnpicklableError
+from loom.wire.messages import Buffer, Kind
+from loom_proxy.futures import FutureProxy
+
+if TYPE_CHECKING:
+    from loom.wire.codec import Decoder
+    from loom_proxy.connection import Connection
+
+__all__ = ["KnownRuns", "RunHandle", "own_exception"]
+
+RUNNING = "running"
+
+_STDOUT = 1
+
+
+class RunHandle:
+    """A function that runs, or has run, in the driver. Made by ``job.run(fn, detach=True)`` and by ``job.runs()``.
+
+    It can be awaited, which gives what `result` gives. The run goes on while no client is connected; a later
+    connection to the session finds it with ``job.runs()``.
+    """
+
+    def __init__(self, connection: Connection, ident: int, name: str) -> None:
+        self._connection = connection
+        self._answer: FutureProxy[Any] | None = None
+        self._state: tuple[str, float | None, float | None] = (RUNNING, None, None)
+        self.id = ident
+        """Number of the run, unique in the session."""
+        self.name = name
+        """Name of the run; of those that are running, no two have the same."""
+
+    # -- what has become of it ------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """``"running"``, ``"done"``, ``"failed"`` or ``"cancelled"``, as the driver last told this connection."""
+        return self._state[0]
+
+    @property
+    def started(self) -> float | None:
+        """When it began, in seconds since the epoch on the driver's clock; None until the driver has said so."""
+        return self._state[1]
+
+    @property
+    def finished(self) -> float | None:
+        """When it ended, in seconds since the epoch on the driver's clock; None before."""
+        return self._state[2]
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.status != RUNNING
+
+    @property
+    def future(self) -> FutureProxy[Any]:
+        """The future of its result, for `loom.wait` and `loom.as_completed`."""
+        if self._answer is None:
+            self._answer = self._connection.ask(Kind.RUN_RESULT, (self.id,), key=None)
+        return self._answer
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for what the function returns. It may be asked for as often as you like.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            Exception: what the function raised, with the remote traceback as its ``__cause__``.
+            OperationFailed: it raised something that cannot be rebuilt here, or no `Exception` (`SystemExit`).
+            OperationCancelled: it was cancelled.
+            UnpicklableError: the result cannot be pickled there, or not be unpickled here.
+            WaitTimeout: the time is up; the run goes on.
+            NoSuchRun: the driver has forgotten it: it keeps the last 256 that have ended.
+            LoomError: the session or the connection failed.
+        """
+        return self.future.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; return what `result` would raise, or None. A timeout raises as it does there."""
+        return self.future.exception(timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.future.__await__()
+
+    def cancel(self) -> bool:
+        """Ask the function to end; return whether it was still going. `result` tells what came of it.
+
+        A coroutine is cancelled as asyncio does it, each time this is called. In a plain function an exception that
+        is no `Exception` is raised, once, when it next runs Python code: one that sleeps or waits in C ends after
+        that. Whatever catches the exception and goes on is not cancelled.
+        """
+        return bool(self._connection.ask(Kind.RUN_END, (self.id, "cancel"), key=None).get())
+
+    # -- what it prints -------------------------------------------------------------------------------------
+
+    def output(self) -> str:
+        """What it has printed so far, to stdout and to stderr, in the order in which it was printed.
+
+        The driver keeps the last MiB (2 ** 20 characters); a first line says how much is missing.
+        """
+        _, _, pieces = self._ask_output(0, wait=False).get()
+        return "".join(text for _, text in pieces)
+
+    def follow(self) -> RunOutput:
+        """What it prints, piece by piece: at first what is kept of it, then more as it comes, until the run ends.
+
+        To be iterated over with ``for`` or with ``async for``.
+        """
+        return RunOutput(self)
+
+    def _ask_output(self, position: int, wait: bool = True) -> FutureProxy[Any]:
+        return self._connection.ask(Kind.RUN_OUTPUT, (self.id, position, wait), key=None)
+
+    # -- the connection's side ------------------------------------------------------------------------------
+
+    def _told(self, status: str, started: float | None, finished: float | None) -> None:
+        if not self.done():
+            self._state = (status, started, finished)
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.name!r} {self.status}>"
+
+
+class RunOutput:
+    """What a run prints, as an iterator and as an asynchronous iterator of texts. For one reader."""
+
+    def __init__(self, run: RunHandle) -> None:
+        self._run = run
+        self._position = 0
+        self._ended = False
+        self._asked: FutureProxy[Any] | None = None
+
+    def ask(self) -> FutureProxy[Any]:
+        """Ask the driver for more; one question at a time."""
+        if self._asked is None:
+            self._asked = self._run._ask_output(self._position)
+        return self._asked
+
+    def _take(self, reply: tuple[int, bool, list[tuple[int, str]]]) -> list[tuple[int, str]]:
+        self._asked = None
+        self._position, self._ended, pieces = reply
+        return pieces
+
+    def pieces(self) -> Iterator[tuple[int, str]]:
+        """Each text with its stream: 1 for stdout, 2 for stderr."""
+        while not self._ended:
+            yield from self._take(self.ask().get())
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._ended:
+            pieces = self._take(self.ask().get())
+            if pieces:
+                return "".join(text for _, text in pieces)
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while not self._ended:
+            pieces = self._take(await self.ask())
+            if pieces:
+                return "".join(text for _, text in pieces)
+        raise StopAsyncIteration
+
+
+class KnownRuns:
+    """The runs of a session that somebody on this side has a handle of."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
+
+    def told(self, ident: int, state: Sequence[Any]) -> None:
+        """Take a `Kind.RUN_STATE`. On the reader thread."""
+        handle = self._handles.get(ident)
+        if handle is not None:
+            handle._told(*state)
+
+    def listed(self) -> dict[str, RunHandle]:
+        """The driver's runs by name, oldest first; of two with one name, the one that is running or the newer."""
+        found: dict[str, RunHandle] = {}
+        for ident, name, *state in self._connection.ask(Kind.RUNS, ()).get():
+            handle = self._handles.get(ident)
+            if handle is None:
+                handle = self._handles[ident] = RunHandle(self._connection, ident, name)
+            handle._told(*state)
+            if name not in found or found[name].done():
+                found[name] = handle
+        return found
+
+    # -- starting -------------------------------------------------------------------------------------------
+
+    def start(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
+    ) -> RunHandle:
+        """Start a function and leave it to itself."""
+        handle, parts = self._prepare(fn, args, kwargs, name)
+        self._connection.send(Kind.RUN, (handle.name, True), parts, ident=handle.id)
+        self._connection.flush()
+        return handle
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
+        """Start a function, print what it prints, and return what it returns."""
+        handle, parts = self._prepare(fn, args, kwargs, name)
+        connection = self._connection
+        handle._answer = connection.ask(Kind.RUN, (handle.name, False), parts, ident=handle.id)
+        try:
+            _print_output(handle)
+            handle.exception()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped waiting for run {handle.name!r}, which goes on in the driver: "
+                f"job.runs()[{handle.name!r}] finds it, .cancel() ends it"
+            ) from None
+        if not connection.ended.is_set():
+            with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
+                connection.send(Kind.RUN_END, (handle.id, "forget"), key=None)
+        return handle.result()
+
+    def _prepare(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
+    ) -> tuple[RunHandle, Sequence[Buffer]]:
+        connection = self._connection
+        connection.check_open()
+        if not callable(fn):
+            raise TypeError(f"run() takes a function and then its arguments; {fn!r} is not a function")
+        label = getattr(fn, "__name__", type(fn).__name__)
+        ident = connection.next_id()
+        if name is None:
+            name = f"{label}-{ident}"
+        elif not isinstance(name, str) or not name:
+            raise ValueError(f"the name of a run is a text that is not empty, not {name!r}")
+        same = next((run for run in list(self._handles.values()) if run.name == name and not run.done()), None)
+        if same is not None:
+            raise RunNameTaken(
+                f"run {name!r} is still going (id {same.id}): wait for it, cancel it, or take another name"
+            )
+        parts = connection.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
+        handle = self._handles[ident] = RunHandle(connection, ident, name)
+        return handle, parts
+
+
+def _print_output(handle: RunHandle) -> None:
+    with contextlib.suppress(NoSuchRun):  # it ended, and was the least recent of those that are kept
+        for stream, text in RunOutput(handle).pieces():
+            file = sys.stdout if stream == _STDOUT else sys.stderr
+            file.write(text)
+            file.flush()
+
+
+def own_exception(error: LoomError, decoder: Decoder, pickled: Sequence[Buffer]) -> BaseException:
+    """What a function raised, made of the error that stands for it; the error itself if that cannot be done."""
+    try:
+        original = decoder.loads(pickled, "the exception")
+    except UnpicklableError:
+        return error
+    if not isinstance(original, Exception):
+        return error
+    original.__cause__ = error.__cause__
+    return original

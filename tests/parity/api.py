@@ -1,0 +1,49 @@
+"""What a script is given besides the hosts: the names that it would import, and what scripts share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Api", "DidNotRaise"]
+
+
+class Api:
+    """The public names of one side, as attributes.
+
+    Args:
+        module: ``monarch.actor`` natively, ``loom`` through Loom.
+        hosts: the host mesh of that side.
+        supervision_error: the class that the side raises when part of a mesh is dead.
+    """
+
+    def __init__(self, module: ModuleType, hosts: Any, supervision_error: type[Exception]) -> None:
+        self._module = module
+        self._hosts = hosts
+        self.SupervisionError = supervision_error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    @functools.cached_property
+    def procs(self) -> Any:
+        """Two processes on each of two hosts, shared by the scripts that break nothing."""
+        return self._hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
+
+    def spawn(self, cls: type, *args: Any, **kwargs: Any) -> Any:
+        """Actors of a class on the shared processes."""
+        return self.procs.spawn(cls.__name__.lower(), cls, *args, **kwargs)
+
+    def raised(self, do: Callable[[], Any]) -> BaseException:
+        """What calling a function raises; it has to."""
+        try:
+            value = do()
+        except Exception as error:  # noqa: BLE001 - this is what is compared
+            return error
+        return DidNotRaise(type(value).__name__.removesuffix("Proxy"))
+
+
+class DidNotRaise(Exception):
+    """In place of the exception that a script expected."""

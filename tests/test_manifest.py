@@ -1,0 +1,125 @@
+"""What a synced folder consists of."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loom
+from loom.manifest import Entry, Manifest, bytes_from_environment, check_sizes, human_size
+
+DIGEST = "ab" * 32
+
+
+def manifest(*entries: Entry, roots: tuple[str, ...] = ("",)) -> Manifest:
+    return Manifest("name", roots, entries)
+
+
+def test_a_manifest_travels() -> None:
+    whole = manifest(
+        Entry("a/b.py", DIGEST, 3, True), Entry("link", target="a/b.py"), Entry("empty", DIGEST), roots=("", "a")
+    )
+
+    assert Manifest.unpack(whole.pack()) == whole
+
+
+def test_the_digest_tells_trees_apart_and_nothing_else() -> None:
+    one, two = Entry("a", DIGEST, 3), Entry("b", DIGEST, 3)
+    base = manifest(one, two).digest
+
+    assert manifest(two, one).digest == base
+    assert Manifest("other", ("", "src"), (one, two)).digest == base
+    for other in (
+        manifest(one),
+        manifest(one, Entry("c", DIGEST, 3)),
+        manifest(one, Entry("b", "cd" * 32, 3)),
+        manifest(one, Entry("b", DIGEST, 3, True)),
+        manifest(one, Entry("b", target="a")),
+    ):
+        assert other.digest != base
+
+
+def test_the_modules_that_can_be_imported() -> None:
+    paths = ("top.py", "package/__init__.py", "package/inner.py", "folder/x.py", "src/lib/__init__.py", "data.txt")
+    whole = manifest(*(Entry(path, DIGEST) for path in paths), roots=("", "src"))
+
+    assert whole.module_names == {"top", "package", "lib"}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [Entry("/etc/passwd", DIGEST)],
+        [Entry("../outside", DIGEST)],
+        [Entry("a/../../outside", DIGEST)],
+        [Entry("a//b", DIGEST)],
+        [Entry("./a", DIGEST)],
+        [Entry("", DIGEST)],
+        [Entry("a\0b", DIGEST)],
+        [Entry("a", DIGEST), Entry("a", DIGEST)],
+        [Entry("a", DIGEST), Entry("a/b", DIGEST)],
+        [Entry("a/b/c", DIGEST), Entry("a", target="x")],
+        [Entry("link", target="/etc")],
+        [Entry("link", target="..")],
+        [Entry("sub/link", target="../../x")],
+        [Entry("sub/link", target="x/../../../y")],
+        [Entry("a", "../../x")],
+        [Entry("a", DIGEST.upper())],
+        [Entry("a", DIGEST, -1)],
+        [Entry("a", DIGEST, "3")],  # type: ignore[arg-type]
+    ],
+    ids=lambda entries: " ".join(f"{e.path or e.target}"[:20] for e in entries),
+)
+def test_what_could_write_outside_of_its_tree_is_refused(entries: list[Entry]) -> None:
+    with pytest.raises(loom.ProtocolMismatch):
+        Manifest.unpack(manifest(*entries).pack())
+
+
+def test_a_root_outside_of_its_tree_is_refused() -> None:
+    with pytest.raises(loom.ProtocolMismatch):
+        Manifest.unpack(manifest(roots=("../x",)).pack())
+
+
+_NESTED = st.recursive(st.integers(-9, 9) | st.text(), st.lists)
+
+
+@given(st.one_of(st.binary(max_size=200), _NESTED.map(msgpack.packb)))
+def test_anything_else_is_refused(data: bytes) -> None:
+    try:
+        unpacked = Manifest.unpack(data)
+    except loom.ProtocolMismatch:
+        return
+    assert Manifest.unpack(unpacked.pack()) == unpacked
+
+
+def test_a_folder_over_a_limit_names_its_largest_files() -> None:
+    files = [(f"small{n}", 1) for n in range(10)] + [("data/big.bin", 5 << 20)]
+    check_sizes(files, (5 << 20) + 10, "the limit")
+
+    with pytest.raises(loom.TooLarge, match=r"5242890 bytes, over the limit of 100.*data/big\.bin \(5\.0 MiB\)"):
+        check_sizes(files, 100, "the limit")
+
+
+def test_too_many_files_name_the_fullest_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loom.manifest.MAX_FILES", 3)
+
+    with pytest.raises(loom.TooLarge, match=r"4 files, over the limit of 3.*node_modules \(3\)"):
+        check_sizes([("a.py", 0)] + [(f"node_modules/{n}.js", 0) for n in range(3)], 100, "the limit")
+
+
+def test_a_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_from_environment("LOOM_TEST_LIMIT", 7) == 7
+    monkeypatch.setenv("LOOM_TEST_LIMIT", "1000")
+    assert bytes_from_environment("LOOM_TEST_LIMIT", 7) == 1000
+    monkeypatch.setenv("LOOM_TEST_LIMIT", "10 GB")
+    with pytest.raises(loom.LoomError, match="LOOM_TEST_LIMIT='10 GB' is no number of bytes"):
+        bytes_from_environment("LOOM_TEST_LIMIT", 7)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (20 << 20, "20.0 MiB"), (3 << 30, "3.0 GiB")]
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert human_size(size) == text
