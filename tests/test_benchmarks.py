@@ -11,7 +11,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.benchmarks import calls, ray_environment, report
+from tests.benchmarks import calls, large, ray_environment, report
 from tests.benchmarks.caller_process import CallerError, CallerProcess
 from tests.benchmarks.calls import Figures, Measured, Plan, SubjectName
 from tests.benchmarks.machine import Machine, describe_machine
@@ -207,3 +207,46 @@ def test_a_guarded_command_ends_when_standard_input_is_closed() -> None:
     assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=10)[1] == []
     assert guard.wait(timeout=10) == 0
+
+
+def _large_round(echo_s: dict[str, float], busy_ms: float) -> large.LargeRound:
+    return large.LargeRound(
+        echo_s=echo_s,
+        idle_s=[0.001] * 100,
+        busy_s={way: [busy_ms / 1000] * 100 for way in large.WAYS},
+        gateway_peak=32 * 2**20,
+        stream_s={"first": 0.01, "last": 0.5},
+    )
+
+
+def test_the_report_on_large_data_shows_each_ratio_beside_its_budget() -> None:
+    rounds = [
+        _large_round({"raw": 4.0, "native": 5.0, "loom": 5.0}, 2.5),
+        _large_round({"raw": 4.0, "native": 5.0, "loom": 10.0}, 4.0),
+        _large_round({"raw": 4.0, "native": 5.0, "loom": 5.0}, 4.0),
+    ]
+    figures = large.LargeFigures("python -m tests.benchmarks large", MACHINE, large.LargePlan(rounds=3), rounds)
+
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(figures.as_table())
+
+    bandwidth, there, _, _, memory, first = figures.ratios
+    assert bandwidth.by_round == pytest.approx((0.8, 0.4, 0.8))
+    assert [ratio.met for ratio in (bandwidth, there, memory, first)] == [True, False, True, True]
+    assert there.median == pytest.approx(4.0)
+    assert memory.median == pytest.approx(0.25)
+    assert not figures.within_budgets
+    assert "1024 MiB echo, bandwidth" in console.export_text()
+    assert json.loads(json.dumps(figures.as_json()))["small_calls_ms"]["to an actor"]["p99"] == pytest.approx(4.0)
+
+
+def test_large_data_is_measured_in_rounds() -> None:
+    plan = large.LargePlan(size=4 * 2**20, rounds=1, idle_calls=5, stream_step=0.0)
+
+    figures = large.measure(plan, "python -m tests.benchmarks large")
+
+    (one,) = figures.rounds
+    assert set(one.echo_s) == {"raw", "native", "loom"}
+    assert all(seconds > 0 for seconds in one.echo_s.values())
+    assert all(one.busy_s[way] for way in large.WAYS)
+    assert 0 < one.stream_s["first"] <= one.stream_s["last"]

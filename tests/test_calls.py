@@ -322,7 +322,7 @@ def test_stopped_procs_answer_no_more(job: loom.Job) -> None:
     procs = job.hosts.spawn_procs(name="brief")
     counters = procs.spawn("brief", Counter)
     assert procs.initialized.get() is True
-    assert counters.initialized.get() is True
+    assert counters.initialized.get() is None
     counters.add.call(1).get()
     assert procs.stop().get(timeout=30) is None
     with pytest.raises(loom.LoomError):

@@ -68,7 +68,7 @@ def test_an_actor_that_returns_a_mesh_gives_a_working_proxy(keeper: Any, counter
     assert held.slice(hosts=1, gpus=0).add.call_one(5).get(timeout=BOUND) == 16
     assert [n for _, n in counters.value.call().get(timeout=BOUND)] == [11, 11, 16, 11]
     with pytest.raises(loom.EndpointNotFound, match="'add'"):
-        held.ad  # noqa: B018
+        held.ad
     with pytest.raises(loom.WrongArguments):
         held.add.call()
 

@@ -25,7 +25,7 @@ INLINE = 64 << 10
 """Bytes of payload up to which the calling thread sends by itself."""
 
 HIGH_WATER = 64 << 20
-"""Bytes of payload waiting to be sent, over which `FrameSender.wait_for_room` waits."""
+"""Bytes of payload waiting to be sent, besides those of one message, over which `wait_for_room` waits."""
 
 
 COPIED = 1 << 20
@@ -105,7 +105,7 @@ class FrameSender:
             if pending <= INLINE and (eager or len(outbox) >= GATHER):
                 self._pump()
                 return
-            if pending > HIGH_WATER:
+            if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
                 self._room.clear()
             self._wake_writer()
 
@@ -120,7 +120,7 @@ class FrameSender:
         """Take back the message with an id; False if it has left, or begun to."""
         with self._lock:
             withdrawn = self._stream.outbox.withdraw(ident)
-            if self._stream.outbox.pending_bytes < HIGH_WATER // 2:
+            if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
                 self._room.set()
             return withdrawn
 
@@ -208,7 +208,7 @@ class FrameSender:
             data = self._rest or self._next()
             self._rest = b""
             self._writer_sends = data is not None
-            if self._stream.outbox.pending_bytes < HIGH_WATER // 2:
+            if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
                 self._room.set()
             if data is None:
                 self._idle.notify_all()

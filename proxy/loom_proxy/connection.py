@@ -50,6 +50,8 @@ from loom_proxy.values import ValueMeshProxy
 
 __all__ = ["Connection"]
 
+_ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
+
 
 class Connection:
     """One client's connection to one session."""
@@ -289,23 +291,12 @@ class Connection:
 
     def _take(self, message: Message) -> None:
         kind, ident, body, parts = message
-        if kind == Kind.LOG:
-            self.logs.take(parts[0])
-            return
-        if kind == Kind.EVENT:
-            name, details = str(body[0]), unpack_texts(parts[0])
-            self.states.event(name, details)
-            if name not in UNLOGGED:
-                self.events.add(Event(name, details))
-            return
-        if kind == Kind.RUN_STATE:
-            self.runs.told(ident, body)
+        if kind not in _ANSWERS:
+            self._take_news(message)
             return
         waiting = self._waiting.get(ident)
         if waiting is None:
-            if kind in (Kind.PORT_MESSAGES, Kind.PORT_MESSAGE):
-                self.ports.take(message)
-            elif kind == Kind.ERROR:
+            if kind == Kind.ERROR:
                 self._take_failure(message)
             return
         if kind == Kind.ERROR:
@@ -325,6 +316,21 @@ class Connection:
             waiting._complete(unpack, body[0])
         elif waiting.complete(index, unpack, body[0]):
             del self._waiting[ident]
+
+    def _take_news(self, message: Message) -> None:
+        """Take what no operation asked for."""
+        kind, ident, body, parts = message
+        if kind == Kind.LOG:
+            self.logs.take(parts[0])
+        elif kind == Kind.EVENT:
+            name, details = str(body[0]), unpack_texts(parts[0])
+            self.states.event(name, details)
+            if name not in UNLOGGED:
+                self.events.add(Event(name, details))
+        elif kind == Kind.RUN_STATE:
+            self.runs.told(ident, body)
+        elif kind in (Kind.PORT_MESSAGES, Kind.PORT_MESSAGE):
+            self.ports.take(message)
 
     def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
         """The exception that a code and the payload of a `Kind.ERROR` stand for."""

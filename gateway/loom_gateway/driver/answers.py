@@ -78,8 +78,9 @@ class Answers:
         self._loop = loop
         self._answer = answer
         self._gatherer = gatherer
-        # Counted up by one thread each: the client's, this one's, and the event loop's.
+        self._giving = threading.Lock()  # by the client's thread and that of large starts
         self._given = 0
+        # Counted up by one thread each: this one, and the event loop's.
         self._answered = 0
         self._moved = 0
         self._since = 0.0
@@ -93,7 +94,8 @@ class Answers:
         if self._slow:
             self.whenever(key, future)
             return
-        self._given += 1
+        with self._giving:
+            self._given += 1
         self._futures.put((key, future))
         if self._given - self._answered - self._moved > 1 and not self._checking:
             self._checking = True

@@ -1,9 +1,8 @@
 """Makes the processes of a session send large results in a form that the driver can pass on.
 
 Monarch pickles a tensor through ``torch.save``, whole and twice copied, and the driver would have to import torch
-to unpickle it only to pickle it again. An array or a tensor at the top of a result, or in a list, tuple or dict there,
-is taken apart instead (`loom.wire.arrays`); whoever else unpickles the result, another actor for example, has it
-whole.
+to unpickle it only to pickle it again. An array or a tensor at the top of a result, or in a list, tuple or dict
+there, is taken apart instead (`loom.wire.arrays`); whoever else unpickles it, such as another actor, has it whole.
 """
 
 from __future__ import annotations

@@ -90,18 +90,21 @@ class Line:
     # -- the thread -----------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        receiver, waiting = self._receiver, self._waiting
-        while True:
-            message = receiver._receiver.recv_task().block_on()
-            key, _ = waiting.popleft()
-            self._replies += 1
-            try:
-                with passing_on():
-                    value, error = receiver._process(message), None
-            except BaseException as raised:  # noqa: BLE001 - passed on to the laptop
-                value, error = None, raised
-            self._answer(key, value, error, False)
-            self._gatherer.gathered(more=bool(waiting))
+        with passing_on():
+            while True:
+                self._pass_on_next()
+
+    def _pass_on_next(self) -> None:
+        # A method of its own: what it holds, perhaps a gigabyte, is let go of while the next reply is waited for.
+        message = self._receiver._receiver.recv_task().block_on()
+        key, _ = self._waiting.popleft()
+        self._replies += 1
+        try:
+            value, error = self._receiver._process(message), None
+        except BaseException as raised:  # noqa: BLE001 - passed on to the laptop
+            value, error = None, raised
+        self._answer(key, value, error, False)
+        self._gatherer.gathered(more=bool(self._waiting))
 
     # -- whether the actor lives, on the event loop ---------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,7 @@ class Meshes:
         self._endpoints: dict[tuple[int, str], Any] = {}
         self.ports: dict[int, Any] = {}
         """The Monarch ports that the client opened; their ids are counted with the meshes'."""
-        self.resolved = 0
-        """References in payloads that were resolved so far."""
+        self._resolved = threading.local()
 
     def add(self, ident: int, entry: Entry) -> None:
         """Give a mesh the id that the client chose for it."""
@@ -57,6 +57,11 @@ class Meshes:
     def fail(self, ident: int, kind: str, name: str, failure: LoomError) -> None:
         """Note that the mesh of this id could not be made; whatever names it fails with the same cause."""
         self._entries[ident] = Entry(kind, name, None, ident, failure)
+
+    def root(self, ident: int) -> int:
+        """The id of the whole mesh that the mesh of an id is a part of; the id itself if there is no such mesh."""
+        entry = self._entries.get(ident)
+        return ident if entry is None else entry.root
 
     def entry(self, ident: int) -> Entry:
         """The entry of an id.
@@ -82,12 +87,17 @@ class Meshes:
         """The Monarch mesh of an id. Raises as `entry` does."""
         return self.entry(ident).mesh
 
+    @property
+    def resolved(self) -> int:
+        """References to meshes in payloads that this thread has resolved so far."""
+        return getattr(self._resolved, "count", 0)
+
     def resolve(self, ident: int) -> Any:
         """As `mesh`, for a reference in a payload; counted in `resolved`. Ports can be referred to, too."""
         port = self.ports.get(ident)
         if port is not None:
             return port
-        self.resolved += 1
+        self._resolved.count = self.resolved + 1
         return self.mesh(ident)
 
     def add_view(

@@ -19,6 +19,7 @@ from loom.wire.mux import OrderKey
 from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.calls import Calls
 from loom_gateway.driver.faults import as_loom_error, error_message
+from loom_gateway.driver.large_starts import LargeStarts
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.logs import Logs
 from loom_gateway.driver.made_meshes import MadeMeshes
@@ -101,6 +102,7 @@ class Operations:
         """Numbers of the worker hosts that are gone."""
         self.highest_id = 0
         """The highest id that a client has used."""
+        self._large_starts = LargeStarts(self._start, self.meshes.root)
         self.calls = Calls(self)
         self.ports = Ports(self)
         self.processes = Processes(self)
@@ -119,9 +121,13 @@ class Operations:
         }
 
     def start(self, message: Message) -> None:
-        """Start an operation; those before it have been started."""
+        """Start an operation, or have it started; those before it that it depends on have been started."""
         if message.id > self.highest_id:
             self.highest_id = message.id
+        if not self._large_starts.take(message):
+            self._start(message)
+
+    def _start(self, message: Message) -> None:
         started = time.perf_counter()
         try:
             handler = self._handlers.get(message.kind)

@@ -56,9 +56,7 @@ class DriverServer:
     Made on the event loop, which lives for as long as the driver and does what is not on the path of a call.
     """
 
-    def __init__(
-        self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool | None = None
-    ) -> None:
+    def __init__(self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = list(workers)
         self._listener = listener

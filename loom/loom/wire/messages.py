@@ -29,8 +29,10 @@ class Kind(enum.IntEnum):
 
     # Client to driver. Each names what it makes or asks by an id that the client chose.
     SPAWN_PROCS = 16
-    """Body: ``[host mesh, name, {dimension: size}]``. Payload: ``(bootstrap, proc_bind, bootstrap_command)``, each as
-    Monarch's argument of that name."""
+    """Body: ``[host mesh, name, {dimension: size}]``.
+
+    Payload: ``(bootstrap, proc_bind, bootstrap_command)``, each as Monarch's argument of that name.
+    """
     SPAWN_ACTORS = 17
     """Body: ``[proc mesh, name]``. Payload: ``(class, args, kwargs)``."""
     VIEW = 18
@@ -60,7 +62,7 @@ class Kind(enum.IntEnum):
     BROADCAST = 36
     """Send to every actor, answer nothing. Body: ``[mesh, endpoint]``."""
     SEND = 37
-    """Send to actors, whose replies go to a port or nowhere. Body: ``[mesh, endpoint, selection, port or None]``."""
+    """Send to actors; replies go to a port or nowhere. Body: ``[mesh, endpoint, selection, port or None]``."""
     RUN = 40
     """Run a function in the driver. Body: ``[name, detached]``. Payload: ``(fn, args, kwargs)``.
 
@@ -95,7 +97,8 @@ class Kind(enum.IntEnum):
     LOG_OPTIONS = 56
     """What to send of what a proc mesh prints. Body: ``[proc mesh, send, window, level]``.
 
-    ``window``: seconds over which identical lines are made one, or None; ``level``: of the root logger. Result: None.
+    ``window``: seconds over which identical lines are made one, or None; ``level``: of the root logger.
+    Result: None.
     """
     FLUSH_LOGS = 57
     """Answer when all that was printed until now has been sent. Body: ``[]``. Result: None."""
@@ -145,6 +148,7 @@ class Kind(enum.IntEnum):
 
     Payload: the object; with a code as for `ERROR`, and with the code ``exception`` to be raised as it is.
     """
+
 
 ADVERBS = {
     "call": Kind.CALL,

@@ -216,6 +216,14 @@ class Outbox:
                 return True
         return False
 
+    @property
+    def backlog(self) -> int:
+        """`pending_bytes`, but for those of the largest message: however large, one is no reason to stop."""
+        queued = itertools.chain(self._small, self._large)
+        largest = max((item.total - item.offset for item in queued if isinstance(item, _Transfer)), default=0)
+        waiting = max((size for _, size, _ in self._waiting), default=0)
+        return self.pending_bytes - max(largest, waiting)
+
     def holds(self, ident: int) -> bool:
         """Whether some of the message with an id has not been taken out."""
         queued = itertools.chain(self._small, self._large, (message for message, _, _ in self._waiting))
