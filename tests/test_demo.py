@@ -120,6 +120,7 @@ def test_the_demo_loses_a_process_recovers_and_reaches_95_percent(marked_environ
     assert marked(marked_environment) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(FINISHED_IN_TIME + 20)
 def test_a_demo_that_learns_too_little_exits_with_1(marked_environment: dict[str, str]) -> None:
     few = ("--no-failure", "--steps", "10", "--hosts", "1", "--procs", "2", "--json")
@@ -133,6 +134,7 @@ def test_a_demo_that_learns_too_little_exits_with_1(marked_environment: dict[str
     assert marked(marked_environment) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(FINISHED_IN_TIME + 20)
 def test_the_example_loses_a_process_recovers_and_reaches_95_percent(marked_environment: dict[str, str]) -> None:
     ended = run_to_the_end(str(EXAMPLE), env=marked_environment)

@@ -10,6 +10,7 @@ from tests.parity.outcomes import difference, outcome_of_value
 from tests.parity.scripts import SCRIPTS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_script_gives_the_same_natively_and_through_loom(own_cluster: LocalCluster) -> None:
     verdicts = list(compare(own_cluster))

@@ -138,7 +138,7 @@ class FrameSender:
 
     def wait_for_room(self, timeout: float | None = None) -> bool:
         """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it."""
-        return self._room.wait(timeout)
+        return self._room.is_set() or self._room.wait(timeout)
 
     def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
         """Wait until the message with an id has been copied to be sent; False after ``timeout`` seconds of it."""

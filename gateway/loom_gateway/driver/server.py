@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from loom.errors import LoomError, ProtocolMismatch, SessionInUse
+from loom.errors import LoomError, ProtocolMismatch, SessionInUse, WorkerUnreachable
 from loom.sender import FrameSender, try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol, refusal
@@ -91,7 +91,14 @@ class DriverServer:
                 probe(self._workers)
                 replace_fault_hook(self._event)
                 host_mesh = attach(self._workers, session)
-                host_mesh.initialized.get()
+                try:
+                    host_mesh.initialized.get()
+                except RuntimeError as error:
+                    reason = str(error).partition("\n\n")[0]
+                    raise WorkerUnreachable(
+                        f"the workers accept connections but do not answer: {reason}. Look at their output; an "
+                        f"overloaded worker may answer later."
+                    ) from error
                 lifeline = self._on_loop(self._lifeline.start())
                 self._operations = Operations(
                     host_mesh, lifeline, self._loop, self._send, self._flush, self._log_spool

@@ -38,6 +38,11 @@ from loom.wire.mux import Pieces
 
 __all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "travels_by_value"]
 
+_PLAIN_PICKLE = 512
+"""A pickle shorter than this many bytes is looked through for names of ours before anything is set up for them."""
+
+_OURS = b"loom"
+
 _PLAIN = frozenset({type(None), bool, int, float, complex, str})
 _BYTES = frozenset({bytes, bytearray})
 _OWN_PACKAGES = frozenset({"loom", "loom_proxy", "loom_gateway"})
@@ -338,6 +343,13 @@ class Decoder:
             UnpicklableError: something that the pickle names cannot be imported or rebuilt here.
             LoomError: whatever the resolver raised.
         """
+        if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _OURS not in bytes(parts[0]):
+            try:
+                return pickle.loads(parts[0])
+            except LoomError:
+                raise
+            except Exception as error:
+                raise _cannot_unpickle(what, error) from error
         outer = getattr(_resolving, "resolver", None)  # of the payload that this one is unpickled in
         outer_maker = getattr(_resolving, "maker", None)
         outer_parts = getattr(_resolving, "parts", None)
@@ -352,13 +364,17 @@ class Decoder:
         except LoomError:
             raise
         except Exception as error:
-            raise UnpicklableError(
-                f"{what} cannot be unpickled on this side: {type(error).__name__}: {error}. "
-                f"If it is a package that is missing, install it here too."
-            ) from error
+            raise _cannot_unpickle(what, error) from error
         finally:
             _resolving.resolver, _resolving.maker = outer, outer_maker
             _resolving.parts = outer_parts
+
+
+def _cannot_unpickle(what: str, error: Exception) -> UnpicklableError:
+    return UnpicklableError(
+        f"{what} cannot be unpickled on this side: {type(error).__name__}: {error}. "
+        f"If it is a package that is missing, install it here too."
+    )
 
 
 _plain_encoder = Encoder()
