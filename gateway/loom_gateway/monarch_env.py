@@ -9,8 +9,8 @@ __all__ = ["MONARCH_ENVIRONMENT", "set_monarch_environment"]
 MONARCH_ENVIRONMENT = {
     # Monarch looks for dead processes every 10 s by default; a caller is to know within a second.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "250ms",
-    # The time that a busy worker has to take a new root client's settings; 10 s by default.
-    "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "30s",
+    # A worker may never answer a new root client, it seems if an earlier one had its port; see `WorkersSilent`.
+    "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "8s",
 }
 """Variables and their values, unless the user has set them."""
 

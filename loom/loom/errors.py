@@ -67,6 +67,7 @@ __all__ = [
     "UnsafeLink",
     "WaitTimeout",
     "WorkerUnreachable",
+    "WorkersSilent",
     "WrongArguments",
     "error_for_code",
     "operation_failed",
@@ -171,6 +172,12 @@ class WorkerUnreachable(LoomError, ConnectionError):
     """Nobody answers at a worker's address; the text names each address that was tried."""
 
     code = "worker_unreachable"
+
+
+class WorkersSilent(WorkerUnreachable):
+    """The workers accept connections, but do not answer a new session. `connect` tries again by itself."""
+
+    code = "workers_silent"
 
 
 class InvalidAddress(LoomError, ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from loom.errors import InvalidAddress, WaitTimeout
+from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent
 from loom.signatures import CallSignature
 from loom.wire.messages import Kind
 from loom_proxy.connection import Connection
@@ -22,6 +22,9 @@ from loom_proxy.shape import Shape
 from loom_proxy.sync import SyncedFolders, SyncResult
 
 __all__ = ["Job", "JobState", "connect"]
+
+ATTEMPTS = 3
+"""Sessions that `connect` tries to open where the workers accept connections but do not answer."""
 
 CLOSE_TIMEOUT = 15.0
 """Seconds that `Job.close` waits for the meshes to stop."""
@@ -52,6 +55,11 @@ def connect(
     if not url:
         raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
     token = token or os.environ.get("LOOM_TOKEN")
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return Job(Connection.open(url, token, session, timeout), token, attached=session is not None)
+        except WorkersSilent:
+            continue  # the next session's driver has another port
     return Job(Connection.open(url, token, session, timeout), token, attached=session is not None)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from loom.errors import LoomError, ProtocolMismatch, SessionInUse, WorkerUnreachable
+from loom.errors import LoomError, ProtocolMismatch, SessionInUse, WorkersSilent
 from loom.sender import FrameSender, try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol, refusal
@@ -95,7 +95,7 @@ class DriverServer:
                     host_mesh.initialized.get()
                 except RuntimeError as error:
                     reason = str(error).partition("\n\n")[0]
-                    raise WorkerUnreachable(
+                    raise WorkersSilent(
                         f"the workers accept connections but do not answer: {reason}. Look at their output; an "
                         f"overloaded worker may answer later."
                     ) from error
