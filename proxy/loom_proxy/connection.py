@@ -1,8 +1,8 @@
 """A session seen from the laptop: operations go out, answers find their futures.
 
 Calls made while others are on their way are gathered: they go out together when somebody waits for one of them,
-when an answer comes, when there are many, or when the writer thread gets its turn, whichever is first. A reader
-thread takes the answers in.
+when an answer comes, when there are many, or when the writer thread gets its turn, whichever is first. Answers are
+taken in by a reader thread, or by a thread that waits for one: see `loom_proxy.reading`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from loom_proxy.interrupts import Uninterrupted
 from loom_proxy.logs import LogReceiver
 from loom_proxy.ports import Ports
 from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
+from loom_proxy.reading import Reading
 from loom_proxy.runs import KnownRuns, own_exception
 from loom_proxy.shape import Extent, Point
 from loom_proxy.transport import WebSocketTransport, normalise_url
@@ -93,7 +94,10 @@ class Connection:
         self._lock = threading.Lock()
         self._sender = FrameSender(stream, transport, "loom-writer")
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
-        self._reader: threading.Thread | None = None
+        self._last_words: LoomError = ConnectionLost(f"the connection to {url} broke")
+        """Why the connection is over, when it is."""
+        self.reading = Reading(self)
+        self._reader = threading.Thread(target=self.reading.run, name="loom-reader", daemon=True)
 
     @classmethod
     def open(cls, url: str, token: str | None, session: str | None, timeout: float) -> Connection:
@@ -113,11 +117,13 @@ class Connection:
         hello = Hello(client=f"monarch-loom {__version__}", session=session)
         try:
             transport.send_all(transport.encode(unnumbered_frame(hello.message())))
-            messages = transport.receive()
-            first = next(messages, None)
-            if first is None:
-                raise ConnectionLost(f"{url} closed the connection during the handshake")
-            (answer,) = stream.receive(first)
+            messages: list[bytes] = []
+            while not messages:
+                received = transport.receive()
+                if received is None:
+                    raise ConnectionLost(f"{url} closed the connection during the handshake")
+                messages = received
+            (answer,) = stream.receive(messages.pop(0))
             if answer.kind == Kind.REFUSE:
                 raise error_from_refusal(answer)
             if answer.kind != Kind.WELCOME:
@@ -128,7 +134,8 @@ class Connection:
             transport.close()
             raise
         connection = cls(transport, url, welcome, stream)
-        connection._start(messages)
+        connection._take_all(messages)
+        connection._reader.start()
         return connection
 
     def _make(self, made: Made) -> Any:
@@ -147,10 +154,6 @@ class Connection:
         while self._forgotten:
             meshes.append(self._forgotten.popleft())
         self._sender.put(Message(Kind.FORGET, self.next_id(), meshes), BARRIER, False)
-
-    def _start(self, messages: Any) -> None:
-        self._reader = threading.Thread(target=self._read, args=(messages,), name="loom-reader", daemon=True)
-        self._reader.start()
 
     # -- operations -----------------------------------------------------------------------------------------
 
@@ -271,23 +274,36 @@ class Connection:
 
     # -- receiving ------------------------------------------------------------------------------------------
 
-    def _read(self, messages: Any) -> None:
-        """The reader thread: takes answers in until the connection ends."""
-        error: LoomError = ConnectionLost(f"the connection to {self.url} broke")
+    def fileno(self) -> int:
+        """As `loom_proxy.reading.Source.fileno`."""
+        return self._transport.fileno()
+
+    def read(self, wait: bool) -> bool:
+        """Take in what has come; as `loom_proxy.reading.Source.read`, which calls it in one thread at a time."""
+        goes_on = False
         try:
-            for data in messages:
-                for message in self._stream.receive(data):
-                    if message.kind == Kind.REFUSE:
-                        error = error_from_refusal(message)
-                    elif message.kind == Kind.ENDED:
-                        error = SessionClosed(f"session {self.welcome.session!r} has ended: {message.body[0]}")
-                    else:
-                        self._take(message)
+            messages = self._transport.receive(wait)
+            if messages is not None:
+                self._take_all(messages)
                 self.flush()
+                goes_on = True
         except LoomError as broken:
-            error = broken
+            self._last_words = broken
         finally:
-            self._fail(error)
+            if not goes_on:
+                self._fail(self._last_words)
+        return goes_on
+
+    def _take_all(self, messages: Sequence[bytes]) -> None:
+        for data in messages:
+            for message in self._stream.receive(data):
+                if message.kind == Kind.REFUSE:
+                    self._last_words = error_from_refusal(message)
+                elif message.kind == Kind.ENDED:
+                    text = f"session {self.welcome.session!r} has ended: {message.body[0]}"
+                    self._last_words = SessionClosed(text)
+                else:
+                    self._take(message)
 
     def _take(self, message: Message) -> None:
         kind, ident, body, parts = message
@@ -374,7 +390,7 @@ class Connection:
         with self._lock:
             self._error = SessionClosed(reason) if self._error is None else self._error
         self._transport.close()
-        if self._reader is not None and self._reader is not threading.current_thread():
+        if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join(5.0)
         self.logs.drain(5.0)
 

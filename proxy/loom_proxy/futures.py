@@ -73,6 +73,8 @@ class FutureProxy(Generic[R]):
             self._rpc_ms = rpc_ms
             self._unpack = unpack
             callbacks, self._callbacks = self._callbacks, []
+        if callbacks:
+            self._connection.reading.awaits_no_more(self)
         for callback in callbacks:
             callback()
 
@@ -144,7 +146,7 @@ class FutureProxy(Generic[R]):
         return Timing(wall_ms, wall_ms - self._rpc_ms, self._rpc_ms)
 
     def add_done_callback(self, callback: Callable[[FutureProxy[R]], None]) -> None:
-        """Have a function called when the answer is here: at once if it is, else on the connection's thread.
+        """Have a function called when the answer is here: at once if it is, else by the thread that takes it in.
 
         What it raises is logged.
         """
@@ -153,7 +155,7 @@ class FutureProxy(Generic[R]):
             try:
                 callback(self)
             except Exception:
-                # On the connection's thread it would end the connection.
+                # It would end the connection.
                 logger.exception("a callback of %r raised", self)
 
         self._connection.flush()
@@ -201,34 +203,46 @@ class FutureProxy(Generic[R]):
             if self._unpack is not None:
                 return False
             self._callbacks.append(callback)
+            self._connection.reading.awaits(self)
             return True
 
     def _wait(self, timeout: float | None) -> None:
         check_timeout(timeout)
         if timeout is not None and timeout > threading.TIMEOUT_MAX:
             timeout = None
+        at_first = progress.AFTER if timeout is None else min(timeout, progress.AFTER)
+        came = self._read(at_first)
+        if came:
+            return
         gate = threading.Lock()
         gate.acquire()
         if not self._add(gate.release):
             return
         try:
-            arrived = self._acquire(gate, timeout)
+            if came is None:
+                came = gate.acquire(timeout=at_first)
+            if not came:
+                left = None if timeout is None else timeout - at_first
+                came = self._wait_longer(gate, left)
         except BaseException:  # interrupted
             self._drop(gate.release)
             raise
-        if not arrived:
+        if not came:
             self._drop(gate.release)
             if self._unpack is None:
                 raise WaitTimeout(
                     f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
                 )
 
-    def _acquire(self, gate: threading.Lock, timeout: float | None) -> bool:
-        """Wait for the gate to be released; if that takes long, say what is waited for."""
-        at_first = progress.AFTER if timeout is None else min(timeout, progress.AFTER)
-        if gate.acquire(timeout=at_first):
-            return True
-        left = None if timeout is None else timeout - at_first
+    def _read(self, seconds: float) -> bool | None:
+        """Read from the connection until the answer is here; as `loom_proxy.reading.Reading.visit`."""
+        return self._connection.reading.visit(self._is_here, seconds)
+
+    def _is_here(self) -> bool:
+        return self._unpack is not None
+
+    def _wait_longer(self, gate: threading.Lock, left: float | None) -> bool:
+        """Wait for the gate to be released, and say what is waited for."""
         return progress.wait(
             lambda seconds: gate.acquire(timeout=-1 if seconds is None else seconds),
             left,
@@ -241,6 +255,8 @@ class FutureProxy(Generic[R]):
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
+                if not self._callbacks:
+                    self._connection.reading.awaits_no_more(self)
 
     def _result(self) -> R:
         with self._lock:

@@ -88,7 +88,7 @@ class _Inbox:
         wire.connection.ports.inboxes[wire.ident] = self
         weakref.finalize(self, wire.connection.ports.let_go, wire.ident).atexit = False
 
-    # -- on the connection's thread -------------------------------------------------------------------------
+    # -- by whoever reads from the connection --------------------------------------------------------------------
 
     def deliver(self, messages: list[_Delivered]) -> None:
         """Take messages in, and wake who waits for them."""
@@ -265,7 +265,11 @@ class _Received(FutureProxy[R]):
             self._finished = time.perf_counter()
             self._unpack = unpack
             self._told, self._callbacks = self._callbacks, []
+        self._connection.reading.awaits_no_more(self)
         return self._told
+
+    def _read(self, seconds: float) -> bool | None:
+        return None  # a message comes to whoever waits in the inbox
 
     def _add(self, callback: Callable[[], None]) -> bool:
         with self._inbox.lock:
@@ -276,8 +280,10 @@ class _Received(FutureProxy[R]):
         with self._inbox.lock, self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
-                if not self._callbacks and self._unpack is None:
-                    self._inbox.withdraw(self)
+                if not self._callbacks:
+                    self._connection.reading.awaits_no_more(self)
+                    if self._unpack is None:
+                        self._inbox.withdraw(self)
             else:
                 self._told_in_vain = self._told == [callback]
 

@@ -67,6 +67,7 @@ class WebSocketTransport:
     def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
         self._socket = sock
         self._protocol = protocol
+        self._splitter = WebSocketFrames(MAX_FRAME + 4096)
         self._pieces: list[bytes] = []
         self.is_tls = isinstance(sock, ssl.SSLSocket)
 
@@ -124,22 +125,33 @@ class WebSocketTransport:
             raise NotAGateway(f"{url} is not a Loom gateway: {protocol.handshake_exc}")
         return cls(sock, protocol)
 
-    def receive(self) -> Iterator[bytes]:
-        """Each binary message as it comes, until the connection ends."""
-        splitter = WebSocketFrames(MAX_FRAME + 4096)
-        protocol = self._protocol
-        while not protocol.close_expected():
-            try:
-                data = self._socket.recv(_RECEIVE)
-            except OSError:
-                return
-            if not data:
-                return
-            for is_message, pieces in splitter.receive(data):
-                if is_message:
-                    yield joined(pieces)
-                else:
-                    yield from self._other_frame(joined(pieces))
+    def fileno(self) -> int:
+        """The socket's; -1 if what has come may be in TLS' buffers, where `select` does not see it."""
+        return -1 if self.is_tls else self._socket.fileno()
+
+    def receive(self, wait: bool = True) -> list[bytes] | None:
+        """The binary messages that have come, perhaps none; None when the connection is over.
+
+        Args:
+            wait: wait for something to come, if nothing has.
+        """
+        if self._protocol.close_expected():
+            return None
+        try:
+            data = self._socket.recv(_RECEIVE, 0 if wait else socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        messages: list[bytes] = []
+        for is_message, pieces in self._splitter.receive(data):
+            if is_message:
+                messages.append(joined(pieces))
+            else:
+                messages += self._other_frame(joined(pieces))
+        return messages
 
     def _other_frame(self, data: bytes) -> Iterator[bytes]:
         """A control frame, or a piece of a message in several frames, which is `websockets`' business."""

@@ -15,22 +15,13 @@ import uvloop
 
 from loom.errors import ActorError, LoomError, UnpicklableError, WaitTimeout
 from loom_proxy.futures import FutureProxy
+from tests.proxy.silence import Silence
 
 SOON = 0.05
 """Seconds after which an answer comes that a test waits for."""
 
 IN_TIME = 10.0
 """Seconds that no wait may take."""
-
-
-class FakeConnection:
-    """Not a connection: all that a future asks of one, to send what was gathered, and nothing is ever sent."""
-
-    def __init__(self) -> None:
-        self.flushes = 0
-
-    def flush(self) -> None:
-        self.flushes += 1
 
 
 class Payload:
@@ -49,12 +40,12 @@ class Payload:
 
 
 @pytest.fixture
-def connection() -> FakeConnection:
-    return FakeConnection()
+def connection() -> Silence:
+    return Silence()
 
 
 @pytest.fixture
-def future(connection: FakeConnection) -> FutureProxy[Any]:
+def future(connection: Silence) -> FutureProxy[Any]:
     return FutureProxy(connection)  # type: ignore[arg-type]
 
 
@@ -79,7 +70,7 @@ def test_get_waits_for_the_answer(future: FutureProxy[int]) -> None:
     assert future.get(IN_TIME) == 5
 
 
-def test_get_sends_what_was_gathered_before_it_waits(future: FutureProxy[int], connection: FakeConnection) -> None:
+def test_get_sends_what_was_gathered_before_it_waits(future: FutureProxy[int], connection: Silence) -> None:
     with pytest.raises(WaitTimeout):
         future.get(timeout=0)
 
@@ -128,7 +119,7 @@ def test_many_threads_wait_for_one_answer(future: FutureProxy[object]) -> None:
 
 def test_threads_may_wait_while_the_answer_comes() -> None:
     for number in range(200):
-        future: FutureProxy[int] = FutureProxy(FakeConnection())  # type: ignore[arg-type]
+        future: FutureProxy[int] = FutureProxy(Silence())  # type: ignore[arg-type]
         start = threading.Barrier(2)
 
         def answer(
@@ -231,9 +222,7 @@ runners = pytest.mark.parametrize("run", [run_on_asyncio, run_on_uvloop], ids=["
 
 
 @runners
-def test_a_future_can_be_awaited(
-    future: FutureProxy[int], run: Callable[..., Any], connection: FakeConnection
-) -> None:
+def test_a_future_can_be_awaited(future: FutureProxy[int], run: Callable[..., Any], connection: Silence) -> None:
     soon(future._complete, Payload(5))
 
     assert run(waited(future)) == 5
@@ -263,7 +252,7 @@ def test_several_loops_and_threads_wait_for_one_answer(future: FutureProxy[objec
 
 @runners
 def test_futures_can_be_gathered(run: Callable[..., Any]) -> None:
-    futures: list[FutureProxy[int]] = [FutureProxy(FakeConnection()) for _ in range(5)]  # type: ignore[arg-type]
+    futures: list[FutureProxy[int]] = [FutureProxy(Silence()) for _ in range(5)]  # type: ignore[arg-type]
 
     async def gather() -> list[int]:
         return await asyncio.gather(*(future.as_asyncio() for future in futures))
@@ -301,7 +290,7 @@ def test_an_answer_after_a_loop_was_closed_reaches_the_others(future: FutureProx
 # -- callbacks ----------------------------------------------------------------------------------------------
 
 
-def test_callbacks_are_called_when_the_answer_comes(future: FutureProxy[int], connection: FakeConnection) -> None:
+def test_callbacks_are_called_when_the_answer_comes(future: FutureProxy[int], connection: Silence) -> None:
     seen: list[Any] = []
     future.add_done_callback(lambda done: seen.append((1, done.get())))
     future.add_done_callback(lambda done: seen.append((2, done.get())))

@@ -26,6 +26,9 @@ class Wire:
 
     is_tls = False
 
+    def fileno(self) -> int:
+        return -1
+
     def __init__(self) -> None:
         self.frames: list[bytes] = []
 

@@ -19,12 +19,14 @@ from loom_proxy.notebook import job_html
 from loom_proxy.rank_states import MeshStates, RankState
 from loom_proxy.shape import Shape
 from loom_proxy.values import ValueMeshProxy
+from tests.proxy.silence import Silence
 
 
-class Connection:
-    """Not a connection: what meshes and futures ask of one, and nothing is ever sent."""
+class Connection(Silence):
+    """What meshes and futures ask of a connection."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.states = MeshStates()
         self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.welcome = SimpleNamespace(session="session-1")
@@ -37,8 +39,6 @@ class Connection:
 
     def ask(self, *_: Any) -> FutureProxy[Any]:
         return FutureProxy(self)  # type: ignore[arg-type]
-
-    def flush(self) -> None: ...
 
 
 class Html(HTMLParser):

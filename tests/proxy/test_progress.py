@@ -17,22 +17,22 @@ from loom_proxy.futures import FutureProxy
 from loom_proxy.progress import Progress, Step, Steps, TerminalDisplay, bar_html, wanted
 from loom_proxy.rank_states import MeshStates
 from loom_proxy.shape import Shape
+from tests.proxy.silence import Silence
 
 MIB = 1 << 20
 
 
-class Connection:
-    """Not a connection: what is asked of one while it is waited for."""
+class Connection(Silence):
+    """What is asked of a connection while it is waited for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.states = MeshStates()
         self.progress: bool | None = True
         self.bytes = (0, 0, 0)
 
     def moving(self) -> tuple[int, int, int]:
         return self.bytes
-
-    def flush(self) -> None: ...
 
 
 class Shown:

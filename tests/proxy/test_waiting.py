@@ -17,6 +17,7 @@ import loom
 from loom.errors import ActorError, OperationCancelled, WaitTimeout
 from loom_proxy.futures import FutureProxy, _Cancelled
 from loom_proxy.waiting import as_completed, wait
+from tests.proxy.silence import Silence
 
 SOON = 0.02
 """Seconds after which an answer comes that a test waits for."""
@@ -25,18 +26,8 @@ IN_TIME = 30.0
 """Seconds that no wait may take."""
 
 
-class FakeConnection:
-    """Not a connection: all that a future asks of one, to send what was gathered, and nothing is ever sent."""
-
-    def __init__(self) -> None:
-        self.flushes = 0
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-
 def pending(count: int, connection: Any = None) -> list[FutureProxy[int]]:
-    connection = connection or FakeConnection()
+    connection = connection or Silence()
     return [FutureProxy(connection) for _ in range(count)]
 
 
@@ -149,7 +140,7 @@ def test_wait_for_a_failure_that_does_not_come_waits_for_all() -> None:
 
 
 def test_wait_sends_what_was_gathered_by_each_connection() -> None:
-    one, two = FakeConnection(), FakeConnection()
+    one, two = Silence(), Silence()
 
     wait([*pending(3, one), *pending(3, two)], timeout=0)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, Kind, Message
-from loom_gateway.driver.lines import MOST_LINES, Line, takes_lines
+from loom_gateway.driver.lines import MOST_LINES, Line
 from loom_gateway.driver.meshes import Entry
 
 if TYPE_CHECKING:
@@ -49,12 +50,18 @@ class Calls:
         entry = self._session.meshes.entry(mesh)
         line = self._lines.get(mesh) or self._new_line(mesh, entry)
         endpoint = self._session.meshes.endpoint(mesh, name)
+        takes = line is not None and line.takes(name, endpoint)
+        plain = plain_payload(message.parts) if takes else None
         resolved = self._session.meshes.resolved
-        args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {name!r}")
+        args, kwargs = (), {}
+        if plain is None:
+            args, kwargs = self._session.passing_decoder.loads(message.parts, f"an argument of {name!r}")
         key = self._session.expect(message, started, entry)
         try:
-            if line is None or line.broken or self._session.meshes.resolved > resolved or not takes_lines(endpoint):
+            if line is None or not takes or self._session.meshes.resolved > resolved:
                 self._session.answers.soon(key, endpoint.call_one(*args, **kwargs))
+            elif plain is not None:
+                line.pass_on(key, name, plain)
             else:
                 line.call(key, name, endpoint, args, kwargs)
         except BaseException:

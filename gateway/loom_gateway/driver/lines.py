@@ -13,11 +13,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from monarch._rust_bindings.monarch_hyperactor.actor import MethodSpecifier
+from monarch._rust_bindings.monarch_hyperactor.actor import MethodSpecifier, PythonMessageKind
+from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
-from monarch.actor import ActorError, Channel
+from monarch._rust_bindings.monarch_hyperactor.pickle import PendingMessage, PicklingState
+from monarch.actor import ActorError, Channel, context
 
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.answers import Answer, Gatherer, Key
@@ -60,6 +63,10 @@ class Line:
         self._gatherer = gatherer
         port, self._receiver = Channel[Any].open()
         self._port = port._port_ref
+        self._mesh = mesh._inner
+        self._sender = context().actor_instance
+        self._kinds: dict[str, Any] = {}
+        """By endpoint, what a message that calls it says of itself; None where its calls may not go over a line."""
         self._alive = _sentinel(mesh)
         self._waiting: deque[tuple[Key, str]] = deque()
         self._replies = 0
@@ -68,18 +75,36 @@ class Line:
         """Whether the actor is dead, as far as the line knows; it takes no more calls then."""
         threading.Thread(target=self._receive, name="line", daemon=True).start()
 
+    def takes(self, name: str, endpoint: Any) -> bool:
+        """Whether the line takes a call of an endpoint now; see `takes_lines`."""
+        if name not in self._kinds:
+            kind = PythonMessageKind.CallMethod(endpoint._name, self._port, None) if takes_lines(endpoint) else None
+            self._kinds[name] = kind
+        return self._kinds[name] is not None and not self.broken
+
     def call(self, key: Key, name: str, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call an endpoint that `takes_lines`; its outcome goes to ``answer``. By one thread at a time.
+        """Call an endpoint that the line `takes`; its outcome goes to ``answer``. By one thread at a time.
 
         No argument may be a mesh: Monarch makes such a call later, or never, and the replies would be mixed up.
 
         Raises:
             Exception: whatever Monarch raises if it does not take the call, which was then not made.
         """
+        self._make(key, name, lambda: endpoint._send(args, kwargs, self._port, "all"))
+
+    def pass_on(self, key: Key, name: str, pickled: bytes) -> None:
+        """The same with ``(args, kwargs)`` as the client pickled them: nothing is unpickled here."""
+        buffer = Buffer()
+        buffer.write(pickled)
+        message = PendingMessage(self._kinds[name], PicklingState(buffer.freeze()))
+        # What `_send` does with the message that it makes.
+        self._make(key, name, lambda: self._mesh.cast_unresolved(message, "all", self._sender))
+
+    def _make(self, key: Key, name: str, send: Callable[[], None]) -> None:
         waiting = (key, name)
         self._waiting.append(waiting)
         try:
-            endpoint._send(args, kwargs, self._port, "all")
+            send()
         except BaseException:
             self._waiting.remove(waiting)
             raise

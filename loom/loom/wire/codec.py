@@ -36,12 +36,15 @@ from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 from loom.wire.mux import Pieces
 
-__all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "travels_by_value"]
+__all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "plain_payload", "travels_by_value"]
 
 _PLAIN_PICKLE = 512
 """A pickle shorter than this many bytes is looked through for names of ours before anything is set up for them."""
 
 _OURS = b"loom"
+
+_STACK_GLOBAL = b"\x93"
+"""The opcode that names something; one in a number or a text is taken for it, and does no harm."""
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str})
 _BYTES = frozenset({bytes, bytearray})
@@ -368,6 +371,14 @@ class Decoder:
         finally:
             _resolving.resolver, _resolving.maker = outer, outer_maker
             _resolving.parts = outer_parts
+
+
+def plain_payload(parts: Sequence[Buffer]) -> bytes | None:
+    """The pickle of a payload that names no class and no function: it can be passed on as it is. Else None."""
+    if len(parts) != 1:
+        return None
+    pickled = bytes(parts[0])
+    return None if _STACK_GLOBAL in pickled else pickled
 
 
 def _cannot_unpickle(what: str, error: Exception) -> UnpicklableError:

@@ -1,0 +1,131 @@
+"""Who reads from the connection: its reader thread, or a thread that waits for an answer, in its place.
+
+An answer that the reader thread takes in costs a switch to the thread that waits for it: on a cold processor, as
+much as sending the call. So a thread that waits reads by itself while nobody else waits for anything; the reader
+thread rests meanwhile. It comes back when somebody else waits, or when nobody has read for `REST`: so what nobody
+waits for, such as events and log lines, is taken in at most that much later.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from loom_proxy.interrupts import Uninterrupted
+
+__all__ = ["REST", "Reading", "Source"]
+
+REST = 0.005
+"""Seconds without a reading thread after which the reader thread reads again."""
+
+LOOK = 0.05
+"""Seconds after which a thread that reads looks whether its answer came without anything to read: cancelled."""
+
+
+class Source(Protocol):
+    """What is read from."""
+
+    def fileno(self) -> int:
+        """What to wait for; -1 if a thread cannot wait for it with `select.poll`."""
+
+    def read(self, wait: bool) -> bool:
+        """Take in what has come, if need be after waiting for it; False when there will be no more."""
+
+
+class Reading:
+    """Lets one thread at a time read from a source, until that ends.
+
+    Args:
+        source: what is read from.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._turn = threading.Lock()
+        """Held by the thread that reads."""
+        self._awaited: set[object] = set()
+        """What threads and event loops wait for without reading by themselves."""
+        self._visits = 0
+        self._refused = False
+        """Whether a thread had to wait for the reader thread, but could have read by itself."""
+        self._resting = False
+        self._wake = threading.Semaphore(0)
+        self._over = False
+        self._poll: select.poll | None = None
+        if hasattr(select, "poll") and source.fileno() >= 0:
+            self._poll = select.poll()
+            self._poll.register(source.fileno(), select.POLLIN)
+
+    def awaits(self, thing: object) -> None:
+        """Somebody waits for a thing without reading: the reader thread is to read."""
+        self._awaited.add(thing)
+        if self._resting:
+            self._wake.release()
+
+    def awaits_no_more(self, thing: object) -> None:
+        """It came, or the wait for it was given up."""
+        self._awaited.discard(thing)
+
+    # -- a thread that waits --------------------------------------------------------------------------------
+
+    def visit(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
+        """Read until something has arrived; False if it has not within ``seconds``, None if others read."""
+        if self._poll is None or self._awaited or self._over:
+            return None
+        taken: list[bool] = []
+        try:
+            # C code fills the list, before Python looks for signals: a KeyboardInterrupt leaves no turn behind.
+            taken.extend(map(self._turn.acquire, (False,)))
+            if not taken[0]:
+                self._refused = True
+                return None
+            return self._read_until(arrived, time.monotonic() + seconds)
+        finally:
+            if taken and taken[0]:
+                self._visits += 1
+                self._turn.release()
+
+    def _read_until(self, arrived: Callable[[], bool], deadline: float) -> bool:
+        assert self._poll is not None
+        left = LOOK
+        while not arrived():
+            if self._over or left <= 0:
+                return False
+            if self._poll.poll(min(left, LOOK) * 1000):
+                with Uninterrupted():
+                    self._read(wait=False)
+            left = deadline - time.monotonic()
+        return True
+
+    def _read(self, wait: bool) -> None:
+        goes_on = False
+        try:
+            goes_on = not self._over and self._source.read(wait)
+        finally:
+            self._over = not goes_on
+
+    # -- the reader thread ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Read whenever no other thread does, until the source ends: the body of the reader thread."""
+        while not self._over:
+            with self._turn:
+                self._read(wait=True)
+            if self._refused and not self._awaited:
+                self._refused = False
+                self._rest()
+
+    def _rest(self) -> None:
+        """Leave the reading to threads that wait, as long as they come."""
+        self._resting = True
+        try:
+            while not self._awaited and not self._over:
+                visits = self._visits
+                self._wake.acquire(timeout=REST)
+                if visits == self._visits:  # nobody came; or one who stays for long, whose turn is waited for
+                    return
+        finally:
+            self._resting = False
