@@ -214,6 +214,8 @@ def _large_round(echo_s: dict[str, float], busy_ms: float) -> large.LargeRound:
         echo_s=echo_s,
         idle_s=[0.001] * 100,
         busy_s={way: [busy_ms / 1000] * 100 for way in large.WAYS},
+        native_idle_s=[0.002] * 100,
+        native_busy_s={way: [0.008] * 100 for way in large.WAYS},
         gateway_peak=32 * 2**20,
         stream_s={"first": 0.01, "last": 0.5},
     )
@@ -237,7 +239,9 @@ def test_the_report_on_large_data_shows_each_ratio_beside_its_budget() -> None:
     assert memory.median == pytest.approx(0.25)
     assert not figures.within_budgets
     assert "1024 MiB echo, bandwidth" in console.export_text()
-    assert json.loads(json.dumps(figures.as_json()))["small_calls_ms"]["to an actor"]["p99"] == pytest.approx(4.0)
+    calls = json.loads(json.dumps(figures.as_json()))["small_calls_ms"]
+    assert calls["Loom, to an actor"]["p99"] == pytest.approx(4.0)
+    assert calls["native, to an actor"]["p99"] == pytest.approx(8.0)
 
 
 def test_large_data_is_measured_in_rounds() -> None:
@@ -248,5 +252,5 @@ def test_large_data_is_measured_in_rounds() -> None:
     (one,) = figures.rounds
     assert set(one.echo_s) == {"raw", "native", "loom"}
     assert all(seconds > 0 for seconds in one.echo_s.values())
-    assert all(one.busy_s[way] for way in large.WAYS)
+    assert all(one.busy_s[way] and one.native_busy_s[way] for way in large.WAYS)
     assert 0 < one.stream_s["first"] <= one.stream_s["last"]

@@ -138,3 +138,24 @@ def test_threads_that_call_two_actors_get_their_own_answers(job: loom.Job) -> No
     for thread in threads:
         thread.join(2 * BOUND)
     assert not wrong
+
+
+def test_arguments_that_name_a_class_and_plain_ones_keep_their_order(worker: Any) -> None:
+    values = [Path(f"/{number}") if number % 3 == 0 else {"number": number} for number in range(300)]
+    futures = [worker.echo.call_one(value) for value in values]
+    assert [future.get(timeout=BOUND) for future in futures] == values
+
+
+@pytest.mark.parametrize(
+    "value", ["\x93 \u0393", b"\x93\x00", 0x93, [0x93939393] * 3, {"a": (1, 2.5, None, True)}, b"", "", ()]
+)
+def test_plain_values_are_what_they_were(worker: Any, value: Any) -> None:
+    assert worker.echo.call_one(value).get(timeout=BOUND) == value
+    assert worker.echo.call_one(value=value).get(timeout=BOUND) == value
+
+
+def test_what_the_driver_does_not_unpickle_cannot_fail_there(worker: Any) -> None:
+    deep: Any = []
+    for _ in range(200):
+        deep = [deep]
+    assert worker.echo.call_one(deep).get(timeout=BOUND) == deep

@@ -20,6 +20,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from loom.errors import AuthenticationError, LoomError, ProtocolMismatch, TooLarge
+from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.messages import Buffer, Kind, Message
@@ -77,6 +78,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
     def relay_to(self, link: DriverLink) -> None:
         """Send every binary message from now on to a driver, and what has come already."""
         self._link = link
+        keep_queues_short(self.transport.get_extra_info("socket"))
         while not self.queue.empty():
             event = self.queue.get_nowait()
             if event["type"] == "websocket.receive":

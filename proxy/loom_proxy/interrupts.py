@@ -21,28 +21,31 @@ _handler, _handle = _signal.getsignal, _signal.signal
 class Uninterrupted:
     """A ``with`` block that a SIGINT does not interrupt: one that comes meanwhile is handled at its end.
 
-    Only for blocks that wait for nobody. Outside the main thread, where Python handles no signals, it does nothing.
+    Only for blocks that wait for nobody, or that look at `came` often. Outside the main thread, where Python
+    handles no signals, it does nothing.
     """
 
-    __slots__ = ("_came", "_previous")
+    __slots__ = ("_previous", "came")
 
     def __init__(self) -> None:
-        self._came = False
+        self.came = False
+        """Whether a SIGINT has come meanwhile."""
         self._previous: Any = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Uninterrupted:
         if threading.get_ident() == threading.main_thread().ident:
             previous = _handler(signal.SIGINT)
             if previous is not None:  # one that C code installed could not be put back
                 _handle(signal.SIGINT, self._note)
                 self._previous = previous
+        return self
 
     def _note(self, number: int, frame: object) -> None:
-        self._came = True
+        self.came = True
 
     def __exit__(self, *error: object) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
             _handle(signal.SIGINT, previous)
-            if self._came:
+            if self.came:
                 signal.raise_signal(signal.SIGINT)

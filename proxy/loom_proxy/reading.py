@@ -22,7 +22,7 @@ REST = 0.005
 """Seconds without a reading thread after which the reader thread reads again."""
 
 LOOK = 0.05
-"""Seconds after which a thread that reads looks whether its answer came without anything to read: cancelled."""
+"""Seconds after which a thread that reads looks for what comes without being read: that it was cancelled, Ctrl-C."""
 
 
 class Source(Protocol):
@@ -75,28 +75,24 @@ class Reading:
         """Read until something has arrived; False if it has not within ``seconds``, None if others read."""
         if self._poll is None or self._awaited or self._over:
             return None
-        taken: list[bool] = []
-        try:
-            # C code fills the list, before Python looks for signals: a KeyboardInterrupt leaves no turn behind.
-            taken.extend(map(self._turn.acquire, (False,)))
-            if not taken[0]:
+        with Uninterrupted() as held:
+            if not self._turn.acquire(blocking=False):
                 self._refused = True
                 return None
-            return self._read_until(arrived, time.monotonic() + seconds)
-        finally:
-            if taken and taken[0]:
+            try:
+                return self._read_until(arrived, time.monotonic() + seconds, held)
+            finally:
                 self._visits += 1
                 self._turn.release()
 
-    def _read_until(self, arrived: Callable[[], bool], deadline: float) -> bool:
+    def _read_until(self, arrived: Callable[[], bool], deadline: float, held: Uninterrupted) -> bool:
         assert self._poll is not None
         left = LOOK
         while not arrived():
-            if self._over or left <= 0:
+            if self._over or left <= 0 or held.came:
                 return False
             if self._poll.poll(min(left, LOOK) * 1000):
-                with Uninterrupted():
-                    self._read(wait=False)
+                self._read(wait=False)
             left = deadline - time.monotonic()
         return True
 

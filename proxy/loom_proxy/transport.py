@@ -28,6 +28,7 @@ from loom.errors import (
     error_for_code,
 )
 from loom.sender import try_send
+from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
@@ -210,6 +211,7 @@ def _connect(url: str, timeout: float) -> socket.socket:
             f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` or `loom up` runs there."
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_queues_short(sock)
     if parts.scheme != "wss":
         return sock
     try:

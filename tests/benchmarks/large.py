@@ -62,6 +62,10 @@ class LargeRound:
     busy_s: Mapping[str, Sequence[float]]
     """Seconds of each small call while the tensor moved, by the way that it moved."""
 
+    native_idle_s: Sequence[float]
+    native_busy_s: Mapping[str, Sequence[float]]
+    """The same of native Monarch, for comparison."""
+
     gateway_peak: int
     """Bytes that the gateway's memory grew by at most."""
 
@@ -104,7 +108,15 @@ class LargeFigures:
         def busy(way: str) -> Callable[[LargeRound], Sequence[float]]:
             return lambda one: one.busy_s[way]
 
-        return {"nothing": lambda one: one.idle_s, **{title: busy(way) for way, title in WAYS.items()}}
+        def native(way: str) -> Callable[[LargeRound], Sequence[float]]:
+            return lambda one: one.native_busy_s[way]
+
+        return {
+            "Loom, nothing": lambda one: one.idle_s,
+            **{f"Loom, {title}": busy(way) for way, title in WAYS.items()},
+            "native, nothing": lambda one: one.native_idle_s,
+            **{f"native, {title}": native(way) for way, title in WAYS.items()},
+        }
 
     def as_json(self) -> dict[str, Any]:
         """One JSON object: medians over rounds and the ratios."""
@@ -169,8 +181,9 @@ def measure(plan: LargePlan, command: str, say: Callable[[str], object] = lambda
         for caller in callers.values():
             caller.await_ready()
         say("warming")
-        loom = callers["loom"]
-        loom.ask("idle", count=plan.idle_calls // 3)
+        loom, native = callers["loom"], callers["native"]
+        for caller in (loom, native):
+            caller.ask("idle", count=plan.idle_calls // 3)
         loom.ask("stream", step=0.0)
         for name in callers:
             _echo(callers[name], name, plan.size // 16)
@@ -180,11 +193,15 @@ def measure(plan: LargePlan, command: str, say: Callable[[str], object] = lambda
             echo_s = {name: _echo(caller, name, plan.size) for name, caller in callers.items()}
             idle_s = loom.ask("idle", count=plan.idle_calls)
             busy = {way: loom.ask("meanwhile", way=way, size=plan.size) for way in WAYS}
+            native_idle_s = native.ask("idle", count=plan.idle_calls)
+            native_busy = {way: native.ask("meanwhile", way=way, size=plan.size) for way in WAYS}
             rounds.append(
                 LargeRound(
                     echo_s,
                     idle_s,
                     {way: found["seconds"] for way, found in busy.items()},
+                    native_idle_s,
+                    {way: found["seconds"] for way, found in native_busy.items()},
                     max(found["gateway_peak"] for found in busy.values()),
                     loom.ask("stream", step=plan.stream_step),
                 )

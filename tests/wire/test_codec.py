@@ -8,6 +8,7 @@ import fractions
 import importlib
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 import loom.actor
 from loom.actor import Actor, endpoint
 from loom.errors import NoSuchMesh, PythonVersionMismatch, SessionClosed, UnpicklableError
-from loom.wire.codec import Decoder, Encoder, Reference, dumps, loads, travels_by_value
+from loom.wire.codec import Decoder, Encoder, Reference, dumps, loads, plain_payload, travels_by_value
 from loom.wire.frames import encode_frame
 from loom.wire.handshake import python_version
 from loom.wire.messages import Buffer, Kind, Message
@@ -576,3 +577,19 @@ def test_a_payload_unpickled_inside_another_leaves_its_resolver() -> None:
     read = Decoder({4: "trainers"}.__getitem__).loads(dumps([LoadsInside(), Mesh(4)]))
 
     assert read == ["inner", "trainers"]
+
+
+@pytest.mark.parametrize("value", [None, 5, "text", [1, (2.5, {"a": b"b"})], list(range(100))])
+def test_a_plain_payload_is_passed_on_as_it_is(value: Any) -> None:
+    pickled = plain_payload(dumps(value))
+    assert pickled is not None
+    assert pickle.loads(pickled) == value
+
+
+@pytest.mark.parametrize("value", [Path("/a"), [1, {"a": Path}], len, "\N{GREEK CAPITAL LETTER GAMMA}", {1, 0x93}])
+def test_a_payload_that_may_name_something_is_not_plain(value: Any) -> None:
+    assert plain_payload(dumps(value)) is None
+
+
+def test_a_payload_of_several_parts_is_not_plain() -> None:
+    assert plain_payload(dumps(b"x" * (1 << 20))) is None

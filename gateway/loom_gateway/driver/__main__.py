@@ -16,6 +16,10 @@ from loom_gateway.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which a thread that pickles a gigabyte lets the next one run. A small call meanwhile needs three
+turns, which would take 5 ms each with Python's own interval."""
+
 
 async def _serve(socket_path: str, workers: list[str], log_spool: str | None) -> None:
     from loom_gateway.driver.log_spool import LogSpool
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument("--log-spool", help="path of the file that what the session prints is written to")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
 
     from monarch.actor import shutdown_context
