@@ -22,7 +22,7 @@ REST = 0.005
 """Seconds without a reading thread after which the reader thread reads again."""
 
 LOOK = 0.05
-"""Seconds after which a thread that reads looks for what comes without being read: that it was cancelled, Ctrl-C."""
+"""Seconds after which a thread that reads looks for what comes without being read: a cancellation, Ctrl-C."""
 
 
 class Source(Protocol):

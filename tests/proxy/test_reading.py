@@ -183,10 +183,15 @@ def test_an_interrupt_ends_a_wait(source: Bytes) -> None:
     assert main is not None
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT))
+
+    def arrived() -> bool:  # once it is asked, the wait has begun
+        if timer.ident is None:
+            timer.start()
+        return False
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            timer.start()
-            alone.visit(source.has(1), BOUND)
+            alone.visit(arrived, BOUND)
     finally:
         timer.join(BOUND)
         signal.signal(signal.SIGINT, previous)
