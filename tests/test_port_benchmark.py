@@ -18,8 +18,8 @@ def figures(*loom: float) -> PortFigures:
 
 
 def test_the_median_over_rounds_decides_whether_the_budget_is_met() -> None:
-    assert figures(19_000.0, 20_000.0, 30_000.0).within_budget
-    assert not figures(19_000.0, 19_900.0, 90_000.0).within_budget
+    assert figures(19_000.0, 20_000.0, 30_000.0).within_budgets
+    assert not figures(19_000.0, 19_900.0, 90_000.0).within_budgets
     assert figures(20_000.0, 20_000.0, 20_000.0).ratio == 2.5
 
 

@@ -194,3 +194,36 @@ def test_an_actor_that_reads_standard_input_gets_nothing() -> None:
     assert os.readlink(f"/proc/{worker.pid}/fd/0") == os.devnull
     worker.kill()
     worker.wait()
+
+
+OVERLOOKING = """
+import os, subprocess, sys
+import psutil
+from loom_gateway import worker
+
+look, looks = psutil.Process.children, []
+
+def overlook(process, recursive=False):
+    looks.append(recursive)
+    return [] if len(looks) == 1 else look(process, recursive)
+
+psutil.Process.children = overlook
+ignoring = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+)
+willing = subprocess.Popen(["sleep", "600"])
+stubborn = subprocess.Popen([sys.executable, "-c", ignoring], stdout=subprocess.PIPE)
+stubborn.stdout.readline()
+print(f"[{willing.pid}, {stubborn.pid}]", flush=True)
+sys.stdin.read()
+worker._end_with_descendants(7)
+"""
+
+
+def test_a_descendant_that_one_look_misses_ends_all_the_same() -> None:
+    worker = start("-c", OVERLOOKING)
+    left = [psutil.Process(pid) for pid in read_json(worker)]
+    assert worker.stdin
+    worker.stdin.close()
+    assert worker.wait(timeout=30) == 7
+    assert still_there(left, timeout=5) == []

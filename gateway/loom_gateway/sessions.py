@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import LoomError, SessionLost, UnknownSession
+from loom_gateway.fresh_ports import FreshPorts
 from loom_gateway.logs import SessionLogs
 
 __all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
@@ -61,12 +62,12 @@ class DriverProcess:
         return self._process.returncode
 
     @classmethod
-    async def start(cls, socket_path: str, workers: Sequence[str]) -> DriverProcess:
-        """Start a driver. It listens once `listening` is done."""
+    async def start(cls, socket_path: str, workers: Sequence[str], port: int) -> DriverProcess:
+        """Start a driver whose Monarch listens on a port. It takes clients once `listening` is done."""
         arguments = [arg for worker in workers for arg in ("--worker", worker)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loom_gateway.driver", "--socket", socket_path,
-            "--log-spool", _log_path(socket_path), *arguments,
+            "--log-spool", _log_path(socket_path), "--port", str(port), *arguments,
             # The driver ends when this pipe closes, which it does however the gateway ends.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -191,6 +192,7 @@ class SessionManager:
         self._linger = linger
         self._sessions: dict[str, Session] = {}
         self._folder = tempfile.mkdtemp(prefix="loom-gateway-")
+        self._ports = FreshPorts()
         self._spare: asyncio.Task[DriverProcess] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -230,7 +232,7 @@ class SessionManager:
 
     async def _start_driver(self) -> DriverProcess:
         path = os.path.join(self._folder, f"driver-{secrets.token_hex(6)}.sock")
-        driver = await DriverProcess.start(path, self._workers)
+        driver = await DriverProcess.start(path, self._workers, self._ports.take())
         try:
             await asyncio.wait_for(asyncio.shield(driver.listening), START_TIMEOUT)
         except asyncio.TimeoutError:

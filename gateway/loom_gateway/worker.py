@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loom.cli.exit_codes import report
 from loom.errors import InvalidAddress, LoomError, PortInUse
@@ -32,10 +32,19 @@ from loom.extras import WORKER_MODULES, require
 from loom_gateway.monarch_env import set_monarch_environment
 from loom_gateway.workers import WorkerAddress, parse_worker_address
 
+if TYPE_CHECKING:
+    import psutil
+
 __all__ = ["main", "serve"]
 
 GRACE = 0.5
-"""Seconds that the descendants have between SIGTERM and SIGKILL."""
+"""Seconds that the descendants have between SIGTERM and SIGKILL, and at most after that."""
+
+LOOK_AGAIN = 0.05
+"""Seconds between two looks for descendants at the end."""
+
+_ending = threading.Event()
+"""Set when this process is about to end."""
 
 UNDELIVERABLE_AFTER = "3650d"
 """How long the host tries to deliver a message.
@@ -71,7 +80,8 @@ def serve(address: WorkerAddress) -> None:
     served = start_worker_loop_forever(address=url, ca="trust_all_connections")
     try:
         _wait_until_listening(served, address.port)
-        print(json.dumps({"event": "listening", "address": url, "pid": os.getpid()}), flush=True)  # noqa: T201
+        if not _ending.is_set():
+            print(json.dumps({"event": "listening", "address": url, "pid": os.getpid()}), flush=True)  # noqa: T201
         served.get()
     except ValueError as error:
         if "Address already in use" in str(error):
@@ -134,18 +144,40 @@ def _bracketed(host: object) -> str:
 
 def _end_with_descendants(status: int = 0) -> NoReturn:
     """End every descendant, then this process, without unwinding what runs in other threads."""
+    _ending.set()
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        descendants = psutil.Process().children(recursive=True)
-        for process in descendants:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, alive = psutil.wait_procs(descendants, timeout=GRACE)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        told: set[psutil.Process] = set()
+        kill_at = time.monotonic() + GRACE
+        looks_in_vain = 0
+        while looks_in_vain < 2 and time.monotonic() < kill_at + GRACE:
+            descendants = _living_descendants()
+            # A look misses what is adopted meanwhile, from a parent that has just ended: the next one finds it.
+            looks_in_vain = 0 if descendants else looks_in_vain + 1
+            for process in descendants:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if time.monotonic() >= kill_at:
+                        process.kill()
+                    elif process not in told:
+                        process.terminate()
+            told.update(descendants)
+            if descendants:
+                psutil.wait_procs(descendants, timeout=LOOK_AGAIN)
+            else:
+                time.sleep(LOOK_AGAIN)
     os._exit(status)
+
+
+def _living_descendants() -> list[psutil.Process]:
+    import psutil
+
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 def _adopt_orphans() -> None:

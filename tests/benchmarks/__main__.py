@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tests.benchmarks import calls, large, ports, ray_environment, report
 from tests.benchmarks.caller_process import CallerError
@@ -49,24 +50,47 @@ def measure_calls(
             subjects.append(ray_environment.subject(ray_python))
         except ray_environment.RayNotInstalled as error:
             notes.append(f"Ray Client was not measured: {error}")
+
+    def measure(say: Callable[[str], object]) -> Findings:
+        measured = calls.measure(subjects, calls.Plan(rounds=rounds), say)
+        return report.Report(_command(), describe_machine(), measured, report.ratios(measured), tuple(notes))
+
+    _report(measure, as_json, check)
+
+
+class Findings(Protocol):
+    """What a benchmark found."""
+
+    @property
+    def within_budgets(self) -> bool: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    def as_table(self) -> RenderableType: ...
+
+
+def _report(measure: Callable[[Callable[[str], object]], Findings], as_json: bool, check: bool) -> None:
+    """Measure, saying how far it is, and print what was found; exit with 1 where that is asked for."""
     log = Console(stderr=True)
     with log.status("starting") as status:
         try:
-            measured = calls.measure(subjects, calls.Plan(rounds=rounds), status.update)
+            findings = measure(status.update)
         except CallerError as error:
             log.print(f"error: {error}", style="red", highlight=False, markup=False)
             raise typer.Exit(1) from error
-    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
-    result = report.Report(command, describe_machine(), measured, report.ratios(measured), tuple(notes))
     if as_json:
-        print(json.dumps(result.as_json(), indent=2))
+        print(json.dumps(findings.as_json(), indent=2))
     else:
         console = Console()
         if not console.is_terminal:
             console.width = WIDTH
-        console.print(result.as_table())
-    if check and not result.within_budgets:
+        console.print(findings.as_table())
+    if check and not findings.within_budgets:
         raise typer.Exit(1)
+
+
+def _command() -> str:
+    return f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
 
 
 @app.command("large")
@@ -77,23 +101,8 @@ def measure_large(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
 ) -> None:
     """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
-    log = Console(stderr=True)
-    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
-    with log.status("starting") as status:
-        try:
-            figures = large.measure(large.LargePlan(mebibytes << 20, rounds), command, status.update)
-        except CallerError as error:
-            log.print(f"error: {error}", style="red", highlight=False, markup=False)
-            raise typer.Exit(1) from error
-    if as_json:
-        print(json.dumps(figures.as_json(), indent=2))
-    else:
-        console = Console()
-        if not console.is_terminal:
-            console.width = WIDTH
-        console.print(figures.as_table())
-    if check and not figures.within_budgets:
-        raise typer.Exit(1)
+    plan = large.LargePlan(mebibytes << 20, rounds)
+    _report(lambda say: large.measure(plan, _command(), say), as_json, check)
 
 
 @app.command("ports")
@@ -104,23 +113,8 @@ def measure_ports(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
 ) -> None:
     """Messages of one actor to a receiver, a second: native Monarch, and through Loom to the laptop."""
-    log = Console(stderr=True)
-    command = f"python -m tests.benchmarks {shlex.join(sys.argv[1:])}"
-    with log.status("starting") as status:
-        try:
-            figures = ports.measure(ports.PortPlan(rounds, messages), command, status.update)
-        except CallerError as error:
-            log.print(f"error: {error}", style="red", highlight=False, markup=False)
-            raise typer.Exit(1) from error
-    if as_json:
-        print(json.dumps(figures.as_json(), indent=2))
-    else:
-        console = Console()
-        if not console.is_terminal:
-            console.width = WIDTH
-        console.print(figures.as_table())
-    if check and not figures.within_budget:
-        raise typer.Exit(1)
+    plan = ports.PortPlan(rounds, messages)
+    _report(lambda say: ports.measure(plan, _command(), say), as_json, check)
 
 
 if __name__ == "__main__":

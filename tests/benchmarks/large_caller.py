@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from loom_gateway.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
+from loom_gateway.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
 
@@ -171,24 +170,9 @@ def through_loom() -> LargeCaller:
 
 
 def natively() -> LargeCaller:
-    from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
+    from tests.benchmarks.native_procs import native_procs
 
-    from loom_proxy.child import Child
-    from tests.benchmarks.native_caller import _free_port
-
-    address = f"tcp://127.0.0.1:{_free_port()}"
-    worker = Child("the worker", "loom_gateway.worker", ["--address", address], os.environ | MONARCH_ENVIRONMENT)
-    worker.ready.result(timeout=60)
-    enable_transport(ChannelTransport.TcpWithLocalhost)
-    hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
-    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="procs")
-
-    def close() -> None:
-        procs.stop().get()
-        worker.ask_to_end()
-        worker.end(grace=3.0)
-
-    return LargeCaller(procs, close)
+    return LargeCaller(*native_procs(gpus=2))
 
 
 CALLERS = {"loom": through_loom, "native": natively}

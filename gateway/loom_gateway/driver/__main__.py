@@ -21,12 +21,12 @@ SWITCH_INTERVAL = 0.0005
 turns, which would take 5 ms each with Python's own interval."""
 
 
-async def _serve(socket_path: str, workers: list[str], log_spool: str | None) -> None:
+async def _serve(socket_path: str, workers: list[str], port: int, log_spool: str | None) -> None:
     from loom_gateway.driver.log_spool import LogSpool
     from loom_gateway.driver.server import DriverServer, prepare
 
     loop = asyncio.get_running_loop()
-    prepare(workers)
+    prepare(workers, port)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(socket_path)
         os.chmod(socket_path, 0o600)
@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
+    parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
     parser.add_argument("--log-spool", help="path of the file that what the session prints is written to")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -57,7 +58,7 @@ def main() -> None:
 
     from monarch.actor import shutdown_context
 
-    asyncio.run(_serve(options.socket, options.worker, options.log_spool))
+    asyncio.run(_serve(options.socket, options.worker, options.port, options.log_spool))
     shutdown_context(host_timeout=0.5).get(timeout=2.0)
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()

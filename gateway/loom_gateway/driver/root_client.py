@@ -58,14 +58,26 @@ def address_towards(workers: Sequence[str]) -> str:
     return here
 
 
-def use_transport(here: str) -> None:
-    """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch."""
-    from monarch.actor import ChannelTransport, enable_transport
+def use_transport(here: str, port: int) -> None:
+    """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch.
 
-    if here.startswith("127."):
-        enable_transport(ChannelTransport.TcpWithLocalhost)
-    else:
-        enable_transport(f"tcp://{here}:0")
+    Args:
+        here: the address.
+        port: the port; one that is taken meanwhile, or 0, leaves it to the kernel.
+    """
+    from monarch.actor import enable_transport
+
+    host = f"[{here}]" if ":" in here else here
+    enable_transport(f"tcp://{host}:{port if _is_free(here, port) else 0}")
+
+
+def _is_free(here: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in here else socket.AF_INET) as sock:
+        try:
+            sock.bind((here, port))
+        except OSError:
+            return False
+    return True
 
 
 def attach(workers: Sequence[str], name: str) -> HostMesh:

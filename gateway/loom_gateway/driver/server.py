@@ -367,11 +367,15 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def prepare(workers: Sequence[str]) -> None:
-    """Do what a spare driver can do before it has a session: import Monarch and start the root client."""
+def prepare(workers: Sequence[str], port: int) -> None:
+    """Do what a spare driver can do before it has a session: import Monarch and start the root client.
+
+    Args:
+        port: what Monarch is to listen on, see `loom_gateway.fresh_ports`.
+    """
     import monarch.actor
 
-    use_transport(address_towards(workers))
+    use_transport(address_towards(workers), port)
     monarch.actor.context()
     _keep_source_loaders_out()
 

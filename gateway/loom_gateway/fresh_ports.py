@@ -1,0 +1,48 @@
+"""Ports for drivers, none given twice.
+
+A worker goes on trying to deliver what it had for a driver that is gone (see ``UNDELIVERABLE_AFTER`` in
+`loom_gateway.worker`), and numbers its messages to an address from the first that it ever sent there. So to another
+driver that got the same port it would never say anything that this one takes (torchmonarch 0.7): the new driver's
+attach fails. The kernel gives out ports at random, and one of a hundred sessions met one that had been used.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+
+__all__ = ["FreshPorts"]
+
+TRIES = 64
+"""Ports asked for at once before used ones are given again."""
+
+
+def _bind_any() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("", 0))
+    return sock
+
+
+class FreshPorts:
+    """Free TCP ports of this machine. When hardly any is left that was not given, all may be given again.
+
+    Args:
+        bind: binds a socket to a port that the kernel picks.
+    """
+
+    def __init__(self, bind: Callable[[], socket.socket] = _bind_any) -> None:
+        self._bind = bind
+        self._given: set[int] = set()
+
+    def take(self) -> int:
+        """A port that nobody listens on and that was not given before."""
+        with ExitStack() as held:  # what is held is not picked again
+            for _ in range(TRIES):
+                port = int(held.enter_context(self._bind()).getsockname()[1])
+                if port not in self._given:
+                    break
+            else:
+                self._given.clear()
+        self._given.add(port)
+        return port
