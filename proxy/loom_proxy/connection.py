@@ -18,16 +18,10 @@ from weakref import WeakValueDictionary
 
 from loom.coordinates import for_cluster
 from loom.errors import (
-    ActorError,
     ConnectionLost,
     LoomError,
-    OperationFailed,
     ProtocolMismatch,
-    RemoteException,
     SessionClosed,
-    UnpicklableError,
-    error_for_code,
-    operation_failed,
 )
 from loom.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.codec import Decoder, Encoder, Made
@@ -41,10 +35,11 @@ from loom_proxy.events import Event, EventLog
 from loom_proxy.futures import FutureProxy
 from loom_proxy.interrupts import Uninterrupted
 from loom_proxy.logs import LogReceiver
+from loom_proxy.outcomes import Failure, Raise, StreamFutures, Success, error_of, text_of
 from loom_proxy.ports import Ports
 from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
 from loom_proxy.reading import Reading
-from loom_proxy.runs import KnownRuns, own_exception
+from loom_proxy.runs import KnownRuns
 from loom_proxy.shape import Extent, Point
 from loom_proxy.transport import WebSocketTransport, normalise_url
 from loom_proxy.values import ValueMeshProxy
@@ -87,7 +82,7 @@ class Connection:
         self._transport = transport
         self._stream = stream
         self._ids = itertools.count(welcome.next_id)
-        self._waiting: dict[int, FutureProxy[Any] | _StreamFutures] = {}
+        self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
         self._error: LoomError | None = None
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
@@ -198,7 +193,7 @@ class Connection:
         self._waiting[ident] = future
         self._put(Message(kind, ident, body, parts), key, eager, ident)
         if self._error is not None:  # it ended meanwhile, and may have missed this future
-            future._complete(_Raise(self._error))
+            future._complete(Raise(self._error))
         return future
 
     def withdraw(self, ident: int) -> bool:
@@ -226,10 +221,10 @@ class Connection:
         for future in futures:
             future._asked = (kind, body)
         ident = self.next_id()
-        self._waiting[ident] = _StreamFutures(futures)
+        self._waiting[ident] = StreamFutures(futures)
         self._put(Message(kind, ident, body, parts), key, True, ident)
         if self._error is not None:
-            self._waiting.pop(ident, _StreamFutures(futures)).fail(_Raise(self._error))  # type: ignore[union-attr]
+            self._waiting.pop(ident, StreamFutures(futures)).fail(Raise(self._error))  # type: ignore[union-attr]
         return futures
 
     def tell(self, kind: Kind, ident: int, body: Sequence[Any], key: OrderKey) -> None:
@@ -317,13 +312,13 @@ class Connection:
             return
         if kind == Kind.ERROR:
             index = body[2] if len(body) > 2 else None
-            unpack: Callable[[], Any] = _Failure(self.decoder, message)
+            unpack: Callable[[], Any] = Failure(self.decoder, message)
             asked = getattr(waiting, "_asked", None)
             if asked is not None:
-                self.states.failed(asked, str(body[1]), _text_of(message), index)
+                self.states.failed(asked, str(body[1]), text_of(message), index)
         else:
             index = body[1] if len(body) > 1 else None
-            unpack = _Success(self.decoder, parts)
+            unpack = Success(self.decoder, parts)
             asked = getattr(waiting, "_asked", None)
             if asked is not None and asked[0] in ON_MESHES and asked[1][0] in self.states.unseen:
                 self.states.answered(asked, index)
@@ -350,11 +345,11 @@ class Connection:
 
     def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
         """The exception that a code and the payload of a `Kind.ERROR` stand for."""
-        return _error(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
+        return error_of(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
 
     def _take_failure(self, message: Message) -> None:
         """An operation failed that nobody waits for: a spawn, a view or a broadcast."""
-        error = _error(self.decoder, message)
+        error = error_of(self.decoder, message)
         self.states.not_made(message.id, str(error))
         self.events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
 
@@ -370,9 +365,9 @@ class Connection:
         self._sender.close()
         for future in waiting.values():
             if isinstance(future, FutureProxy):
-                future._complete(_Raise(error))
+                future._complete(Raise(error))
             else:
-                future.fail(_Raise(error))
+                future.fail(Raise(error))
         self.ports.end(error)
         self.events.close(Event("ended", {"reason": str(error)}, error))
         self._transport.close()
@@ -393,86 +388,3 @@ class Connection:
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join(5.0)
         self.logs.drain(5.0)
-
-
-class _StreamFutures:
-    """The futures of one `stream` call, completed in the order in which results arrive."""
-
-    def __init__(self, futures: list[FutureProxy[Any]]) -> None:
-        self._futures = futures
-        self._left = len(futures)
-        self._asked = futures[0]._asked if futures else None
-
-    def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
-        """Complete one; True if it was the last. Without an index the call failed as a whole."""
-        if index is None:
-            self.fail(unpack)
-            return True
-        self._futures[index]._complete(unpack, rpc_ms)
-        self._left -= 1
-        return self._left == 0
-
-    def fail(self, unpack: Callable[[], Any]) -> None:
-        for future in self._futures:
-            future._complete(unpack)
-
-
-class _Success:
-    """A result that has not been unpickled yet."""
-
-    def __init__(self, decoder: Decoder, parts: Sequence[Buffer]) -> None:
-        self._decoder = decoder
-        self._parts = parts
-
-    def __call__(self) -> Any:
-        return self._decoder.loads(self._parts, "the result")
-
-
-class _Failure:
-    """An error that has not been unpickled yet."""
-
-    def __init__(self, decoder: Decoder, message: Message) -> None:
-        self._decoder = decoder
-        self._message = message
-
-    def __call__(self) -> Any:
-        error = _error(self._decoder, self._message)
-        pickled = self._message.parts[1:]
-        if pickled and isinstance(error, OperationFailed):
-            raise own_exception(error, self._decoder, pickled)
-        raise error
-
-
-class _Raise:
-    def __init__(self, error: LoomError) -> None:
-        self._error = error
-
-    def __call__(self) -> Any:
-        raise self._error
-
-
-def _text_of(message: Message) -> str:
-    return str(unpack_texts(message.parts[0]).get("text", ""))
-
-
-def _error(decoder: Decoder, message: Message) -> LoomError:
-    """The exception that an error message stands for."""
-    code = str(message.body[1])
-    texts = unpack_texts(message.parts[0])
-    text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
-    if code != ActorError.code:
-        error = error_for_code(code, text)
-        if isinstance(error, OperationFailed):
-            error = operation_failed(text, str(texts.get("type", "")))
-        if formatted:
-            error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
-        return error
-    pickled = message.parts[1:]
-    stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
-    original: BaseException = RemoteException(*stand_in, "it could not be pickled in the cluster")
-    if pickled:
-        try:
-            original = decoder.loads(pickled, "the exception")
-        except UnpicklableError as reason:
-            original = RemoteException(*stand_in, str(reason))
-    return ActorError(original, text, formatted)

@@ -29,6 +29,7 @@ from loom.errors import (
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures import FutureProxy
+from loom_proxy.outcomes import Raise
 
 if TYPE_CHECKING:
     from loom_proxy.connection import Connection
@@ -108,7 +109,7 @@ class _Inbox:
         with self.lock:
             self._over = self._over or error
             while self._waiting:
-                callbacks += self._waiting.popitem(last=False)[0]._bind(_Fail(error))
+                callbacks += self._waiting.popitem(last=False)[0]._bind(Raise(error))
         for callback in callbacks:
             callback()
 
@@ -128,9 +129,9 @@ class _Inbox:
         if self._messages:
             self._give(received)
         elif self.wire.once and self._given:
-            received._bind(_Fail(OncePortUsed("this port takes one message, and it has been received already")))
+            received._bind(Raise(OncePortUsed("this port takes one message, and it has been received already")))
         elif self._over is not None:
-            received._bind(_Fail(self._over))
+            received._bind(Raise(self._over))
 
     def wait(self, received: _Received[Any]) -> None:
         """Give a future the next message that comes. With the lock held."""
@@ -234,14 +235,6 @@ class _Open:
             assert isinstance(error, ActorError)
             raise error.exception
         raise error
-
-
-class _Fail:
-    def __init__(self, error: LoomError) -> None:
-        self._error = error
-
-    def __call__(self) -> Any:
-        raise self._error
 
 
 class _Received(FutureProxy[R]):
