@@ -459,8 +459,8 @@ def test_runs_are_cancelled_at_any_moment(job: loom.Job) -> None:
 
 def test_a_function_that_refuses_to_be_cancelled_ends_as_it_likes(job: loom.Job) -> None:
     def stubborn() -> str:
-        print("begun")
         try:
+            print("begun")
             while True:
                 time.sleep(0.01)
         except BaseException as error:  # noqa: BLE001
