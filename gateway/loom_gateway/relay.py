@@ -211,7 +211,9 @@ class DriverLink(asyncio.Protocol):
         return joined(self._last)
 
     def write(self, *pieces: Buffer) -> None:
-        """Send a frame to the driver."""
+        """Send a frame to the driver; dropped where it is gone, of which the client is about to be told."""
+        if self._transport.is_closing():
+            return  # uvloop's transport would raise, and the client's connection would end without a word
         self.written += 1
         self._transport.writelines((_LENGTH.pack(sum(map(len, pieces))), *pieces))
 
