@@ -80,14 +80,15 @@ class Reading:
                 self._refused = True
                 return None
             try:
-                return self._read_until(arrived, time.monotonic() + seconds, held)
+                return self._read_until(arrived, seconds, held)
             finally:
                 self._visits += 1
                 self._turn.release()
 
-    def _read_until(self, arrived: Callable[[], bool], deadline: float, held: Uninterrupted) -> bool:
+    def _read_until(self, arrived: Callable[[], bool], seconds: float, held: Uninterrupted) -> bool:
         assert self._poll is not None
-        left = LOOK
+        deadline = time.monotonic() + seconds
+        left = seconds
         while not arrived():
             if self._over or left <= 0 or held.came:
                 return False

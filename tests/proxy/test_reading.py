@@ -101,6 +101,11 @@ def test_a_wait_that_is_too_long_is_given_up_and_reads_nothing(source: Bytes) ->
     assert alone.visit(source.has(1), BOUND) is True
 
 
+def test_a_wait_of_no_time_does_not_wait(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LOOK", float("nan"))  # not a time that can be waited for
+    assert Reading(source).visit(source.has(1), 0.0) is False
+
+
 def test_what_came_already_is_not_waited_for(source: Bytes) -> None:
     assert Reading(source).visit(lambda: True, BOUND) is True
 
