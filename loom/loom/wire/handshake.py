@@ -47,6 +47,8 @@ def _all_are(kind: type, values: Sequence[Any]) -> bool:
 
 _FITS: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int and value >= 0,
+    "bool": lambda value: type(value) is bool,
+    "float": lambda value: type(value) in (int, float) and value >= 0,
     "str": lambda value: type(value) is str,
     "str | None": lambda value: value is None or type(value) is str,
     "Sequence[int]": lambda value: isinstance(value, (list, tuple)) and _all_are(int, value),
@@ -87,6 +89,14 @@ class Hello(_Body):
     """Name and version of the client program, for people who read logs."""
     session: str | None = None
     """Name of the session to attach to, or None for a new one."""
+    persist: bool = False
+    """Whether the session is to live on without a client for as long as it takes."""
+    mode: str = "drive"
+    """``drive``, or ``watch``: to see what happens and change nothing, beside the client that drives."""
+    take_over: bool = False
+    """Whether the session's client, if it has one, is to be put out."""
+    stream: str = ""
+    """Name of the stream that this connection resumes, as a `Welcome` gave it; empty for a new stream."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
 
@@ -108,6 +118,10 @@ class Welcome(_Body):
     """Versions of loom, torchmonarch and, where it is installed, torch in the cluster."""
     next_id: int = 1
     """The first id that the client may use."""
+    stream: str = ""
+    """Name of the stream, for a `Hello` that resumes it."""
+    linger: float = 0.0
+    """Seconds that the session lives on without a client; 0 for ever."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
 
