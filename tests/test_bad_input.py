@@ -19,7 +19,8 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
-from loom_proxy import connection as proxy_connection
+from loom_proxy import dialling
+from loom_proxy import job as proxy_job
 from loom_proxy.local import LocalCluster
 from tests.actors import Broken, Counter, WithLock
 
@@ -170,9 +171,7 @@ def test_client_that_does_not_speak_the_protocol_is_refused(cluster: LocalCluste
 def test_gateway_of_another_major_version_is_refused(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        proxy_connection, "Hello", lambda **values: Hello(**{**values, "protocol": (9, 1)}), raising=True
-    )
+    monkeypatch.setattr(proxy_job, "Hello", lambda **values: Hello(**{**values, "protocol": (9, 1)}), raising=True)
     with pytest.raises(loom.ProtocolMismatch, match=r"9\.1"):
         loom.connect(cluster.url, cluster.token)
 
@@ -336,14 +335,14 @@ def test_mesh_pickled_outside_a_call(counters: Any) -> None:
 @pytest.fixture
 def other_python(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[loom.Job]:
     """A session whose cluster says that it runs Python 3.99; two real versions need two interpreters."""
-    real = proxy_connection.Welcome
+    real = dialling.Welcome
 
     class OtherPython(real):  # type: ignore[misc, valid-type]
         @classmethod
         def from_body(cls, body: Any) -> Any:
             return real.from_body([{**body[0], "python": (3, 99)}])
 
-    monkeypatch.setattr(proxy_connection, "Welcome", OtherPython)
+    monkeypatch.setattr(dialling, "Welcome", OtherPython)
     with loom.connect(cluster.url, cluster.token) as job:
         yield job
 

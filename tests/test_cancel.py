@@ -21,7 +21,7 @@ from loom.sender import FrameSender
 from loom.wire.codec import loads
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, Inbox, OrderKey, Outbox
-from loom.wire.stream import Stream
+from loom.wire.stream import LENGTH, Stream
 from loom_gateway.driver.backlog import PACE, Backlog
 from tests.actors import Counter
 
@@ -136,8 +136,8 @@ class FullWire:
         self.open = threading.Event()
         self.frames: list[bytes] = []
 
-    def encode(self, frame: Sequence[Buffer]) -> bytes:
-        return b"".join(frame)
+    def encode(self, frame: bytes) -> bytes:
+        return frame[LENGTH.size :]
 
     def try_send(self, data: Buffer) -> int:
         return 0
@@ -149,7 +149,8 @@ class FullWire:
 
 def test_a_sender_takes_back_what_the_socket_has_no_room_for() -> None:
     wire = FullWire()
-    sender = FrameSender(Stream(), wire, "test-writer")
+    sender = FrameSender(Stream(), "test-writer")
+    sender.attach(wire)
     try:
         sender.put(call(1))  # leaves for the writer thread, which waits
         for ident in (2, 3, 4):

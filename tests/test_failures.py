@@ -208,7 +208,7 @@ def test_a_session_without_a_client_ends_after_its_linger_time() -> None:
 
 
 def test_a_dead_gateway_leaves_nothing_behind(own_cluster: LocalCluster) -> None:
-    job = loom.connect(own_cluster.url, own_cluster.token)
+    job = loom.connect(own_cluster.url, own_cluster.token, reconnect_timeout=1.0)
     hang = job.hosts.spawn_procs().spawn("hang", Hang)
     pids = [*hang.pid.call().get().values(), driver_pid(own_cluster, job)]
     hanging = hang.forever.call()

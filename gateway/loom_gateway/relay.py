@@ -56,6 +56,7 @@ AsgiSend: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000
+CLOSE_SUPERSEDED = 4001
 
 
 class RelaySocket(WebSocketsSansIOProtocol):
@@ -325,12 +326,15 @@ class Relay:
             logger.info("session %s: client disconnected", session.name)
 
     async def _farewell(self, session: Session, link: DriverLink, send: AsgiSend) -> None:
-        """Wait until the driver is gone, and tell the client why."""
+        """Wait until the driver has closed the connection, and tell the client why."""
         await link.closed
-        if _is_farewell(link.last_frame):
+        last = _last_word(link.last_frame)
+        if last == Kind.ENDED:
             session.end_reason = session.end_reason or "the client closed it"
             session.move_to(SessionState.ENDING)
             await send({"type": "websocket.close", "code": CLOSE_NORMAL})
+        elif last == Kind.REFUSE:
+            await send({"type": "websocket.close", "code": CLOSE_REFUSED})
         else:
             await self._say_lost(session, send)
 
@@ -338,8 +342,10 @@ class Relay:
         try:
             await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
         except asyncio.TimeoutError:
-            logger.warning("session %s: the driver closed its socket but lives", session.name)
-        await _say(send, session.ended_error())
+            # It lives: it has given up this connection for a later one of the same client.
+            await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
+        else:
+            await _say(send, session.ended_error())
 
 
 def _read_hello(frame: bytes) -> Hello:
@@ -351,12 +357,14 @@ def _read_hello(frame: bytes) -> Hello:
     return Hello.from_body(messages[0].body)
 
 
-def _is_farewell(frame: bytes) -> bool:
+def _last_word(frame: bytes) -> int | None:
+    """The kind of a driver's last message, if that is one that it ends a connection with."""
     # Only unnumbered frames are looked into: a numbered one is the client's and the driver's business.
     if not frame or len(frame) > _FAREWELL:
-        return False
+        return None
     decoded = decode_frame(frame)
-    return decoded.seq == 0 and any(message.kind == Kind.ENDED for message in decoded.messages)
+    ends = [message.kind for message in decoded.messages if message.kind in (Kind.ENDED, Kind.REFUSE)]
+    return ends[0] if decoded.seq == 0 and ends else None
 
 
 async def _say(send: AsgiSend, error: LoomError) -> None:

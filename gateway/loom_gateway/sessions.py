@@ -149,11 +149,17 @@ class Session:
     created_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     state: SessionState = SessionState.STARTING
-    client_connected: bool = False
+    clients: int = 0
+    """Clients that are connected."""
     end_reason: str = ""
     _linger: asyncio.TimerHandle | None = None
     _frames: Callable[[], int] = lambda: 0
     _earlier_frames: int = 0
+
+    @property
+    def client_connected(self) -> bool:
+        """Whether any client is connected."""
+        return self.clients > 0
 
     @property
     def operations(self) -> int:
@@ -278,7 +284,7 @@ class SessionManager:
         """Note that a client is connected; ``frames`` tells how many frames it has sent."""
         session._earlier_frames += session._frames()
         session._frames = frames
-        session.client_connected = True
+        session.clients += 1
         session.move_to(SessionState.OPEN)
         if session._linger is not None:
             session._linger.cancel()
@@ -288,8 +294,8 @@ class SessionManager:
 
     def disconnected(self, session: Session) -> None:
         """Note that the client is gone; the session ends after the linger time."""
-        session.client_connected = False
-        if session.state is SessionState.OPEN:
+        session.clients -= 1
+        if not session.clients and session.state is SessionState.OPEN:
             reason = f"no client for {self._linger:g} s"
             later: Callable[[], None] = lambda: self._background(self.end(session, reason))  # noqa: E731
             session._linger = asyncio.get_running_loop().call_later(self._linger, later)

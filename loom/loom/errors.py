@@ -49,11 +49,13 @@ __all__ = [
     "PortInUse",
     "ProtocolMismatch",
     "PythonVersionMismatch",
+    "ReadOnlySession",
     "RemoteException",
     "RunNameTaken",
     "SessionClosed",
     "SessionInUse",
     "SessionLost",
+    "SessionTakenOver",
     "SliceOutOfRange",
     "SupervisionError",
     "SyncFailed",
@@ -66,6 +68,7 @@ __all__ = [
     "UnreadableFile",
     "UnsafeLink",
     "WaitTimeout",
+    "WatcherTooSlow",
     "WorkerUnreachable",
     "WorkersSilent",
     "WrongArguments",
@@ -136,6 +139,24 @@ class SessionInUse(LoomError):
     """Another client is connected to the session."""
 
     code = "session_in_use"
+
+
+class SessionTakenOver(LoomError):
+    """Another client has taken the place of this one in the session, which lives on."""
+
+    code = "session_taken_over"
+
+
+class WatcherTooSlow(LoomError):
+    """A client that watches did not take what it was sent; it may attach again."""
+
+    code = "watcher_too_slow"
+
+
+class ReadOnlySession(LoomError, PermissionError):
+    """A client that watches tried to change something."""
+
+    code = "read_only_session"
 
 
 class SessionClosed(LoomError):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
-from loom.wire.stream import Stream
+from loom.wire.stream import WINDOW, Stream
 
 __all__ = ["COPIED", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
 
@@ -35,8 +34,8 @@ COPIED = 1 << 20
 class Wire(Protocol):
     """What frames are sent over."""
 
-    def encode(self, frame: Sequence[Buffer]) -> bytes:
-        """The bytes that carry a frame."""
+    def encode(self, frame: bytes) -> Buffer:
+        """The bytes that carry a frame, which is given behind its length (`loom.wire.stream.LENGTH`)."""
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out. Raises `OSError` when the connection is over."""
@@ -75,15 +74,15 @@ def try_send(sock: socket.socket, data: Buffer) -> int:
 
 
 class FrameSender:
-    """The sending half of a connection. Every method may be called from any thread.
+    """The sending half of a stream, over one connection after the other. Any thread may call any method.
 
     A connection that is over is noticed by whoever receives from it, so sending does not raise: what is put in
-    afterwards goes nowhere.
+    afterwards waits for the next connection, or goes nowhere if the sender has been closed.
     """
 
-    def __init__(self, stream: Stream, wire: Wire, name: str) -> None:
+    def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
-        self._wire = wire
+        self._wire: Wire | None = None
         self._lock = threading.Lock()
         self._rest: Buffer = b""
         self._writer_sends = False
@@ -94,7 +93,44 @@ class FrameSender:
         self._idle = threading.Condition(self._lock)
         self._watchers = 0
         self._closed = False
+        self._stalled = False
+        """Whether what there is to send waits for acknowledgements."""
         threading.Thread(target=self._write, name=name, daemon=True).start()
+
+    # -- connections ----------------------------------------------------------------------------------------
+
+    def attach(self, wire: Wire, received: int = 0) -> None:
+        """Send over a new connection, whose other side has received the frames up to a number.
+
+        Raises:
+            ProtocolMismatch: as `Stream.resume`.
+        """
+        with self._lock:
+            self._stream.resume(received)
+            self._wire = wire
+            self._rest = b""
+            self._wake_writer()
+
+    def detach(self, wire: Wire | None = None) -> None:
+        """Send no more over a connection, or over any; nothing happens if another has taken its place."""
+        with self._idle:
+            if wire is None or wire is self._wire:
+                self._wire = None
+                self._rest = b""
+                self._idle.notify_all()
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a connection to send over."""
+        return self._wire is not None
+
+    def received(self) -> None:
+        """Note that a frame has come; send what is due because of it."""
+        stream = self._stream
+        if stream.ack_due or (self._stalled and stream.kept_bytes < WINDOW):
+            self.flush()
+
+    # -- sending --------------------------------------------------------------------------------------------
 
     def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> None:
         """Send a message; one that is not ``eager`` may be gathered with those that follow it."""
@@ -120,25 +156,36 @@ class FrameSender:
         """Take back the message with an id; False if it has left, or begun to."""
         with self._lock:
             withdrawn = self._stream.outbox.withdraw(ident)
-            if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
-                self._room.set()
+            self._see_room()
             return withdrawn
 
     def put_raw(self, data: bytes) -> None:
         """Send bytes that are no part of the stream, such as a frame outside the numbering."""
         with self._lock:
-            self._rest = bytes(self._rest) + data
-            self._wake_writer()
+            if self._wire is not None:
+                self._rest = bytes(self._rest) + data
+                self._wake_writer()
 
     def flush(self) -> None:
         """Send what has been gathered, as far as the socket takes it at once."""
-        if self._stream.outbox:
+        if self._stream.ready:
             with self._lock:
-                self._pump()
+                if self._stream.outbox.pending_bytes > INLINE:
+                    self._wake_writer()
+                else:
+                    self._pump()
 
-    def wait_for_room(self, timeout: float | None = None) -> bool:
-        """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it."""
-        return self._room.is_set() or self._room.wait(timeout)
+    def wait_for_room(self, timeout: float | None = None, on: Wire | None = None) -> bool:
+        """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it.
+
+        With ``on``, also until that connection is no longer the one to send over.
+        """
+        if self._room.is_set():
+            return True
+        with self._idle:
+            return self._idle.wait_for(
+                lambda: self._room.is_set() or (on is not None and on is not self._wire), timeout
+            )
 
     def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
         """Wait until the message with an id has been copied to be sent; False after ``timeout`` seconds of it."""
@@ -154,15 +201,16 @@ class FrameSender:
         with self._idle:
             self._pump()
             return self._idle.wait_for(
-                lambda: self._closed or not (self._rest or self._writer_sends or self._stream.outbox), timeout
+                lambda: self._wire is None or not (self._rest or self._writer_sends or self._stream.ready), timeout
             )
 
     def close(self) -> None:
         """Let go of the writer thread and of whoever waits."""
         with self._idle:
             self._closed = True
+            self._wire = None
+            self._room.set()
             self._idle.notify_all()
-        self._room.set()
         self._work.release()
 
     def _pump(self) -> None:
@@ -170,10 +218,12 @@ class FrameSender:
         if self._writer_sends or self._rest:
             self._wake_writer()
             return
-        while (data := self._next()) is not None:
+        while (wire := self._wire) is not None and (frame := self._next()) is not None:
+            data = wire.encode(frame)
             try:
-                sent = self._wire.try_send(data)
+                sent = wire.try_send(data)
             except OSError:
+                self._wire = None
                 return
             if sent < len(data):
                 self._rest = memoryview(data)[sent:]
@@ -182,9 +232,15 @@ class FrameSender:
 
     def _next(self) -> bytes | None:
         frame = self._stream.next_frame()
+        self._stalled = frame is None and bool(self._stream.outbox)
         if self._watchers:
             self._idle.notify_all()
-        return None if frame is None else self._wire.encode(frame)
+        return frame
+
+    def _see_room(self) -> None:
+        if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
+            self._room.set()
+            self._idle.notify_all()
 
     def _wake_writer(self) -> None:
         if not self._woken:
@@ -195,21 +251,23 @@ class FrameSender:
         while not self._closed:
             self._work.acquire()
             self._woken = False
-            while (data := self._take()) is not None:
+            while (taken := self._take()) is not None:
+                wire, data = taken
                 try:
-                    self._wire.send_all(data)
+                    wire.send_all(data)
                 except OSError:
-                    self.close()
-                    return
+                    self.detach(wire)
 
-    def _take(self) -> Buffer | None:
-        """What the writer thread is to send next."""
+    def _take(self) -> tuple[Wire, Buffer] | None:
+        """What the writer thread is to send next, and over what."""
         with self._idle:
-            data = self._rest or self._next()
+            wire, data = self._wire, self._rest
             self._rest = b""
-            self._writer_sends = data is not None
-            if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
-                self._room.set()
-            if data is None:
+            if wire is not None and not data and (frame := self._next()) is not None:
+                data = wire.encode(frame)
+            self._writer_sends = bool(data)
+            self._see_room()
+            if wire is None or not data:
                 self._idle.notify_all()
-            return data
+                return None
+            return wire, data

@@ -10,27 +10,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from loom.coordinates import for_cluster
 from loom.errors import (
     ConnectionLost,
     LoomError,
-    ProtocolMismatch,
+    ReadOnlySession,
     SessionClosed,
 )
 from loom.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.codec import Decoder, Encoder, Made
-from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.messages import READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
-from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.stream import Stream
 from loom.wire.texts import unpack_texts
 from loom_proxy import progress
+from loom_proxy.dialling import TRANSIENT, Dialled, client_name, delays, dial
 from loom_proxy.events import Event, EventLog
 from loom_proxy.futures import FutureProxy
 from loom_proxy.interrupts import Uninterrupted
@@ -41,20 +45,48 @@ from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
 from loom_proxy.reading import Reading
 from loom_proxy.runs import KnownRuns
 from loom_proxy.shape import Extent, Point
-from loom_proxy.transport import WebSocketTransport, normalise_url
+from loom_proxy.transport import WebSocketTransport
 from loom_proxy.values import ValueMeshProxy
 
-__all__ = ["Connection"]
+__all__ = ["Address", "Connection"]
+
+logger = logging.getLogger(__name__)
+
+DIAL_TIMEOUT = 10.0
+"""Seconds that a gateway has to answer when a lost connection is made again."""
+
+LINGER_MARGIN = 30.0
+"""Seconds for which a session is looked for after it should have ended for want of a client."""
+
+LEAVE_TIMEOUT = 2.0
+"""Seconds that what is still to be sent has when the program leaves."""
 
 _ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
-class Connection:
-    """One client's connection to one session."""
+PING_AFTER, SILENCE = 5.0, 15.0
+"""Seconds without a word after which the other side is asked for one, and after which the connection is lost."""
 
-    def __init__(self, transport: WebSocketTransport, url: str, welcome: Welcome, stream: Stream) -> None:
+
+class Address(NamedTuple):
+    """Where a session's gateway is, and for how long it is looked for again."""
+
+    url: str
+    """As `loom_proxy.transport.normalise_url` gives it."""
+    token: str | None
+    patience: float | None = None
+    """Seconds for which a lost connection is tried again; None: for as long as the session can live."""
+
+
+class Connection:
+    """One client's connection to one session, over one transport after the other."""
+
+    def __init__(self, dialled: Dialled, address: Address, stream: Stream) -> None:
+        url, welcome = address.url, dialled.welcome
         self.url = url
         self.welcome = welcome
+        self.watching = welcome.mode == "watch"
+        """Whether this client may only look on."""
         self.encoder = Encoder(
             ship_project=True,
             peer_python=welcome.python,
@@ -79,7 +111,8 @@ class Connection:
         """Proxies of the session's meshes by name."""
         self.ports = Ports(self)
         """The ports that messages of the cluster come to."""
-        self._transport = transport
+        self._address = address
+        self._transport = dialled.transport
         self._stream = stream
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
@@ -87,49 +120,31 @@ class Connection:
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
         self._lock = threading.Lock()
-        self._sender = FrameSender(stream, transport, "loom-writer")
-        transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
-        self._last_words: LoomError = ConnectionLost(f"the connection to {url} broke")
-        """Why the connection is over, when it is."""
+        self._sender = FrameSender(stream, "loom-writer")
+        self._last_words: LoomError | None = None
+        """Why the other side ended the connection, if it said so."""
+        self._heard = time.monotonic()
+        """When something came last."""
+        self._pinged = False
+        self.away = False
+        """Whether the connection is lost, and is to be made again."""
+        self._leaving = threading.Event()
+        self.gone: Callable[[], str | None] = lambda: None
+        """Says why there is nobody to connect to again, if it knows."""
+        self._attach(dialled.transport, 0)
         self.reading = Reading(self)
         self._reader = threading.Thread(target=self.reading.run, name="loom-reader", daemon=True)
 
     @classmethod
-    def open(cls, url: str, token: str | None, session: str | None, timeout: float) -> Connection:
+    def open(cls, address: Address, hello: Hello, timeout: float) -> Connection:
         """Connect to a gateway and open a session, or attach to a living one.
 
         Raises:
-            GatewayUnreachable, NotAGateway, AuthenticationError: as `WebSocketTransport.open`.
-            UnknownSession, SessionInUse: ``session`` does not live, or has a client.
-            WorkerUnreachable: the gateway's workers do not answer.
-            ProtocolMismatch: the gateway speaks another major version.
+            LoomError: as `loom_proxy.dialling.dial`.
         """
-        from loom import __version__
-
-        url = normalise_url(url)
-        transport = WebSocketTransport.open(url, token, timeout)
-        stream = Stream()
-        hello = Hello(client=f"monarch-loom {__version__}", session=session)
-        try:
-            transport.send_all(transport.encode(unnumbered_frame(hello.message())))
-            messages: list[bytes] = []
-            while not messages:
-                received = transport.receive()
-                if received is None:
-                    raise ConnectionLost(f"{url} closed the connection during the handshake")
-                messages = received
-            (answer,) = stream.receive(messages.pop(0))
-            if answer.kind == Kind.REFUSE:
-                raise error_from_refusal(answer)
-            if answer.kind != Kind.WELCOME:
-                raise ProtocolMismatch(f"{url} answered the hello with message {answer.kind}")
-            welcome = Welcome.from_body(answer.body)
-            check_protocol(welcome.protocol, ours="client", theirs="cluster")
-        except BaseException:
-            transport.close()
-            raise
-        connection = cls(transport, url, welcome, stream)
-        connection._take_all(messages)
+        dialled = dial(address.url, address.token, hello, timeout)
+        connection = cls(dialled, address, Stream())
+        connection._take_all(dialled.frames)
         connection._reader.start()
         return connection
 
@@ -145,6 +160,9 @@ class Connection:
         self.states.forget(mesh)
 
     def _send_forgotten(self) -> None:
+        if self.watching:
+            self._forgotten.clear()  # the meshes are the other client's
+            return
         meshes = []
         while self._forgotten:
             meshes.append(self._forgotten.popleft())
@@ -235,10 +253,12 @@ class Connection:
     # -- sending --------------------------------------------------------------------------------------------
 
     def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
-        if self._error is not None:
+        if self._error is not None or (self.watching and message.kind not in READING):
             if ident is not None:
                 self._waiting.pop(ident, None)
-            raise self._error
+            raise self._error or ReadOnlySession(
+                f"this job watches session {self.welcome.session!r}: attach with mode='drive' to change something"
+            )
         on_loop = asyncio._get_running_loop() is not None  # which must not be held up
         # As with Monarch, the caller may change an array as soon as the call has been made.
         borrowed = borrowed_bytes(message) if len(message.parts) > 1 else 0
@@ -259,7 +279,7 @@ class Connection:
 
     def flush(self) -> None:
         """Send what has been gathered, as far as the socket takes it at once."""
-        if self._stream.outbox:
+        if self._stream.ready:
             with Uninterrupted():
                 self._sender.flush()
 
@@ -276,21 +296,85 @@ class Connection:
     def read(self, wait: bool) -> bool:
         """Take in what has come; as `loom_proxy.reading.Source.read`, which calls it in one thread at a time."""
         goes_on = False
+        broken: LoomError | None = None
         try:
-            messages = self._transport.receive(wait)
-            if messages is not None:
-                self._take_all(messages)
+            frames = self._transport.receive(wait)
+            if frames:
+                self._heard, self._pinged = time.monotonic(), False
+                self._take_all(frames)
                 self.flush()
                 goes_on = True
-        except LoomError as broken:
-            self._last_words = broken
+            elif frames is not None:
+                goes_on = not wait or self._still_there()
+            if not goes_on and self._last_words is None and not self._leaving.is_set():
+                self.away = goes_on = True
+        except LoomError as error:
+            broken = error
         finally:
             if not goes_on:
-                self._fail(self._last_words)
+                self._fail(self._last_words or broken or ConnectionLost(f"the connection to {self.url} broke"))
         return goes_on
 
-    def _take_all(self, messages: Sequence[bytes]) -> None:
-        for data in messages:
+    def _still_there(self) -> bool:
+        """Whether to go on waiting for the other side, which has been silent for a while."""
+        silence = time.monotonic() - self._heard
+        if silence > PING_AFTER and not self._pinged:
+            self._pinged = True
+            self._transport.ping()
+        return silence < SILENCE
+
+    def come_back(self) -> bool:
+        """Connect again, and go on where the lost connection stopped; as `loom_proxy.reading.Source.come_back`."""
+        self._sender.detach()
+        self._transport.close()
+        lost = time.monotonic()
+        self.events.add(Event("disconnected", {"url": self.url}))
+        try:
+            dialled = self._dial_again(lost)
+            self._attach(dialled.transport, dialled.welcome.received)
+            self._take_all(dialled.frames)
+        except LoomError as error:
+            self._fail(self._last_words or error)
+            return False
+        self.away = False
+        self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
+        return True
+
+    def _dial_again(self, lost: float) -> Dialled:
+        patience = self._address.patience
+        if patience is None:
+            patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
+        for delay in delays():
+            hello = Hello(
+                client=client_name(),
+                session=self.welcome.session,
+                mode=self.welcome.mode,
+                stream=self.welcome.stream,
+                received=self._stream.received,
+            )
+            if self._leaving.wait(delay):
+                raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
+            try:
+                return dial(self.url, self._address.token, hello, DIAL_TIMEOUT)
+            except TRANSIENT as error:
+                gone = self.gone()
+                if gone is not None:
+                    raise ConnectionLost(f"the connection to {self.url} broke: {gone}") from error
+                if time.monotonic() - lost > patience:
+                    raise ConnectionLost(
+                        f"the connection to {self.url} broke and was not made again within {patience:g} s: {error}"
+                    ) from error
+                logger.debug("connecting to %s again: %s", self.url, error)
+        raise AssertionError("unreachable")
+
+    def _attach(self, transport: WebSocketTransport, received: int) -> None:
+        self._transport = transport
+        self._heard, self._pinged = time.monotonic(), False
+        transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
+        self._sender.attach(transport, received)
+
+    def _take_all(self, frames: Sequence[bytes]) -> None:
+        for data in frames:
             for message in self._stream.receive(data):
                 if message.kind == Kind.REFUSE:
                     self._last_words = error_from_refusal(message)
@@ -382,8 +466,13 @@ class Connection:
 
     def leave(self, reason: str) -> None:
         """Close the connection; the session is not told to end."""
+        if self._error is None and not self.away:
+            self._sender.drain(LEAVE_TIMEOUT)
+            self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
+            self._sender.drain(LEAVE_TIMEOUT)
         with self._lock:
             self._error = SessionClosed(reason) if self._error is None else self._error
+        self._leaving.set()
         self._transport.close()
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join(5.0)

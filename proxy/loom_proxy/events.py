@@ -31,7 +31,9 @@ class Event:
     (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
     session is told of those before it, too.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
-    ``ended``: the connection is over; ``error`` says why.
+    ``disconnected``: the connection is lost and is being made again; ``details`` has ``url``.
+    ``resumed``: it has been made again, and nothing was lost; ``details`` has ``seconds``, how long that took.
+    ``ended``: the session cannot be used from here any more; ``error`` says why.
     """
 
     name: str

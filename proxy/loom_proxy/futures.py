@@ -230,8 +230,9 @@ class FutureProxy(Generic[R]):
         if not came:
             self._drop(gate.release)
             if self._unpack is None:
+                away = "; the connection is lost and is being made again" if self._connection.away else ""
                 raise WaitTimeout(
-                    f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
+                    f"no answer within {timeout:g} s; the operation goes on, and can be waited for again{away}"
                 )
 
     def _read(self, seconds: float) -> bool | None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent
+from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent, WrongArguments
 from loom.signatures import CallSignature
+from loom.wire.handshake import Hello
 from loom.wire.messages import Kind
-from loom_proxy.connection import Connection
+from loom_proxy.connection import Address, Connection
+from loom_proxy.dialling import client_name
 from loom_proxy.events import Event, FailureCallbacks, MeshFailure
 from loom_proxy.logs import LogLine
 from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
@@ -20,8 +22,11 @@ from loom_proxy.ports import Channel, Port, PortReceiver, open_jobs
 from loom_proxy.runs import RunHandle
 from loom_proxy.shape import Shape
 from loom_proxy.sync import SyncedFolders, SyncResult
+from loom_proxy.transport import normalise_url
 
 __all__ = ["Job", "JobState", "connect"]
+
+MODES = ("drive", "watch")
 
 ATTEMPTS = 3
 """Sessions that `connect` tries to open where the workers accept connections but do not answer."""
@@ -31,15 +36,32 @@ CLOSE_TIMEOUT = 15.0
 
 
 def connect(
-    url: str | None = None, token: str | None = None, session: str | None = None, *, timeout: float = 30.0
+    url: str | None = None,
+    token: str | None = None,
+    session: str | None = None,
+    *,
+    mode: str = "drive",
+    take_over: bool = False,
+    persist: bool = False,
+    timeout: float = 30.0,
+    reconnect_timeout: float | None = None,
 ) -> Job:
     """Open a session on a gateway, or attach to a living one.
+
+    A connection that is lost is made again by itself. Meanwhile `FutureProxy.get` takes longer, and calls wait to
+    be sent; each runs once, whatever becomes of the connections. `Job.events` tells of it.
 
     Args:
         url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``.
         token: default ``LOOM_TOKEN``.
         session: name of a living session to attach to; None opens a new one.
+        mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
+            and runs, and everything else raises `ReadOnlySession`.
+        take_over: put out the session's client, if it has one; it is told so.
+        persist: the session lives on without a client until it is closed, not only for the gateway's linger time.
         timeout: seconds to wait for the gateway to accept the connection.
+        reconnect_timeout: seconds for which a lost connection is tried again before it counts as lost; None: for as
+            long as the session can live without a client.
 
     Raises:
         InvalidAddress: there is no URL, or it is not one.
@@ -54,13 +76,19 @@ def connect(
     url = url or os.environ.get("LOOM_URL")
     if not url:
         raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
+    if mode not in MODES:
+        raise WrongArguments(f"mode is {mode!r}: give 'drive' or 'watch'")
+    if mode == "watch" and session is None:
+        raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
     token = token or os.environ.get("LOOM_TOKEN")
+    address = Address(normalise_url(url), token, reconnect_timeout)
+    hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
-            return Job(Connection.open(url, token, session, timeout), token, attached=session is not None)
+            return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return Job(Connection.open(url, token, session, timeout), token, attached=session is not None)
+    return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
 
 
 class JobState(NamedTuple):
@@ -279,7 +307,12 @@ class Job:
     # -- the end --------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End the session: its meshes are stopped on every host. Waits ``timeout`` seconds at most."""
+        """End the session: its meshes are stopped on every host. Waits ``timeout`` seconds at most.
+
+        A job that only watches leaves it as it is.
+        """
+        if self._connection.watching:
+            self.detach()
         if self._closed:
             return
         self._closed = True

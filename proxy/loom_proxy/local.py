@@ -66,6 +66,7 @@ def local(
         cluster.close()
         raise
     job._on_close(cluster.close)
+    job._connection.gone = cluster.gone
     return job
 
 
@@ -185,6 +186,13 @@ class LocalCluster:
                 raise LoomError(
                     f"{child.name} ended (exit code {child.ended.result()}); last output:\n{child.output}"
                 )
+
+    def gone(self) -> str | None:
+        """Why the cluster cannot be connected to any more; None while it runs."""
+        gateway = next(iter(self._children), None)
+        if gateway is None:
+            return "the cluster was closed"
+        return f"{gateway.name} ended (exit code {gateway.ended.result()})" if gateway.ended.done() else None
 
     def close(self) -> None:
         """End the gateway, then the workers with everything that runs on them. Again is harmless."""

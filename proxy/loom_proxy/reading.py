@@ -32,7 +32,14 @@ class Source(Protocol):
         """What to wait for; -1 if a thread cannot wait for it with `select.poll`."""
 
     def read(self, wait: bool) -> bool:
-        """Take in what has come, if need be after waiting for it; False when there will be no more."""
+        """Take in what has come, if need be after waiting a while for it; False when there will be no more."""
+
+    @property
+    def away(self) -> bool:
+        """Whether there is nothing to read from until `come_back`."""
+
+    def come_back(self) -> bool:
+        """Have something to read from again, after waiting for it; False when there never will be."""
 
 
 class Reading:
@@ -54,10 +61,14 @@ class Reading:
         self._resting = False
         self._wake = threading.Semaphore(0)
         self._over = False
-        self._poll: select.poll | None = None
-        if hasattr(select, "poll") and source.fileno() >= 0:
-            self._poll = select.poll()
-            self._poll.register(source.fileno(), select.POLLIN)
+        self._poll = self._poll_of_source()
+
+    def _poll_of_source(self) -> select.poll | None:
+        if not hasattr(select, "poll") or self._source.fileno() < 0:
+            return None
+        poll = select.poll()
+        poll.register(self._source.fileno(), select.POLLIN)
+        return poll
 
     def awaits(self, thing: object) -> None:
         """Somebody waits for a thing without reading: the reader thread is to read."""
@@ -72,8 +83,8 @@ class Reading:
     # -- a thread that waits --------------------------------------------------------------------------------
 
     def visit(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
-        """Read until something has arrived; False if it has not within ``seconds``, None if others read."""
-        if self._poll is None or self._awaited or self._over:
+        """Read until something has arrived; False if it has not within ``seconds``, None if others have to."""
+        if self._poll is None or self._awaited or self._over or self._source.away:
             return None
         with Uninterrupted() as held:
             if not self._turn.acquire(blocking=False):
@@ -85,11 +96,13 @@ class Reading:
                 self._visits += 1
                 self._turn.release()
 
-    def _read_until(self, arrived: Callable[[], bool], seconds: float, held: Uninterrupted) -> bool:
+    def _read_until(self, arrived: Callable[[], bool], seconds: float, held: Uninterrupted) -> bool | None:
         assert self._poll is not None
         deadline = time.monotonic() + seconds
         left = seconds
         while not arrived():
+            if self._source.away:
+                return None
             if self._over or left <= 0 or held.came:
                 return False
             if self._poll.poll(min(left, LOOK) * 1000):
@@ -110,7 +123,11 @@ class Reading:
         """Read whenever no other thread does, until the source ends: the body of the reader thread."""
         while not self._over:
             with self._turn:
-                self._read(wait=True)
+                if self._source.away:
+                    self._over = not self._source.come_back()
+                    self._poll = None if self._over else self._poll_of_source()
+                else:
+                    self._read(wait=True)
             if self._refused and not self._awaited:
                 self._refused = False
                 self._rest()

@@ -10,7 +10,8 @@ import json
 import secrets
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
@@ -31,12 +32,16 @@ from loom.sender import try_send
 from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME
 from loom.wire.messages import Buffer
+from loom.wire.stream import LENGTH
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 
 __all__ = ["PATH", "WebSocketTransport", "normalise_url"]
 
 PATH = "/ws/v1"
 """Path of the gateway's WebSocket."""
+
+LONGEST_WAIT = 5
+"""Seconds that `WebSocketTransport.receive` waits at most."""
 
 _RECEIVE = 256 << 10
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
@@ -95,6 +100,7 @@ class WebSocketTransport:
             sock.close()
             raise NotAGateway(f"{url} is not a Loom gateway: {error or type(error).__name__}") from error
         sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LONGEST_WAIT, 0))
         return transport
 
     @classmethod
@@ -134,13 +140,13 @@ class WebSocketTransport:
         """The binary messages that have come, perhaps none; None when the connection is over.
 
         Args:
-            wait: wait for something to come, if nothing has.
+            wait: wait for something to come, if nothing has, for `LONGEST_WAIT` seconds at most.
         """
         if self._protocol.close_expected():
             return None
         try:
             data = self._socket.recv(_RECEIVE, 0 if wait else socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return []
         except OSError:
             return None
@@ -167,6 +173,11 @@ class WebSocketTransport:
         if reply := b"".join(protocol.data_to_send()):  # a pong, or the answer to a close
             self.send_control(reply)
 
+    def ping(self) -> None:
+        """Have the other side say something."""
+        self._protocol.send_ping(b"")
+        self.send_control(b"".join(self._protocol.data_to_send()))
+
     def send_control(self, data: bytes) -> None:
         """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
         self._socket.sendall(data)
@@ -192,9 +203,9 @@ class WebSocketTransport:
         self._socket.close()
 
     @staticmethod
-    def encode(frame: Sequence[Buffer]) -> bytes:
+    def encode(frame: bytes) -> bytes:
         """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
-        data = b"".join(frame)
+        data = memoryview(frame)[LENGTH.size :]  # a message has its own length
         mask = secrets.token_bytes(4)
         return message_head(len(data), mask) + apply_mask(data, mask)
 

@@ -20,3 +20,8 @@ class Silence:
 
     def read(self, wait: bool) -> bool:
         raise AssertionError("nobody can read from this")
+
+    away = False
+
+    def come_back(self) -> bool:
+        raise AssertionError("it was never away")

@@ -13,8 +13,9 @@ import pytest
 
 from loom.wire.handshake import Welcome
 from loom.wire.messages import Kind
-from loom.wire.stream import Stream
-from loom_proxy.connection import Connection
+from loom.wire.stream import LENGTH, Stream
+from loom_proxy.connection import Address, Connection
+from loom_proxy.dialling import Dialled
 from loom_proxy.interrupts import Uninterrupted
 
 WATCHED = ("/loom/sender.py", "/loom/wire/", "/loom_proxy/connection.py", "/loom_proxy/interrupts.py")
@@ -33,8 +34,8 @@ class Wire:
         self.frames: list[bytes] = []
 
     @staticmethod
-    def encode(frame: Any) -> bytes:
-        return b"".join(frame)
+    def encode(frame: bytes) -> bytes:
+        return frame[LENGTH.size :]
 
     def try_send(self, data: Any) -> int:
         self.frames.append(bytes(data))
@@ -70,7 +71,7 @@ class SignalAt:
 
 def connection_over(wire: Wire) -> Connection:
     welcome = Welcome(session="s", workers=["a"], versions={}, next_id=1)
-    return Connection(wire, "ws://host/ws/v1", welcome, Stream())  # type: ignore[arg-type]
+    return Connection(Dialled(wire, welcome, []), Address("ws://host/ws/v1", None), Stream())  # type: ignore[arg-type]
 
 
 def test_an_interrupt_at_any_line_loses_no_message_and_no_frame() -> None:

@@ -45,6 +45,11 @@ class Bytes:
             self.changed.notify_all()
         return bool(data)
 
+    away = False
+
+    def come_back(self) -> bool:
+        raise AssertionError("it was never away")
+
     def has(self, byte: int) -> Callable[[], bool]:
         return lambda: byte in self.seen
 

@@ -127,6 +127,10 @@ class Operations:
         if not self._large_starts.take(message):
             self._start(message)
 
+    def read(self, message: Message) -> None:
+        """Start an operation of a client that only watches. By any thread."""
+        self._start(message)
+
     def _start(self, message: Message) -> None:
         started = time.perf_counter()
         try:

@@ -6,6 +6,7 @@ The laptop shows them without having to ask: see `loom_proxy.rank_states`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loom.wire.messages import Kind, Message
@@ -51,24 +52,28 @@ class Processes:
             self._tell_soon("processes_stopped", procs, rank)
         elif (procs, rank) not in self._lost:
             self._lost[procs, rank] = None
-            self._tell_lost(procs, rank)
+            self._send("process_lost", self._loss(procs, rank))
 
-    def tell_everything(self) -> None:
+    def tell_everything(self, send: Callable[[Message], None]) -> None:
         """Tell a client that has just come what those before it were told."""
         for procs, ranks in self._started.items():
-            self._send("processes_started", {"id": procs, "ranks": sorted(ranks)})
+            send(_event("processes_started", {"id": procs, "ranks": sorted(ranks)}))
         for procs, rank in self._lost:
-            self._tell_lost(procs, rank)
+            send(_event("process_lost", self._loss(procs, rank)))
 
     def _was_stopped(self, procs: int, rank: int) -> bool:
         meshes = self._session.meshes.of_procs(procs)
         return any(mesh.stopped and mesh.kind == "procs" and rank in mesh.ranks for mesh in meshes)
 
-    def _tell_lost(self, procs: int, rank: int) -> None:
+    def _loss(self, procs: int, rank: int) -> dict[str, Any]:
         meshes = self._session.meshes
         actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
         names = [entry.name for ident, entry in meshes.whole("procs") if ident == procs]
-        self._send("process_lost", {"mesh": names[0] if names else "", "id": procs, "rank": rank, "actors": actors})
+        return {"mesh": names[0] if names else "", "id": procs, "rank": rank, "actors": actors}
 
     def _send(self, name: str, details: dict[str, Any]) -> None:
-        self._session.send(Message(Kind.EVENT, 0, [name], [pack_texts(details)]))
+        self._session.send(_event(name, details))
+
+
+def _event(name: str, details: dict[str, Any]) -> Message:
+    return Message(Kind.EVENT, 0, [name], [pack_texts(details)])

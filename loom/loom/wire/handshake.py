@@ -118,6 +118,8 @@ class Welcome(_Body):
     """Versions of loom, torchmonarch and, where it is installed, torch in the cluster."""
     next_id: int = 1
     """The first id that the client may use."""
+    mode: str = "drive"
+    """As in `Hello`."""
     stream: str = ""
     """Name of the stream, for a `Hello` that resumes it."""
     linger: float = 0.0

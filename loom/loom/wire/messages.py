@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["ADVERBS", "Buffer", "Kind", "Message"]
+__all__ = ["ADVERBS", "READING", "Buffer", "Kind", "Message"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -158,6 +158,10 @@ ADVERBS = {
     "broadcast": Kind.BROADCAST,
 }
 """Monarch's messaging adverbs and the kind that carries each."""
+
+
+READING = frozenset({Kind.MESHES, Kind.RUNS, Kind.RUN_OUTPUT, Kind.RUN_RESULT, Kind.FLUSH_LOGS})
+"""What a client that only watches may ask."""
 
 
 class Message(NamedTuple):

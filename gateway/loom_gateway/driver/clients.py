@@ -1,0 +1,212 @@
+"""The clients of a session: one that drives, and any number that watch.
+
+A client is a stream of messages, which outlives the connections that carry it: one that is lost is followed by
+another, on which both sides send again what the other has not received. It ends when the client is put out or the
+session ends.
+
+Every id is chosen by the client that asks. So that the answers find it, the ids of each client that watches begin
+at a number of its own, far above those of the one that drives.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
+from loom.sender import FrameSender
+from loom.wire.handshake import Hello, refusal
+from loom.wire.messages import ADVERBS, Kind, Message
+from loom.wire.mux import OrderKey
+from loom.wire.stream import Stream
+from loom_gateway.driver.backlog import Backlog
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.connection import ClientConnection
+
+__all__ = ["Client", "Clients"]
+
+logger = logging.getLogger(__name__)
+
+WATCHER_IDS = 1 << 40
+"""How many ids each client has. Those of the n-th that watches begin at n times as many."""
+
+WATCHER_ROOM = 16 << 20
+"""Bytes that may wait for a client that watches, before it is put out: nobody else waits for it."""
+
+TURN_TIMEOUT = 20.0
+"""Seconds that a lost connection has to finish the operation that it is just starting."""
+
+NEWS = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
+"""What is told to every client."""
+
+_PASSED_ON = frozenset(ADVERBS.values())
+
+
+class Client:
+    """One client. Arguments: number 0 drives, others watch; ``start`` takes its operations in order."""
+
+    def __init__(self, number: int, mode: str, start: Callable[[Message], None]) -> None:
+        self.number = number
+        self.mode = mode
+        self.name = secrets.token_hex(16)
+        """By which its next connection knows it: nobody else can guess it."""
+        self.stream = Stream(in_pieces=_PASSED_ON)
+        self.sender = FrameSender(self.stream, "client-writer")
+        self.backlog = Backlog(start, self.stream.expects, self.sender.put)
+        self.turn = threading.Lock()
+        """Held by the thread that receives from the client's connection."""
+        self.connection: ClientConnection | None = None
+
+    @property
+    def first_id(self) -> int:
+        return self.number * WATCHER_IDS
+
+    def take_turn(self) -> None:
+        """Acquire `turn`, once a connection that was given up has finished what it is at."""
+        if not self.turn.acquire(timeout=TURN_TIMEOUT):
+            raise ProtocolMismatch(
+                "an operation that was being started when the connection was lost takes too long"
+            )
+
+    def end(self, why: LoomError) -> None:
+        """Tell the client why it is put out, and let go of it."""
+        connection = self.connection
+        if connection is not None:
+            connection.say_goodbye(refusal(why))
+            connection.give_up()
+        self.connection = None
+        self.sender.close()
+
+
+class Clients:
+    """The clients of one session.
+
+    Args:
+        start: takes the operations of the client that drives.
+        read: takes those of a client that watches.
+        left: called when a client that drove is let go of, because another has taken its place.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Message], None],
+        read: Callable[[Message], None],
+        left: Callable[[Client], None],
+    ) -> None:
+        self._start = start
+        self._read = read
+        self._left = left
+        self._admitting = threading.Lock()
+        self._driving: Client | None = None
+        self._watching: dict[int, Client] = {}
+        self._watchers = 0
+
+    # -- coming and going -----------------------------------------------------------------------------------
+
+    def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
+        """The client that a connection carries from now on, and whether it is a new one.
+
+        Raises:
+            SessionInUse: another client drives.
+            SessionTakenOver: the stream that is to be resumed has ended.
+        """
+        with self._admitting:
+            if hello.stream:
+                client = self._resumed(hello)
+                if client.connection is not None:
+                    client.connection.give_up()
+            elif hello.mode == "watch":
+                self._watchers += 1
+                client = self._watching[self._watchers] = Client(self._watchers, "watch", self._read)
+            else:
+                if self._driving is not None:
+                    self._put_out(self._driving, hello)
+                client = self._driving = Client(0, "drive", self._start)
+            client.connection = connection
+            return client, not hello.stream
+
+    def _resumed(self, hello: Hello) -> Client:
+        for client in self.all():
+            if secrets.compare_digest(client.name.encode(), hello.stream.encode()):
+                if client.mode != hello.mode:
+                    raise ProtocolMismatch(f"a client in mode {client.mode!r} came back in mode {hello.mode!r}")
+                return client
+        raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
+
+    def _put_out(self, client: Client, by: Hello) -> None:
+        if client.connection is not None and not by.take_over:
+            raise SessionInUse(
+                f"another client drives session {by.session!r}: close or detach it there first, take its place "
+                f"with take_over=True, or look on with mode='watch'"
+            )
+        client.end(SessionTakenOver("another client has taken the place of this one"))
+        client.take_turn()  # and never let go of: nobody receives from this client again
+        self._left(client)
+
+    def all(self) -> list[Client]:
+        """Every client, the one that drives first."""
+        watching = list(self._watching.copy().values())
+        return watching if self._driving is None else [self._driving, *watching]
+
+    @property
+    def connected(self) -> bool:
+        """Whether any client is connected."""
+        return any(client.connection is not None for client in self.all())
+
+    def say_goodbye(self, message: Message) -> None:
+        """Send every client that is connected what is queued for it, then a last message."""
+        for client in self.all():
+            if client.connection is not None:
+                client.connection.say_goodbye(message)
+
+    def disconnected(self, client: Client, connection: ClientConnection) -> None:
+        """Note that a connection of a client is gone; another may come."""
+        client.sender.detach(connection)
+        if client.connection is connection:
+            client.connection = None
+
+    # -- what is sent ---------------------------------------------------------------------------------------
+
+    def send_to(self, client: Client, message: Message) -> None:
+        """Send news to one client."""
+        if client.mode == "watch":
+            self._send_watcher(client, message)
+        else:
+            client.sender.put(message)
+
+    def send(self, message: Message, eager: bool = True, key: OrderKey = None) -> None:
+        """Send an answer to whoever asked, and news to everyone."""
+        if self._watching:
+            if message.kind in NEWS:
+                for watcher in self._watching.copy().values():
+                    self._send_watcher(watcher, message)
+            elif message.id >= WATCHER_IDS:
+                watcher_or_none = self._watching.get(message.id // WATCHER_IDS)
+                if watcher_or_none is not None:
+                    self._send_watcher(watcher_or_none, message)
+                return
+        client = self._driving
+        if client is None:
+            return
+        if eager:
+            client.sender.put(message, key)
+        else:
+            client.sender.gather(message)
+
+    def _send_watcher(self, client: Client, message: Message) -> None:
+        if client.stream.outbox.pending_bytes > WATCHER_ROOM:
+            logger.warning("client %d, which watches, does not take what it is sent, and is put out", client.number)
+            self._watching.pop(client.number, None)
+            client.end(WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches"))
+        else:
+            client.sender.put(message)
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        client = self._driving
+        if client is not None:
+            client.sender.flush()

@@ -1,0 +1,88 @@
+"""Connecting to a session: the transport and the first exchange on it, once or until it succeeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch
+from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
+from loom.wire.messages import Kind
+from loom.wire.stream import Stream, behind_length, unnumbered_frame
+from loom_proxy.transport import WebSocketTransport
+
+__all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
+
+TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost)
+"""What may be otherwise in a moment: the network is away, a gateway restarts, something else answers for it."""
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
+"""Seconds before the second attempt to connect again, and the most between two."""
+
+
+class Dialled(NamedTuple):
+    """A connection on which the session is open."""
+
+    transport: WebSocketTransport
+    welcome: Welcome
+    frames: list[bytes]
+    """What came right behind the welcome."""
+
+
+def dial(url: str, token: str | None, hello: Hello, timeout: float) -> Dialled:
+    """Connect to a gateway and say hello.
+
+    Args:
+        url: as `loom_proxy.transport.normalise_url` gives it.
+        timeout: seconds to wait for the gateway to accept the connection.
+
+    Raises:
+        GatewayUnreachable, NotAGateway, AuthenticationError: as `WebSocketTransport.open`.
+        ConnectionLost: the connection broke before there was an answer.
+        UnknownSession, SessionInUse: the session does not live, or has a client.
+        WorkerUnreachable: the gateway's workers do not answer.
+        ProtocolMismatch: the gateway speaks another major version.
+    """
+    transport = WebSocketTransport.open(url, token, timeout)
+    try:
+        try:
+            transport.send_all(transport.encode(behind_length(unnumbered_frame(hello.message()))))
+        except OSError as error:
+            raise ConnectionLost(f"{url} closed the connection during the handshake: {error}") from error
+        frames: list[bytes] = []
+        while not frames:
+            received = transport.receive()
+            if received is None:
+                raise ConnectionLost(f"{url} closed the connection during the handshake")
+            frames = received
+        (answer,) = Stream().receive(frames.pop(0))
+        if answer.kind == Kind.REFUSE:
+            raise error_from_refusal(answer)
+        if answer.kind != Kind.WELCOME:
+            raise ProtocolMismatch(f"{url} answered the hello with message {answer.kind}")
+        welcome = Welcome.from_body(answer.body)
+        check_protocol(welcome.protocol, ours="client", theirs="cluster")
+    except BaseException:
+        transport.close()
+        raise
+    return Dialled(transport, welcome, frames)
+
+
+def client_name() -> str:
+    """What this program says of itself in a `Hello`."""
+    from loom import __version__
+
+    return f"monarch-loom {__version__}"
+
+
+def delays() -> Iterator[float]:
+    """Seconds before each attempt to connect again: none, then more and more, each drawn at random below a bound.
+
+    At random, so that the clients of a gateway that comes back do not all come at once.
+    """
+    yield 0.0
+    bound = FIRST_DELAY
+    while True:
+        yield random.uniform(bound / 2, bound)
+        bound = min(2 * bound, LONGEST_DELAY)

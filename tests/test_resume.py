@@ -1,0 +1,289 @@
+"""A connection that is lost is made again, and nothing is lost or done twice."""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import loom
+from loom import Actor, endpoint
+from loom.sender import HIGH_WATER
+from loom_proxy.local import LocalCluster
+from tests.gate import Gate
+
+BOUND = 30.0
+
+
+class Tally(Actor):
+    """Counts, and tells when it has been asked."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    @endpoint
+    async def add(self, number: int) -> int:
+        self.numbers.append(number)
+        return len(self.numbers)
+
+    @endpoint
+    async def all(self) -> list[int]:
+        return self.numbers
+
+    @endpoint
+    async def echo(self, value: Any) -> Any:
+        return value
+
+
+@contextmanager
+def through(gate: Gate, cluster: LocalCluster, **options: Any) -> Iterator[loom.Job]:
+    job = loom.connect(f"ws://127.0.0.1:{gate.port}", cluster.token, **options)
+    try:
+        yield job
+    finally:
+        gate.open()
+        job.close()
+
+
+@pytest.fixture
+def gate(cluster: LocalCluster) -> Iterator[Gate]:
+    port = urlsplit(cluster.url).port
+    assert port is not None
+    with Gate(port) as gate:
+        yield gate
+
+
+@pytest.fixture
+def far_job(gate: Gate, cluster: LocalCluster) -> Iterator[loom.Job]:
+    with through(gate, cluster) as job:
+        yield job
+
+
+def await_event(job: loom.Job, name: str, count: int = 1) -> list[loom.Event]:
+    """The events of a session up to the n-th of a name."""
+    seen = []
+    for event in job.events(timeout=BOUND):
+        seen.append(event)
+        count -= event.name == name
+        if not count:
+            return seen
+    raise AssertionError(f"no event {name!r} in {seen}")
+
+
+def tally(job: loom.Job) -> Any:
+    return job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}, name="procs").spawn("tally", Tally)
+
+
+def test_a_call_after_a_cut_goes_over_the_next_connection(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+    assert actor.add.call_one(1).get(BOUND) == 1
+
+    gate.cut()
+    await_event(far_job, "resumed")
+
+    assert actor.add.call_one(2).get(BOUND) == 2
+    names = [event.name for event in await_event(far_job, "resumed")]
+    assert names.count("disconnected") == names.count("resumed") == 1
+
+
+def test_what_is_asked_while_the_network_is_away_waits_and_runs_once(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+    actor.add.call_one(0).get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+
+    futures = [actor.add.call_one(number) for number in range(1, 50)]
+    with pytest.raises(loom.WaitTimeout, match="connection is lost"):
+        futures[0].get(timeout=0.1)
+    assert gate.knocked.wait(BOUND)
+    gate.open()
+
+    assert [future.get(BOUND) for future in futures] == list(range(2, 51))
+    assert actor.all.call_one().get(BOUND) == list(range(50))
+
+
+def test_a_get_that_waits_while_the_connection_is_cut_gets_its_answer(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+    answers: list[int] = []
+    for number in range(20):
+        future = actor.add.call_one(number)
+        waiting = threading.Thread(target=lambda future=future: answers.append(future.get(BOUND)))
+        waiting.start()
+        gate.cut()
+        waiting.join(BOUND)
+
+    assert answers == list(range(1, 21))
+    assert actor.all.call_one().get(BOUND) == list(range(20))
+
+
+def test_a_large_argument_and_its_result_survive_cuts_in_the_middle(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+    sent = bytes(range(256)) * (48 << 12)  # 48 MiB
+    future = actor.echo.call_one(sent)
+    while not future.timing:
+        gate.cut()
+        try:
+            future.get(timeout=0.05)
+        except loom.WaitTimeout:
+            gate.knocked.wait(0.2)
+
+    assert future.get(BOUND) == sent
+
+
+def test_an_awaited_future_survives_a_cut(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+
+    async def ask() -> list[int]:
+        future = actor.add.call_one(1).as_asyncio()
+        gate.cut()
+        return [await future, await actor.add.call_one(2)]
+
+    assert asyncio.run(asyncio.wait_for(ask(), BOUND)) == [1, 2]
+
+
+def test_a_caller_waits_where_too_much_is_kept_for_a_network_that_is_away(gate: Gate, far_job: loom.Job) -> None:
+    actor = tally(far_job)
+    actor.add.call_one(0).get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    pieces = 2 * HIGH_WATER >> 22
+    calls: list[Any] = []
+
+    def call() -> None:
+        for number in range(pieces):
+            calls.append(actor.echo.call_one(bytes([number]) * (4 << 20)))
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    calling.join(2.0)
+    assert calling.is_alive()
+    assert len(calls) < pieces
+    gate.open()
+    calling.join(BOUND)
+
+    assert [future.get(BOUND)[0] for future in calls] == list(range(pieces))
+
+
+def test_a_network_that_does_not_come_back_is_given_up_in_time(gate: Gate, cluster: LocalCluster) -> None:
+    with through(gate, cluster, reconnect_timeout=0.3) as job:
+        tally(job).all.call_one().get(BOUND)
+        gate.shut()
+        error = await_event(job, "ended")[-1].error
+        assert isinstance(error, loom.ConnectionLost)
+        assert "not made again within 0.3 s" in str(error)
+        with pytest.raises(loom.ConnectionLost):
+            tally(job)
+        session = job.session
+    with loom.connect(cluster.url, cluster.token, session=session) as job:
+        assert "tally" in job.meshes
+
+
+def test_leaving_while_the_network_is_away_takes_no_time(
+    gate: Gate, far_job: loom.Job, cluster: LocalCluster
+) -> None:
+    actor = tally(far_job)
+    actor.add.call_one(1).get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    pending = actor.add.call_one(2)
+
+    far_job.detach()
+
+    with pytest.raises(loom.LoomError):
+        pending.get(BOUND)
+    with loom.connect(cluster.url, cluster.token, session=far_job.session) as job:
+        assert job.meshes["tally"].add.call_one(3).get(BOUND) == 2
+
+
+def test_a_session_that_ended_meanwhile_is_said_to_be_lost(
+    gate: Gate, far_job: loom.Job, cluster: LocalCluster
+) -> None:
+    actor = tally(far_job)
+    actor.add.call_one(1).get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    with loom.connect(cluster.url, cluster.token, session=far_job.session):
+        pass  # which closes it
+    gate.open()
+
+    with pytest.raises((loom.UnknownSession, loom.SessionLost)):
+        actor.add.call_one(2).get(BOUND)
+
+
+# -- other clients of the session ---------------------------------------------------------------------------
+
+
+def test_a_client_that_takes_the_session_over_puts_the_other_out(job: loom.Job, cluster: LocalCluster) -> None:
+    actor = tally(job)
+    actor.add.call_one(1).get(BOUND)
+    with pytest.raises(loom.SessionInUse, match="take_over=True"):
+        loom.connect(cluster.url, cluster.token, session=job.session)
+
+    with loom.connect(cluster.url, cluster.token, session=job.session, take_over=True) as other:
+        assert isinstance(await_event(job, "ended")[-1].error, loom.SessionTakenOver)
+        with pytest.raises(loom.SessionTakenOver):
+            actor.add.call_one(2).get(BOUND)
+        assert other.meshes["tally"].add.call_one(3).get(BOUND) == 2
+
+
+def test_a_client_that_was_away_finds_that_another_has_taken_its_place(
+    gate: Gate, far_job: loom.Job, cluster: LocalCluster
+) -> None:
+    actor = tally(far_job)
+    actor.add.call_one(1).get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    with loom.connect(cluster.url, cluster.token, session=far_job.session) as other:
+        gate.open()
+        with pytest.raises(loom.SessionTakenOver):
+            actor.add.call_one(2).get(BOUND)
+        assert other.meshes["tally"].all.call_one().get(BOUND) == [1]
+
+
+def test_a_client_that_watches_sees_everything_and_changes_nothing(job: loom.Job, cluster: LocalCluster) -> None:
+    actor = tally(job)
+    actor.add.call_one(1).get(BOUND)
+    watching = loom.connect(cluster.url, cluster.token, session=job.session, mode="watch")
+    try:
+        seen = watching.meshes["tally"]
+        with pytest.raises(loom.ReadOnlySession, match="watch"):
+            seen.add.call_one(2).get(BOUND)
+        run = job.run(_say, "hello", detach=True, name="said")
+        assert run.result(BOUND) == "hello"
+        assert watching.runs()["said"].result(BOUND) == "hello"
+        assert actor.all.call_one().get(BOUND) == [1]
+    finally:
+        watching.close()
+    assert actor.add.call_one(2).get(BOUND) == 2
+
+
+def test_two_that_watch_get_their_own_answers(job: loom.Job, cluster: LocalCluster) -> None:
+    tally(job).all.call_one().get(BOUND)
+    watching = [loom.connect(cluster.url, cluster.token, session=job.session, mode="watch") for _ in range(2)]
+    try:
+        assert [sorted(one.meshes) for one in watching] == [["procs", "tally"]] * 2
+        job.close()
+        for one in watching:
+            assert any(event.name == "ended" for event in one.events(BOUND))
+    finally:
+        for one in watching:
+            one.detach()
+
+
+@pytest.mark.parametrize(("options", "text"), [({"mode": "look"}, "'look'"), ({"mode": "watch"}, "needs session")])
+def test_a_mode_that_makes_no_sense_is_refused(cluster: LocalCluster, options: Any, text: str) -> None:
+    with pytest.raises(loom.WrongArguments, match=text):
+        loom.connect(cluster.url, cluster.token, **options)
+
+
+def _say(text: str) -> str:
+    return text
