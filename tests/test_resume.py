@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import loom
-from loom import Actor, endpoint
+from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.sender import HIGH_WATER
+from loom.wire.messages import Kind
 from loom_proxy.local import LocalCluster
 from tests.gate import Gate
 
@@ -23,12 +24,10 @@ BOUND = 30.0
 
 
 class Tally(Actor):
-    """Counts, and tells when it has been asked."""
+    """Keeps the numbers that it is given."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self.asked = asyncio.Event()
-        self.released = asyncio.Event()
 
     @endpoint
     async def add(self, number: int) -> int:
@@ -42,6 +41,26 @@ class Tally(Actor):
     @endpoint
     async def echo(self, value: Any) -> Any:
         return value
+
+
+class Slow(Actor):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    @concurrent_endpoint
+    async def hold(self, value: str) -> str:
+        await self.released.wait()
+        return f"{value}{current_rank().rank}"
+
+    @concurrent_endpoint
+    async def ready(self) -> bool:
+        return True
+
+    @concurrent_endpoint
+    async def release(self) -> None:
+        self.released.set()
 
 
 @contextmanager
@@ -217,6 +236,47 @@ def test_a_session_that_ended_meanwhile_is_said_to_be_lost(
 
     with pytest.raises((loom.UnknownSession, loom.SessionLost)):
         actor.add.call_one(2).get(BOUND)
+
+
+def test_answers_that_a_program_left_behind_are_found_by_the_next(job: loom.Job, cluster: LocalCluster) -> None:
+    hosts = job.hosts.spawn_procs(per_host={"gpus": 1}, name="procs").spawn("slow", Slow)
+    one = hosts.slice(hosts=1)
+    one.hold.call_one("a")
+    hosts.hold.call("b")
+    list(hosts.hold.stream("c"))
+    assert hosts.ready.call().get(BOUND)
+    job.detach()
+
+    with loom.connect(cluster.url, cluster.token, session=job.session) as other:
+        found = other.undelivered()
+        assert [(call.mesh, call.endpoint, call.adverb) for call in found] == [
+            ("slow", "hold", adverb) for adverb in ("call_one", "call", "stream")
+        ]
+        futures = [call.futures for call in found]
+        other.meshes["slow"].release.call().get(BOUND)
+        assert futures[0][0].get(BOUND) == "a0"  # the only one of its slice
+        assert futures[1][0].get(BOUND).values() == ["b0", "b1"]
+        assert sorted(future.get(BOUND) for future in futures[2]) == ["c0", "c1"]
+        assert other.undelivered() == []
+
+
+def test_an_answer_that_was_on_its_way_when_the_program_died_is_kept(
+    gate: Gate, far_job: loom.Job, cluster: LocalCluster
+) -> None:
+    actors = far_job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("slow", Slow)
+    actors.hold.call_one("a")
+    actors.ready.call_one().get(BOUND)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    with loom.connect(cluster.url, cluster.token, session=far_job.session) as other:
+        other.meshes["slow"].release.call_one().get(BOUND)
+        other.meshes["slow"].ready.call_one().get(BOUND)
+        other.detach()
+    with loom.connect(cluster.url, cluster.token, session=far_job.session) as other:
+        (call,) = [call for call in other.undelivered() if call.endpoint == "hold"]
+        assert call.future.get(BOUND) == "a0"
+        with pytest.raises(loom.OperationFailed, match="collected already"):
+            other._connection.ask(Kind.COLLECT, (call._ident,)).get(BOUND)
 
 
 # -- other clients of the session ---------------------------------------------------------------------------

@@ -132,25 +132,37 @@ class FrameSender:
 
     # -- sending --------------------------------------------------------------------------------------------
 
-    def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> None:
-        """Send a message; one that is not ``eager`` may be gathered with those that follow it."""
+    def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> bool:
+        """Send a message; one that is not ``eager`` may be gathered with those that follow it.
+
+        False once the sender is closed.
+        """
         with self._lock:
+            if self._closed:
+                return False
             outbox = self._stream.outbox
             outbox.put(message, key)
             pending = outbox.pending_bytes
             if pending <= INLINE and (eager or len(outbox) >= GATHER):
                 self._pump()
-                return
+                return True
             if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
                 self._room.clear()
             self._wake_writer()
+            return True
 
-    def gather(self, message: Message) -> None:
-        """Queue a message that has no order key, to be sent by the `flush` that the caller promises to make."""
+    def gather(self, message: Message) -> bool:
+        """Queue a message that has no order key, to be sent by the `flush` that the caller promises to make.
+
+        False once the sender is closed.
+        """
         with self._lock:
+            if self._closed:
+                return False
             self._stream.outbox.put(message)
             if self._stream.outbox.pending_bytes > INLINE:
                 self._wake_writer()
+            return True
 
     def withdraw(self, ident: int) -> bool:
         """Take back the message with an id; False if it has left, or begun to."""

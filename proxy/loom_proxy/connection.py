@@ -317,11 +317,16 @@ class Connection:
 
     def _still_there(self) -> bool:
         """Whether to go on waiting for the other side, which has been silent for a while."""
+        if self._stream.untold:
+            self._acknowledge()
         silence = time.monotonic() - self._heard
         if silence > PING_AFTER and not self._pinged:
             self._pinged = True
             self._transport.ping()
         return silence < SILENCE
+
+    def _acknowledge(self) -> None:
+        self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
 
     def come_back(self) -> bool:
         """Connect again, and go on where the lost connection stopped; as `loom_proxy.reading.Source.come_back`."""
@@ -468,7 +473,7 @@ class Connection:
         """Close the connection; the session is not told to end."""
         if self._error is None and not self.away:
             self._sender.drain(LEAVE_TIMEOUT)
-            self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
+            self._acknowledge()
             self._sender.drain(LEAVE_TIMEOUT)
         with self._lock:
             self._error = SessionClosed(reason) if self._error is None else self._error

@@ -23,6 +23,7 @@ from loom_proxy.runs import RunHandle
 from loom_proxy.shape import Shape
 from loom_proxy.sync import SyncedFolders, SyncResult
 from loom_proxy.transport import normalise_url
+from loom_proxy.undelivered import UndeliveredCall, undelivered_calls
 
 __all__ = ["Job", "JobState", "connect"]
 
@@ -259,6 +260,14 @@ class Job:
         `run` is not among them. Of two with one name it is the one that is going, else the newer.
         """
         return self._connection.runs.listed()
+
+    def undelivered(self) -> list[UndeliveredCall]:
+        """Calls of earlier clients of this session whose answers none of them has received, oldest first.
+
+        Such a call may still be going. The driver keeps its answer, unless more than 256 MiB of them come together.
+        An answer that had just arrived when its program ended may be among them.
+        """
+        return undelivered_calls(self._connection)
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port for this session: what is sent to it comes to this program. See `loom.Channel.open`.

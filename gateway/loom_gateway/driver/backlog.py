@@ -34,7 +34,7 @@ class Backlog:
     """
 
     def __init__(
-        self, start: Callable[[Message], None], expects: Callable[[int], bool], answer: Callable[[Message], None]
+        self, start: Callable[[Message], None], expects: Callable[[int], bool], answer: Callable[[Message], object]
     ) -> None:
         self._start = start
         self._expects = expects

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
@@ -43,15 +43,24 @@ TURN_TIMEOUT = 20.0
 NEWS = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
 """What is told to every client."""
 
+ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
+
 _PASSED_ON = frozenset(ADVERBS.values())
 
 
 class Client:
-    """One client. Arguments: number 0 drives, others watch; ``start`` takes its operations in order."""
+    """One client.
 
-    def __init__(self, number: int, mode: str, start: Callable[[Message], None]) -> None:
+    Args:
+        number: 0 drives, the others watch.
+        first_id: the first id that it may use.
+        start: takes its operations in order.
+    """
+
+    def __init__(self, number: int, first_id: int, start: Callable[[Message], None]) -> None:
         self.number = number
-        self.mode = mode
+        self.first_id = first_id
+        self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)
         """By which its next connection knows it: nobody else can guess it."""
         self.stream = Stream(in_pieces=_PASSED_ON)
@@ -60,10 +69,6 @@ class Client:
         self.turn = threading.Lock()
         """Held by the thread that receives from the client's connection."""
         self.connection: ClientConnection | None = None
-
-    @property
-    def first_id(self) -> int:
-        return self.number * WATCHER_IDS
 
     def take_turn(self) -> None:
         """Acquire `turn`, once a connection that was given up has finished what it is at."""
@@ -88,18 +93,25 @@ class Clients:
     Args:
         start: takes the operations of the client that drives.
         read: takes those of a client that watches.
-        left: called when a client that drove is let go of, because another has taken its place.
+        left: called when a client that drove is let go of because another takes its place, with the messages
+            that it has not received.
+        orphan: takes an answer to a client that was let go of.
+        next_id: the first id that the next client that drives may use.
     """
 
     def __init__(
         self,
         start: Callable[[Message], None],
         read: Callable[[Message], None],
-        left: Callable[[Client], None],
+        left: Callable[[Sequence[Message]], None],
+        orphan: Callable[[Message], None],
+        next_id: Callable[[], int],
     ) -> None:
         self._start = start
         self._read = read
         self._left = left
+        self._orphan = orphan
+        self._next_id = next_id
         self._admitting = threading.Lock()
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
@@ -121,11 +133,12 @@ class Clients:
                     client.connection.give_up()
             elif hello.mode == "watch":
                 self._watchers += 1
-                client = self._watching[self._watchers] = Client(self._watchers, "watch", self._read)
+                first_id = self._watchers * WATCHER_IDS + 1
+                client = self._watching[self._watchers] = Client(self._watchers, first_id, self._read)
             else:
                 if self._driving is not None:
                     self._put_out(self._driving, hello)
-                client = self._driving = Client(0, "drive", self._start)
+                client = self._driving = Client(0, self._next_id(), self._start)
             client.connection = connection
             return client, not hello.stream
 
@@ -145,7 +158,9 @@ class Clients:
             )
         client.end(SessionTakenOver("another client has taken the place of this one"))
         client.take_turn()  # and never let go of: nobody receives from this client again
-        self._left(client)
+        while client.backlog.start_some():
+            pass
+        self._left(client.stream.abandon())
 
     def all(self) -> list[Client]:
         """Every client, the one that drives first."""
@@ -192,10 +207,10 @@ class Clients:
         client = self._driving
         if client is None:
             return
-        if eager:
-            client.sender.put(message, key)
-        else:
-            client.sender.gather(message)
+        if message.kind in ANSWERS and message.id < client.first_id:
+            self._orphan(message)
+        elif not (client.sender.put(message, key) if eager else client.sender.gather(message)):
+            self._orphan(message)  # it is just being put out
 
     def _send_watcher(self, client: Client, message: Message) -> None:
         if client.stream.outbox.pending_bytes > WATCHER_ROOM:

@@ -58,6 +58,12 @@ class Meshes:
         """Note that the mesh of this id could not be made; whatever names it fails with the same cause."""
         self._entries[ident] = Entry(kind, name, None, ident, failure)
 
+    @staticmethod
+    def shape(entry: Entry) -> tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]:
+        """Labels, offset, sizes and strides of a mesh."""
+        mesh, slice_ = entry.mesh, entry.mesh._ndslice
+        return tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides)
+
     def root(self, ident: int) -> int:
         """The id of the whole mesh that the mesh of an id is a part of; the id itself if there is no such mesh."""
         entry = self._entries.get(ident)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.errors import LoomError, ProtocolMismatch, SupervisionError
@@ -30,8 +31,9 @@ from loom_gateway.driver.runs import Runs
 from loom_gateway.driver.spawns import Spawns
 from loom_gateway.driver.sync import Syncs
 from loom_gateway.driver.translations import TRANSLATIONS
+from loom_gateway.driver.undelivered import Undelivered
 
-__all__ = ["Handler", "Operations"]
+__all__ = ["Asked", "Handler", "Operations"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,13 @@ Handler: TypeAlias = Callable[[Message, float], None]
 """Starts an operation, given its message and when it came (``time.perf_counter``)."""
 
 _SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
+
+
+Asked: TypeAlias = tuple[int, Sequence[Any]]
+"""Kind and body of the message that asked for an operation."""
+
+REMEMBERED = 1 << 14
+"""Operations whose answers have been sent that are remembered, for clients that may not have received them."""
 
 
 class Send(Protocol):
@@ -61,6 +70,7 @@ class _Pending(NamedTuple):
     """The mesh that was called."""
     convert: Callable[[Any], Any] | None
     """Makes what travels of what Monarch's future gives."""
+    asked: Asked
 
 
 class Operations:
@@ -97,6 +107,7 @@ class Operations:
         self.gatherer = Gatherer(loop, flush)
         self.answers = Answers(loop, self.answer, self.gatherer)
         self._pending: dict[Key, _Pending] = {}
+        self._answered: deque[tuple[int, Asked]] = deque(maxlen=REMEMBERED)
         self._gone: set[tuple[int, int]] = set()
         self.lost_hosts: set[int] = set()
         """Numbers of the worker hosts that are gone."""
@@ -111,6 +122,7 @@ class Operations:
         """Takes what is printed."""
         self.runs = Runs(self)
         self.syncs = Syncs(self)
+        self.undelivered = Undelivered(self)
         self._handlers: dict[int, Handler] = {
             **self.syncs.handlers,
             **Spawns(self).handlers,
@@ -118,6 +130,7 @@ class Operations:
             **self.calls.handlers,
             **logs.handlers,
             **self.runs.handlers,
+            **self.undelivered.handlers,
         }
 
     def start(self, message: Message) -> None:
@@ -171,7 +184,7 @@ class Operations:
     ) -> Key:
         """Note that an operation will be answered, or fail when a process of ``entry`` is gone."""
         key = (message.id, index)
-        pending = self._pending[key] = _Pending(started, entry, convert)
+        pending = self._pending[key] = _Pending(started, entry, convert, (message.kind, message.body))
         if entry is not None and self._gone and self._death(entry) is not None:
             self.loop.call_soon_threadsafe(self.loop.call_later, GRACE, self._fail_if_pending, key, pending, entry)
         return key
@@ -186,12 +199,31 @@ class Operations:
         if pending is None:  # it was failed because a process is gone
             return
         ident, index = key
+        self._answered.append((ident, pending.asked))
         if error is not None:
             self.fail(ident, pending.started, error, index, eager)
             return
         if pending.convert is not None:
             value = pending.convert(value)
         self.succeed(ident, pending.started, value, index, eager)
+
+    def note_asked(self, ident: int, asked: Asked) -> None:
+        """Remember an operation whose answers are sent."""
+        self._answered.append((ident, asked))
+
+    def answered(self) -> dict[int, Asked]:
+        """The operations of which some answer has been sent, as far back as they are remembered."""
+        return dict(self._answered.copy())
+
+    def pending(self) -> dict[Key, Asked]:
+        """Every answer that is expected."""
+        return {key: pending.asked for key, pending in self._pending.copy().items()}
+
+    def client_left(self, unsent: Sequence[Message]) -> None:
+        """Note that a client has been let go of, and what it has not received."""
+        self.runs.new_client()
+        self.ports.client_gone()
+        self.undelivered.client_left(unsent)
 
     # -- processes that are gone ----------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class DriverServer:
         self._log_spool = log_spool
         self._operations: Operations | None = None
         self._opening = threading.Lock()
-        self._clients = Clients(self._take, self._take_reading, self._left)
+        self._clients = Clients(self._take, self._take_reading, self._left, self._orphan, self._next_id)
         self._ending: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
@@ -134,13 +134,12 @@ class DriverServer:
 
     def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
         """What to answer a client."""
-        assert self._operations is not None
         return Welcome(
             session=session,
             workers=self._workers,
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
-            next_id=client.first_id + 1 if client.number else self._operations.highest_id + 1,
+            next_id=client.first_id,
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
@@ -169,11 +168,18 @@ class DriverServer:
             error = ReadOnlySession("this client watches the session: attach with mode='drive' to change something")
             self._operations.fail(message.id, time.perf_counter(), error)
 
-    def _left(self, client: Client) -> None:
-        """A client that drove has been put out."""
+    def _left(self, unsent: Sequence[Message]) -> None:
+        """A client that drove has been let go of, and has not received these."""
         if self._operations is not None:
-            self._operations.runs.new_client()
-            self._operations.ports.client_gone()
+            self._operations.client_left(unsent)
+
+    def _orphan(self, message: Message) -> None:
+        """An answer has come for a client that was let go of."""
+        if self._operations is not None:
+            self._operations.undelivered.take(message)
+
+    def _next_id(self) -> int:
+        return 1 if self._operations is None else self._operations.highest_id + 1
 
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection is gone; the session goes on, and the client may come back."""

@@ -95,8 +95,7 @@ class Spawns:
             if entry.cls is not None:
                 described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
             class_name = entry.cls.__name__ if entry.cls is not None else ""
-            mesh, slice_ = entry.mesh, entry.mesh._ndslice
-            shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
+            shape = self._session.meshes.shape(entry)
             listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
         self._session.succeed(message.id, started, listed)
 

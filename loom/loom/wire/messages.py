@@ -47,6 +47,13 @@ class Kind(enum.IntEnum):
     """The host of a single process, as a host mesh. Body: ``[proc mesh]``."""
     STOP_HOSTS = 24
     """Stop every process of the session on all hosts; the hosts stay. Body: ``[]``."""
+    UNDELIVERED = 26
+    """List the calls of earlier clients whose answers none has received. Body: ``[]``.
+
+    Result: a list of ``(operation, mesh's name, endpoint, adverb, (labels, offset, sizes, strides), answers)``.
+    """
+    COLLECT = 28
+    """Answer as such a call does, when it does. Body: ``[operation]``."""
     FORGET = 27
     """Let go of meshes that came in results and of their parts; nobody names them any more. Body: ``[mesh, …]``."""
     # An endpoint is given by its name; a method that `as_endpoint` makes one as ``name()``, or ``name(port)`` if it

@@ -11,9 +11,10 @@ What is kept is bounded by `WINDOW`: when that is full nothing new is sent until
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import decode_frame, encode_frame
@@ -94,6 +95,11 @@ class Stream:
         return self.received - self._told >= ACK_FRAMES or self._untold_bytes >= ACK_BYTES
 
     @property
+    def untold(self) -> bool:
+        """Whether anything has come of which the other side has not been told."""
+        return self.received > self._told
+
+    @property
     def ready(self) -> bool:
         """Whether there is a `next_frame`."""
         return bool(self._again) or self.ack_due or (bool(self.outbox) and self.kept_bytes < WINDOW)
@@ -141,6 +147,25 @@ class Stream:
         while self.acknowledged < number:  # frames that are sent again carry old numbers
             self._bytes_acknowledged += len(self._kept.popleft())
             self.acknowledged += 1
+
+    def abandon(self) -> list[Message]:
+        """What the other side has not received, as far as it is still here whole; nothing more may be sent."""
+        inbox = Inbox(MAX_MESSAGE)
+        left: list[Message] = []
+
+        def collect(messages: Iterable[Message]) -> None:
+            for message in messages:
+                with contextlib.suppress(ProtocolMismatch):  # a chunk whose first ones were received
+                    complete = inbox.receive(message)
+                    if complete is not None:
+                        left.append(complete)
+
+        for frame in self._kept:
+            collect(decode_frame(memoryview(frame)[LENGTH.size :]).messages)
+        self._kept.clear()
+        while messages := self.outbox.next_frame():
+            collect(messages)
+        return left
 
     # -- receiving ------------------------------------------------------------------------------------------
 
