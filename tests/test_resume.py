@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,8 +20,10 @@ import loom
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.sender import HIGH_WATER
 from loom.wire.messages import Kind
+from loom_gateway.driver.clients import AWAY_CROWD
 from loom_proxy.local import LocalCluster
 from tests.gate import Gate
+from tests.test_failures import driver_pid
 
 BOUND = 30.0
 
@@ -41,6 +46,13 @@ class Tally(Actor):
     @endpoint
     async def echo(self, value: Any) -> Any:
         return value
+
+    @endpoint
+    async def make(self, number: int, size: int, when: str) -> bytes:
+        """So many bytes, as soon as there is a file of that name."""
+        while not await asyncio.to_thread(os.path.exists, when):  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+        return bytes([number]) * size
 
 
 class Slow(Actor):
@@ -190,6 +202,36 @@ def test_a_caller_waits_where_too_much_is_kept_for_a_network_that_is_away(gate: 
     calling.join(BOUND)
 
     assert [future.get(BOUND)[0] for future in calls] == list(range(pieces))
+
+
+def test_results_beyond_the_bound_wait_on_the_disk(
+    gate: Gate, far_job: loom.Job, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    actor = tally(far_job)
+    count = 24
+    go = tmp_path / "go"
+    asked = [actor.make.call_one(number, 8 << 20, str(go)) for number in range(count)]
+    far_job.flush_logs(BOUND)  # the calls have been started
+    driver = driver_pid(cluster, far_job)
+    gate.shut()
+    await_event(far_job, "disconnected")
+    go.touch()
+    deadline = time.monotonic() + BOUND
+    while len(maps(driver)) < count - 2 * AWAY_CROWD // (8 << 20):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    gate.open()
+
+    for number, future in enumerate(asked):
+        value = future.get(BOUND)
+        assert (len(value), value[0]) == (8 << 20, number)
+    assert not maps(driver)
+
+
+def maps(pid: int) -> list[str]:
+    """The files without a name that a process has in its memory."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if "/tmp/" in line and line.endswith("(deleted)")]
 
 
 def test_a_network_that_does_not_come_back_is_given_up_in_time(gate: Gate, cluster: LocalCluster) -> None:

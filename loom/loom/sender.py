@@ -15,7 +15,7 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import WINDOW, Stream
 
-__all__ = ["COPIED", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
+__all__ = ["COPIED", "HIGH_WATER", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
 
 GATHER = 64
 """Messages that are gathered at most before they are sent."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
-from loom.sender import FrameSender
+from loom.sender import HIGH_WATER, FrameSender
 from loom.wire.handshake import Hello, refusal
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom.wire.stream import Stream
 from loom_gateway.driver.backlog import Backlog
+from loom_gateway.driver.parking import PARKED_FROM, parked
 
 if TYPE_CHECKING:
     from loom_gateway.driver.connection import ClientConnection
@@ -36,6 +37,9 @@ WATCHER_IDS = 1 << 40
 
 WATCHER_ROOM = 16 << 20
 """Bytes that may wait for a client that watches, before it is put out: nobody else waits for it."""
+
+CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
+"""Bytes that may wait in memory for a client that is connected, and for one that is away."""
 
 TURN_TIMEOUT = 20.0
 """Seconds that a lost connection has to finish the operation that it is just starting."""
@@ -69,6 +73,11 @@ class Client:
         self.turn = threading.Lock()
         """Held by the thread that receives from the client's connection."""
         self.connection: ClientConnection | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be sent that large answers are better off on the disk."""
+        return self.stream.outbox.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
 
     def take_turn(self) -> None:
         """Acquire `turn`, once a connection that was given up has finished what it is at."""
@@ -209,7 +218,10 @@ class Clients:
             return
         if message.kind in ANSWERS and message.id < client.first_id:
             self._orphan(message)
-        elif not (client.sender.put(message, key) if eager else client.sender.gather(message)):
+            return
+        if message.parts and message.size >= PARKED_FROM and client.crowded:
+            message = parked(message)
+        if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
             self._orphan(message)  # it is just being put out
 
     def _send_watcher(self, client: Client, message: Message) -> None:

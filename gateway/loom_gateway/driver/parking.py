@@ -1,0 +1,59 @@
+"""Large answers that nobody takes for now wait on the disk.
+
+The results of calls that had been started when their client went away, or that it is slow to take, would fill the
+driver's memory. So from a bound on they are written to a file, and read from there when they are sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import IO
+
+from loom.wire.messages import Buffer, Message
+from loom.wire.mux import Pieces
+
+__all__ = ["PARKED_FROM", "parked"]
+
+logger = logging.getLogger(__name__)
+
+PARKED_FROM = 256 << 10
+"""Bytes of an answer from which it is worth a file."""
+
+
+DURABLE = "/var/tmp"
+"""Where the files are unless ``TMPDIR`` says otherwise: /tmp may be memory."""
+
+
+def parked(message: Message) -> Message:
+    """The same message with its payload in a file that has no name and is gone with the message."""
+    folder = os.environ.get("TMPDIR") or (DURABLE if os.path.isdir(DURABLE) else None)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return message._replace(parts=_written(message.parts, file))
+    except OSError as error:
+        logger.warning("an answer of %d bytes stays in memory: %s", message.size, error)
+        return message
+
+
+def _written(parts: Sequence[Buffer], file: IO[bytes]) -> list[Buffer]:
+    places = []
+    for part in parts:
+        pieces = part if isinstance(part, Pieces) else (part,)
+        read_only = part.read_only if isinstance(part, Pieces) else memoryview(part).readonly
+        file.seek(-(-file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY)
+        places.append((file.tell(), len(part), read_only))
+        for piece in pieces:
+            file.write(piece)
+    file.flush()
+    return [_mapped(file, *place) for place in places]
+
+
+def _mapped(file: IO[bytes], start: int, length: int, read_only: bool) -> Buffer:
+    if not length:
+        return b""
+    access = mmap.ACCESS_READ if read_only else mmap.ACCESS_COPY
+    return memoryview(mmap.mmap(file.fileno(), length, access=access, offset=start))
