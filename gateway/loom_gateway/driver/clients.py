@@ -38,6 +38,9 @@ WATCHER_IDS = 1 << 40
 WATCHER_ROOM = 16 << 20
 """Bytes that may wait for a client that watches, before it is put out: nobody else waits for it."""
 
+LOG_ROOM = 16 << 20
+"""Bytes that may wait for a client that drives, before what the session prints is left out; it is on the disk."""
+
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a client that is connected, and for one that is away."""
 
@@ -223,6 +226,10 @@ class Clients:
             message = parked(message)
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
             self._orphan(message)  # it is just being put out
+
+    def has_room(self) -> bool:
+        """Whether lines that were printed may be added to what waits for the client that drives."""
+        return self._driving is None or self._driving.stream.outbox.pending_bytes < LOG_ROOM
 
     def _send_watcher(self, client: Client, message: Message) -> None:
         if client.stream.outbox.pending_bytes > WATCHER_ROOM:

@@ -103,6 +103,7 @@ class LogCollector:
         send: takes a message for the client.
         describe: name, labels and sizes of the proc mesh of an id.
         spool: where the session's log is written; None for nowhere.
+        has_room: whether lines may be added to what waits for the client.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class LogCollector:
         send: Callable[[Message], None],
         describe: Callable[[int], tuple[str, Sequence[str], Sequence[int]]],
         spool: LogSpool | None,
+        has_room: Callable[[], bool],
     ) -> None:
         self._loop = loop
+        self._has_room = has_room
         self._send = send
         self._describe = describe
         self._spool = spool
@@ -251,7 +254,7 @@ class LogCollector:
         batch: list[tuple[Any, ...]] = []
         size = 0
         for line in lines:
-            if not self._budget.take(len(line.text) + 100):
+            if not self._has_room() or not self._budget.take(len(line.text) + 100):
                 self._leave_out()
                 continue
             place = source.place(line.ranks[0])
@@ -325,7 +328,7 @@ class Logs:
     def __init__(self, session: Operations, spool: LogSpool | None) -> None:
         self._session = session
         self._levels: dict[int, int] = {}
-        self.collector = LogCollector(session.loop, session.send, self._describe, spool)
+        self.collector = LogCollector(session.loop, session.send, self._describe, spool, session.has_room)
         self.handlers: dict[int, Handler] = {
             Kind.LOG_OPTIONS: self._set_options,
             Kind.FLUSH_LOGS: self._flush,

@@ -83,6 +83,7 @@ class Operations:
         send: takes a message for the client.
         flush: sends the messages that were not eager.
         log_spool: where the session's log is written.
+        has_room: whether lines that are printed may be added to what waits for the client.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class Operations:
         send: Send,
         flush: Callable[[], None],
         log_spool: LogSpool | None = None,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self.lifeline = lifeline
         self.loop = loop
         self.send = send
+        self.has_room = has_room
         self.meshes = Meshes()
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self.meshes.add(HOST_MESH, hosts)

@@ -82,7 +82,13 @@ class DriverServer:
                     ) from error
                 lifeline = self._on_loop(self._lifeline.start())
                 self._operations = Operations(
-                    host_mesh, lifeline, self._loop, self._clients.send, self._clients.flush, self._log_spool
+                    host_mesh,
+                    lifeline,
+                    self._loop,
+                    self._clients.send,
+                    self._clients.flush,
+                    self._log_spool,
+                    self._clients.has_room,
                 )
                 self._loop.call_soon_threadsafe(self._watch_hosts)
             return self._operations
