@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from loom.cli.exit_codes import FAILURE, report
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import GATEWAY_MODULES, require
+from loom.token_file import generate_token
+from loom_gateway.door_options import add_door_options, check_tls, driver_limits, make_doors
 from loom_gateway.workers import parse_worker_address
 
 if TYPE_CHECKING:
+    from loom_gateway.doors import Doors
     from loom_gateway.sessions import SessionManager
 
 
@@ -31,16 +34,20 @@ def main() -> int:
                         help="how long a session lives without a client")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
+    add_door_options(parser)
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         require(GATEWAY_MODULES, "a gateway")
         for worker in options.worker:
             parse_worker_address(worker)
+        check_tls(options.tls_cert, options.tls_key)
+        token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
+        doors = make_doors(options, token)
         listener = _listen(options.host, options.port)
     except LoomError as error:
         return report(error)
-    return _run(listener, options)
+    return _run(listener, options, token, doors)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -66,18 +73,17 @@ def _end_with_parent(manager: SessionManager) -> None:
     os._exit(FAILURE)
 
 
-def _run(listener: socket.socket, options: argparse.Namespace) -> int:
+def _run(listener: socket.socket, options: argparse.Namespace, token: str, doors: Doors) -> int:
     import uvicorn
 
     from loom.wire.frames import MAX_FRAME
     from loom_gateway.app import create_app
-    from loom_gateway.auth import TokenAuthority, generate_token
+    from loom_gateway.impatience import ImpatientProtocol
     from loom_gateway.relay import RelaySocket
     from loom_gateway.sessions import SessionManager
 
-    token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
     host, port = listener.getsockname()[:2]
-    url = f"ws://{_connectable(host)}:{port}"
+    url = f"{'wss' if options.tls_cert else 'ws'}://{_connectable(host)}:{port}"
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -89,10 +95,10 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
             manager.logs.stop_following()  # uvicorn waits for answers that are under way
             await super().shutdown(sockets)
 
-    manager = SessionManager(options.worker, options.session_linger)
+    manager = SessionManager(options.worker, options.session_linger, driver_limits(doors.limits))
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
-    app = create_app(manager, TokenAuthority(token))
+    app = create_app(manager, doors)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -101,7 +107,13 @@ def _run(listener: socket.socket, options: argparse.Namespace) -> int:
         ws_ping_interval=20.0,
         ws_ping_timeout=60.0,  # a laptop may be busy for a while
         ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
-        log_level=options.log_level,
+        http=ImpatientProtocol,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        proxy_headers=bool(options.trusted_proxy),
+        forwarded_allow_ips=options.trusted_proxy,
+        # It warns of each malformed request, which an attack would fill the log with.
+        log_level="error" if options.log_level == "warning" else options.log_level,
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=5,

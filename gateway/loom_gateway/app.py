@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
 import loom
-from loom.errors import AuthenticationError, LoomError, NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
-from loom_gateway.auth import TokenAuthority
+from loom.errors import LoomError
+from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
 from loom_gateway.logs import LogQuery
 from loom_gateway.relay import Relay
 from loom_gateway.sessions import Session, SessionManager
@@ -23,7 +23,7 @@ from loom_gateway.workers import parse_worker_address
 __all__ = ["create_app"]
 
 _OPEN_PATHS = frozenset({"/healthz"})
-_STATUS = {AuthenticationError: 401, UnknownSession: 404, NoSuchMesh: 404, NoSuchRank: 404, WrongArguments: 422}
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SessionInfo(BaseModel):
@@ -70,7 +70,7 @@ class Health(BaseModel):
     status: str = "ok"
 
 
-def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
+def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
     """The gateway's application.
 
     Everything but ``/healthz`` needs a token. Errors are ``{"error": {"code", "message"}}``.
@@ -79,8 +79,12 @@ def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         manager.prepare_spare()
+        manager.on_end = doors.session_ended
+        watching = asyncio.ensure_future(doors.watch(manager))
         yield
+        watching.cancel()
         await manager.close()
+        doors.audit.close()
 
     app = FastAPI(
         title="Loom gateway",
@@ -93,12 +97,20 @@ def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
 
     @app.middleware("http")
     async def require_token(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path not in _OPEN_PATHS:
-            try:
-                authority.check(request.headers.raw)
-            except AuthenticationError as error:
-                return _error_response(error)
-        return await call_next(request)
+        if request.url.path in _OPEN_PATHS:
+            return await call_next(request)
+        reads = request.method in _READS
+        try:
+            visit = doors.admit(request.scope)
+            doors.require(visit, "view" if reads else "operate", f"{request.method} over REST")
+        except LoomError as error:
+            return _error_response(error)
+        request.state.visit = visit
+        response = await call_next(request)
+        if not reads:
+            command = {"method": request.method, "path": request.url.path[:200], "status": response.status_code}
+            doors.audit.write("commanded", visit.identity, visit.peer, **command)
+        return response
 
     @app.exception_handler(LoomError)
     async def loom_error(_: Request, error: LoomError) -> Response:
@@ -142,6 +154,7 @@ def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
         },
     )
     async def logs(
+        request: Request,
         name: str,
         mesh: str | None = None,
         rank: int | None = None,
@@ -155,12 +168,23 @@ def create_app(manager: SessionManager, authority: TokenAuthority) -> FastAPI:
         """
         query = LogQuery(mesh, rank, stream, tail)
         if follow:
-            return StreamingResponse(await manager.logs.follow(name, query), media_type="application/x-ndjson")
+            followed = _while_welcome(await manager.logs.follow(name, query), doors, request.state.visit)
+            return StreamingResponse(followed, media_type="application/x-ndjson")
         lines = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")
 
-    app.router.routes.append(WebSocketRoute("/ws/v1", Relay(manager, authority)))
+    app.router.routes.append(WebSocketRoute("/ws/v1", Relay(manager, doors)))
     return app
+
+
+async def _while_welcome(lines: AsyncIterator[bytes], doors: Doors, visit: Visit) -> AsyncIterator[bytes]:
+    """The lines, until the token of whom they are for is not good any more."""
+    async for line in lines:
+        try:
+            doors.confirm(visit)
+        except LoomError:
+            return
+        yield line
 
 
 async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
@@ -169,8 +193,8 @@ async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
 
 
 def _error_response(error: LoomError) -> JSONResponse:
-    status = _STATUS.get(type(error), 500)
-    return JSONResponse({"error": {"code": error.code, "message": str(error)}}, status_code=status)
+    content = {"error": {"code": error.code, "message": str(error)}}
+    return JSONResponse(content, status_code=http_status(error), headers=refusal_headers(error))
 
 
 def _session_info(session: Session) -> SessionInfo:

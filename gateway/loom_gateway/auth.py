@@ -1,46 +1,143 @@
-"""Who may come in: the gateway's token."""
+"""Who may come in, and what for: the gateway's own token, and those of its token file."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
+import logging
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from loom.errors import AuthenticationError
+from loom.errors import AuthenticationError, ScopeError, TokenFileError, TokenRevoked
+from loom.token_file import SCOPES, Token, TokenFile, digest
 
-__all__ = ["TokenAuthority", "generate_token"]
+__all__ = ["Identity", "TokenAuthority"]
+
+logger = logging.getLogger(__name__)
 
 
-def generate_token() -> str:
-    """A new token, with 256 bits of randomness."""
-    return secrets.token_urlsafe(32)
+@dataclass(frozen=True)
+class Identity:
+    """Whose token it was."""
+
+    token: str
+    """Id of the token; ``gateway`` for the gateway's own."""
+    name: str
+    scope: str
+
+    def require(self, scope: str, what: str) -> None:
+        """Check that the token is for ``what``.
+
+        Raises:
+            ScopeError: it is not; naming both scopes.
+        """
+        if SCOPES.index(self.scope) < SCOPES.index(scope):
+            raise ScopeError(
+                f"{what} needs a token of scope {scope}; this one ({self.name!r}) has scope {self.scope}. Ask for "
+                f"another: `loom token create --scope {scope}`"
+            )
+
+
+OWN = Identity("gateway", "gateway", "drive")
+"""Who shows the gateway's own token, which is not in the file, does not expire, and may do everything."""
 
 
 class TokenAuthority:
-    """Checks tokens. Keeps only their hash, and compares in constant time."""
+    """Checks tokens. Keeps only their hashes.
 
-    def __init__(self, token: str) -> None:
-        self._digest = _digest(token)
+    Args:
+        token: the gateway's own.
+        file: more tokens; read again whenever it has changed.
+    """
 
-    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Check the ``Authorization: Bearer`` header of a request.
+    def __init__(self, token: str, file: TokenFile | None = None) -> None:
+        self._own = digest(token)
+        self._file = file
+        self._version: tuple[int, ...] | None = None
+        self._by_digest: dict[str, Token] = {}
+        self._by_id: dict[str, Token] = {}
+        self._trouble: TokenFileError | None = None
+
+    def reload(self) -> None:
+        """Read the file again if it has changed. While it cannot be read, what it said last still holds."""
+        if self._file is None:
+            return
+        try:
+            version = self._file.version()
+            if version == self._version:
+                return
+            self._version = version
+            tokens = self._file.read()
+        except TokenFileError as error:
+            if str(error) != str(self._trouble):
+                logger.error("%s; going by what it said before", error)
+            self._trouble = error
+            return
+        self._trouble = None
+        self._by_digest = {token.sha256: token for token in tokens}
+        self._by_id = {token.id: token for token in tokens}
+
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
+        """Who shows the token of the ``Authorization: Bearer`` header of a request.
 
         Raises:
             AuthenticationError: it is missing, of another scheme, or its token is wrong.
+            TokenRevoked: it was revoked, or has expired.
         """
-        given = next((value for name, value in headers if name.lower() == b"authorization"), None)
-        if given is None:
-            raise AuthenticationError(
-                "this gateway needs a token: pass token=… to loom.connect or set LOOM_TOKEN "
-                "(HTTP: the header `Authorization: Bearer TOKEN`)"
-            )
-        scheme, _, token = given.decode("latin-1").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), self._digest):
+        return self.check_digest(digest_shown(headers))
+
+    def check_digest(self, shown: str) -> Identity:
+        """As `check`, for a token of which there is the digest."""
+        if hmac.compare_digest(shown, self._own):
+            return OWN
+        self.reload()
+        # A look-up may take a time that depends on the digest: nobody learns from it about a token.
+        token = self._by_digest.get(shown)
+        if token is None:
             raise AuthenticationError(
                 "this gateway does not accept the token; the gateway printed its own when it started"
+                + ("" if self._file is None else ", and `loom token create` makes more")
             )
+        identity = Identity(token.id, token.name, token.scope)
+        self.confirm(identity)
+        return identity
+
+    def confirm(self, identity: Identity) -> None:
+        """Check that a token that was accepted still is.
+
+        Raises:
+            TokenRevoked: it is not.
+        """
+        if identity != OWN:
+            self.confirm_id(identity.token)
+
+    def confirm_id(self, ident: str) -> None:
+        """As `confirm`, for the id of a token."""
+        if ident == OWN.token:
+            return
+        token = self._by_id.get(ident)
+        state = "revoked" if token is None else token.state(time.time())
+        if state != "valid":
+            name = "" if token is None else f" ({token.name!r})"
+            how = "has expired" if state == "expired" else "was revoked"
+            raise TokenRevoked(f"the token {ident}{name} {how}: ask for a new one and connect with it")
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The digest of the token in a request's headers.
+
+    Raises:
+        AuthenticationError: there is none.
+    """
+    given = next((value for name, value in headers if name.lower() == b"authorization"), None)
+    if given is None:
+        raise AuthenticationError(
+            "this gateway needs a token: pass token=… to loom.connect or set LOOM_TOKEN "
+            "(HTTP: the header `Authorization: Bearer TOKEN`)"
+        )
+    scheme, _, token = given.decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer":
+        raise AuthenticationError(
+            "this gateway takes a token in the header `Authorization: Bearer TOKEN`, and no other scheme"
+        )
+    return digest(token.strip())

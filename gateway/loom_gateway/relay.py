@@ -19,14 +19,14 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from loom.errors import AuthenticationError, LoomError, ProtocolMismatch, TooLarge
+from loom.errors import LoomError, ProtocolMismatch, TooLarge
 from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
-from loom_gateway.auth import TokenAuthority
+from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
 __all__ = ["Relay", "RelaySocket"]
@@ -38,6 +38,9 @@ HELLO_TIMEOUT = 10.0
 
 EXIT_TIMEOUT = 5.0
 """Seconds that are waited for a driver's exit code once its socket has closed."""
+
+CUT_TIMEOUT = 5.0
+"""Seconds that a client has to take the news that its token is not good any more."""
 
 _HIGH_WATER = 512 << 10
 """Bytes that wait for the other side before no more are read. All of it is ahead of a small call."""
@@ -249,41 +252,44 @@ class DriverLink(asyncio.Protocol):
 class Relay:
     """ASGI application of the path ``/ws/v1``."""
 
-    def __init__(self, manager: SessionManager, authority: TokenAuthority) -> None:
+    def __init__(self, manager: SessionManager, doors: Doors) -> None:
         self._manager = manager
-        self._authority = authority
+        self._doors = doors
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # websocket.connect
         try:
-            self._authority.check(scope["headers"])
-        except AuthenticationError as error:
-            await _refuse_upgrade(send, 401, error)
+            visit = self._doors.admit(scope)
+        except LoomError as error:
+            await _refuse_upgrade(send, error)
             return
         await send({"type": "websocket.accept"})
         try:
-            session, link = await self._open(receive)
+            opened = await self._open(receive, visit)
         except LoomError as error:
             await _say(send, error)
             return
-        if session is not None and link is not None:
-            await self._serve(session, link, scope["loom.socket"], receive, send)
+        if opened is not None:
+            session, link, hello = opened
+            await self._serve(session, link, hello, scope["loom.socket"], receive, send, visit)
 
-    async def _open(self, receive: AsgiReceive) -> tuple[Session | None, DriverLink | None]:
+    async def _open(self, receive: AsgiReceive, visit: Visit) -> tuple[Session, DriverLink, Hello] | None:
         """Take the client's hello and pass it to the driver of its session."""
         try:
             event = await asyncio.wait_for(receive(), HELLO_TIMEOUT)
         except asyncio.TimeoutError:
             raise ProtocolMismatch(f"the client did not say hello within {HELLO_TIMEOUT:g} s") from None
         if event["type"] == "websocket.disconnect":
-            return None, None
+            return None
         frame = event.get("bytes")
         if not frame:
             raise ProtocolMismatch("a client begins with a binary message; this one began with text")
         hello = _read_hello(frame)
         check_protocol(hello.protocol, ours="gateway", theirs="client")
+        self._doors.check_hello(visit, hello)
         if hello.session is None:
-            session = await self._manager.create()
+            with self._doors.opening(visit, self._manager.sessions()):
+                session = await self._manager.create(visit.identity.token)
         else:
             session = self._manager.get(hello.session)
         loop = asyncio.get_running_loop()
@@ -293,10 +299,17 @@ class Relay:
             raise session.ended_error() from None
         for buffer in (unnumbered_frame(Message(Kind.OPEN, 0, [session.name])), [frame]):
             link.write(b"".join(buffer))
-        return session, link
+        return session, link, hello
 
     async def _serve(
-        self, session: Session, link: DriverLink, socket: RelaySocket, receive: AsgiReceive, send: AsgiSend
+        self,
+        session: Session,
+        link: DriverLink,
+        hello: Hello,
+        socket: RelaySocket,
+        receive: AsgiReceive,
+        send: AsgiSend,
+        visit: Visit,
     ) -> None:
         first = await link.next()
         welcomed = first is not None and decode_frame(first).messages[0].kind == Kind.WELCOME
@@ -316,12 +329,24 @@ class Relay:
         socket.relay_to(link)
         link.relay_to(socket)
         farewell = asyncio.ensure_future(self._farewell(session, link, send))
+
+        async def cut(error: LoomError) -> None:
+            farewell.cancel()
+            link.close()
+            try:
+                await asyncio.wait_for(_say(send, error), CUT_TIMEOUT)
+            except asyncio.TimeoutError:  # it takes nothing, not even this
+                socket.transport.abort()
+
+        self._doors.entered(visit, session, hello)
         try:
-            while (await receive())["type"] != "websocket.disconnect":
-                pass  # text, which no client of ours sends
+            with self._doors.inside(visit, cut):
+                while (await receive())["type"] != "websocket.disconnect":
+                    pass  # text, which no client of ours sends
         finally:
             link.close()
             farewell.cancel()
+            self._doors.left(visit, session)
             self._manager.disconnected(session)
             logger.info("session %s: client disconnected", session.name)
 
@@ -373,8 +398,9 @@ async def _say(send: AsgiSend, error: LoomError) -> None:
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code})
 
 
-async def _refuse_upgrade(send: AsgiSend, status: int, error: LoomError) -> None:
+async def _refuse_upgrade(send: AsgiSend, error: LoomError) -> None:
     body = json.dumps({"error": {"code": error.code, "message": str(error)}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    more = [(name.encode(), value.encode()) for name, value in refusal_headers(error).items()]
+    headers = [(b"content-type", b"application/json"), *more]
+    await send({"type": "websocket.http.response.start", "status": http_status(error), "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})

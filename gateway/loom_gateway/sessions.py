@@ -62,12 +62,14 @@ class DriverProcess:
         return self._process.returncode
 
     @classmethod
-    async def start(cls, socket_path: str, workers: Sequence[str], port: int) -> DriverProcess:
+    async def start(
+        cls, socket_path: str, workers: Sequence[str], port: int, options: Sequence[str] = ()
+    ) -> DriverProcess:
         """Start a driver whose Monarch listens on a port. It takes clients once `listening` is done."""
         arguments = [arg for worker in workers for arg in ("--worker", worker)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loom_gateway.driver", "--socket", socket_path,
-            "--log-spool", _log_path(socket_path), "--port", str(port), *arguments,
+            "--log-spool", _log_path(socket_path), "--port", str(port), *arguments, *options,
             # The driver ends when this pipe closes, which it does however the gateway ends.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -152,6 +154,8 @@ class Session:
     clients: int = 0
     """Clients that are connected."""
     end_reason: str = ""
+    owner: str = "gateway"
+    """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
     _linger: asyncio.TimerHandle | None = None
     _frames: Callable[[], int] = lambda: 0
     _earlier_frames: int = 0
@@ -191,17 +195,21 @@ class SessionManager:
     Args:
         workers: addresses of the worker hosts.
         linger: seconds that a session lives on without a client.
+        driver_options: more of the command line of each driver.
     """
 
-    def __init__(self, workers: Sequence[str], linger: float = 3600.0) -> None:
+    def __init__(self, workers: Sequence[str], linger: float = 3600.0, driver_options: Sequence[str] = ()) -> None:
         self._workers = list(workers)
         self._linger = linger
+        self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
         self._folder = tempfile.mkdtemp(prefix="loom-gateway-")
         self._ports = FreshPorts()
         self._spare: asyncio.Task[DriverProcess] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self.on_end: Callable[[Session], None] = lambda session: None
+        """Called with each session that has ended."""
         self.logs = SessionLogs()
         """What the sessions print, and what the last ones to end have printed."""
 
@@ -238,7 +246,7 @@ class SessionManager:
 
     async def _start_driver(self) -> DriverProcess:
         path = os.path.join(self._folder, f"driver-{secrets.token_hex(6)}.sock")
-        driver = await DriverProcess.start(path, self._workers, self._ports.take())
+        driver = await DriverProcess.start(path, self._workers, self._ports.take(), self._driver_options)
         try:
             await asyncio.wait_for(asyncio.shield(driver.listening), START_TIMEOUT)
         except asyncio.TimeoutError:
@@ -246,14 +254,14 @@ class SessionManager:
             raise driver.lost(f"a driver did not come up within {START_TIMEOUT:g} s") from None
         return driver
 
-    async def create(self) -> Session:
-        """Give the spare driver to a new session and warm the next spare.
+    async def create(self, owner: str = "gateway") -> Session:
+        """Give the spare driver to a new session of the token with the id ``owner``, and warm the next spare.
 
         Raises:
             SessionLost: no driver could be started.
         """
         driver = await self._take_spare()
-        session = Session(f"session-{secrets.token_hex(4)}", driver)
+        session = Session(f"session-{secrets.token_hex(4)}", driver, owner=owner)
         self._sessions[session.name] = session
         self.logs.add(session.name, driver.log_path)
         self._background(self._watch(session))
@@ -273,6 +281,7 @@ class SessionManager:
         session.move_to(SessionState.ENDED)
         self._sessions.pop(session.name, None)
         self.logs.ended(session.name)
+        self.on_end(session)
         logger.info(
             "session %s ended: %s (exit code %s)",
             session.name,

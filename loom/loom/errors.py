@@ -26,6 +26,7 @@ __all__ = [
     "HostsNotOwned",
     "InvalidAddress",
     "InvalidLogOption",
+    "LimitReached",
     "LoomError",
     "MeshStopped",
     "MissingDependency",
@@ -45,13 +46,16 @@ __all__ = [
     "OncePortUsed",
     "OperationCancelled",
     "OperationFailed",
+    "OriginRefused",
     "PortClosed",
     "PortInUse",
     "ProtocolMismatch",
     "PythonVersionMismatch",
+    "RateLimited",
     "ReadOnlySession",
     "RemoteException",
     "RunNameTaken",
+    "ScopeError",
     "SessionClosed",
     "SessionInUse",
     "SessionLost",
@@ -60,13 +64,17 @@ __all__ = [
     "SupervisionError",
     "SyncFailed",
     "SyncNameTaken",
+    "TokenFileError",
+    "TokenRevoked",
     "TooLarge",
     "TooManyRuns",
     "UnknownSelection",
     "UnknownSession",
+    "UnknownToken",
     "UnpicklableError",
     "UnreadableFile",
     "UnsafeLink",
+    "UntrustedGateway",
     "WaitTimeout",
     "WatcherTooSlow",
     "WorkerUnreachable",
@@ -103,6 +111,64 @@ class AuthenticationError(LoomError, PermissionError):
     """The gateway refused the token, or none was given."""
 
     code = "authentication"
+
+
+class UntrustedGateway(NotAGateway):
+    """TLS does not vouch for what answered: its certificate is of an unknown authority, another host or too old."""
+
+    code = "untrusted_gateway"
+
+
+class TokenRevoked(AuthenticationError):
+    """The token was revoked, or has expired. Its connections are closed and its sessions end."""
+
+    code = "token_revoked"
+
+
+class ScopeError(LoomError, PermissionError):
+    """The token is good, but not for this; the text names the scope that it has and the one that is needed."""
+
+    code = "scope"
+
+
+class OriginRefused(LoomError, PermissionError):
+    """A web page of another origin asked for a WebSocket, and the gateway does not allow that origin."""
+
+    code = "origin"
+
+
+class LimitReached(LoomError):
+    """A limit of the gateway's was reached; the text names it and its value. Nothing was begun."""
+
+    code = "limit_reached"
+
+
+class RateLimited(LimitReached):
+    """Too many connections or wrong tokens came from this address; the text says which, and when to try again.
+
+    ``retry_after`` is in how many seconds, or 0.0 where it is not known.
+    """
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TokenFileError(LoomError, OSError):
+    """The file with the gateway's tokens cannot be used; the text names it and says why."""
+
+    code = "token_file"
+
+
+class UnknownToken(LoomError, KeyError):
+    """The file of tokens has none with that id."""
+
+    code = "unknown_token"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class ProtocolMismatch(LoomError):

@@ -25,6 +25,7 @@ from loom.errors import (
     LoomError,
     ReadOnlySession,
     SessionClosed,
+    TooLarge,
 )
 from loom.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.codec import Decoder, Encoder, Made
@@ -258,6 +259,13 @@ class Connection:
                 self._waiting.pop(ident, None)
             raise self._error or ReadOnlySession(
                 f"this job watches session {self.welcome.session!r}: attach with mode='drive' to change something"
+            )
+        if message.parts and message.size > self.welcome.max_message:
+            if ident is not None:
+                self._waiting.pop(ident, None)
+            raise TooLarge(
+                f"a message of {message.size} bytes is over the gateway's --max-message "
+                f"{self.welcome.max_message}; nothing of it was sent"
             )
         on_loop = asyncio._get_running_loop() is not None  # which must not be held up
         # As with Monarch, the caller may change an array as soon as the call has been made.

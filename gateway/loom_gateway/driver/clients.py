@@ -20,7 +20,7 @@ from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenO
 from loom.sender import HIGH_WATER, FrameSender
 from loom.wire.handshake import Hello, refusal
 from loom.wire.messages import ADVERBS, Kind, Message
-from loom.wire.mux import OrderKey
+from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom.wire.stream import Stream
 from loom_gateway.driver.backlog import Backlog
 from loom_gateway.driver.parking import PARKED_FROM, parked
@@ -64,13 +64,15 @@ class Client:
         start: takes its operations in order.
     """
 
-    def __init__(self, number: int, first_id: int, start: Callable[[Message], None]) -> None:
+    def __init__(
+        self, number: int, first_id: int, start: Callable[[Message], None], max_message: int = MAX_MESSAGE
+    ) -> None:
         self.number = number
         self.first_id = first_id
         self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)
         """By which its next connection knows it: nobody else can guess it."""
-        self.stream = Stream(in_pieces=_PASSED_ON)
+        self.stream = Stream(max_message, _PASSED_ON)
         self.sender = FrameSender(self.stream, "client-writer")
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
         self.turn = threading.Lock()
@@ -109,6 +111,7 @@ class Clients:
             that it has not received.
         orphan: takes an answer to a client that was let go of.
         next_id: the first id that the next client that drives may use.
+        max_message: bytes of the largest message that is taken from a client.
     """
 
     def __init__(
@@ -118,7 +121,9 @@ class Clients:
         left: Callable[[Sequence[Message]], None],
         orphan: Callable[[Message], None],
         next_id: Callable[[], int],
+        max_message: int = MAX_MESSAGE,
     ) -> None:
+        self._max_message = max_message
         self._start = start
         self._read = read
         self._left = left
@@ -146,11 +151,12 @@ class Clients:
             elif hello.mode == "watch":
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = self._watching[self._watchers] = Client(self._watchers, first_id, self._read)
+                client = Client(self._watchers, first_id, self._read, self._max_message)
+                self._watching[self._watchers] = client
             else:
                 if self._driving is not None:
                     self._put_out(self._driving, hello)
-                client = self._driving = Client(0, self._next_id(), self._start)
+                client = self._driving = Client(0, self._next_id(), self._start, self._max_message)
             client.connection = connection
             return client, not hello.stream
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from loom.errors import LoomError, ProtocolMismatch, SupervisionError
+from loom.errors import LimitReached, LoomError, ProtocolMismatch, SupervisionError
 from loom.wire.codec import Decoder, Encoder
-from loom.wire.messages import Kind, Message
+from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.calls import Calls
@@ -45,6 +46,9 @@ STOP_TIMEOUT = 5.0
 
 Handler: TypeAlias = Callable[[Message, float], None]
 """Starts an operation, given its message and when it came (``time.perf_counter``)."""
+
+_LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
+"""What counts as in flight until it is answered, and may come in any number."""
 
 _SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
 
@@ -84,6 +88,7 @@ class Operations:
         flush: sends the messages that were not eager.
         log_spool: where the session's log is written.
         has_room: whether lines that are printed may be added to what waits for the client.
+        max_in_flight: operations that may be unanswered at once; 0: any number.
     """
 
     def __init__(
@@ -95,7 +100,9 @@ class Operations:
         flush: Callable[[], None],
         log_spool: LogSpool | None = None,
         has_room: Callable[[], bool] = lambda: True,
+        max_in_flight: int = 0,
     ) -> None:
+        self._max_in_flight = max_in_flight or sys.maxsize
         self.lifeline = lifeline
         self.loop = loop
         self.send = send
@@ -153,6 +160,11 @@ class Operations:
             handler = self._handlers.get(message.kind)
             if handler is None:
                 raise ProtocolMismatch(f"this driver knows no operation {message.kind}")
+            if len(self._pending) >= self._max_in_flight and message.kind in _LIMITED:
+                raise LimitReached(
+                    f"{len(self._pending)} operations of this session have not been answered, as many as the "
+                    f"gateway's --max-in-flight allows: wait for some. This one was not begun"
+                )
             handler(message, started)
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
             if message.kind in _SPAWNS:

@@ -16,6 +16,7 @@ from typing import Any
 from loom.errors import ReadOnlySession, WorkersSilent
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol
 from loom.wire.messages import READING, Kind, Message
+from loom.wire.mux import MAX_MESSAGE
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.clients import Client, Clients
 from loom_gateway.driver.connection import ClientConnection
@@ -37,7 +38,14 @@ class DriverServer:
     Made on the event loop, which lives for as long as the driver and does what is not on the path of a call.
     """
 
-    def __init__(self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool | None = None) -> None:
+    def __init__(
+        self,
+        workers: Sequence[str],
+        listener: socket.socket,
+        log_spool: LogSpool | None = None,
+        max_message: int = MAX_MESSAGE,
+        max_in_flight: int = 0,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = list(workers)
         self._listener = listener
@@ -45,9 +53,13 @@ class DriverServer:
             address_towards(workers), self._process_gone, self._process_started, self._process_prints
         )
         self._log_spool = log_spool
+        self._max_message = max_message
+        self._max_in_flight = max_in_flight
         self._operations: Operations | None = None
         self._opening = threading.Lock()
-        self._clients = Clients(self._take, self._take_reading, self._left, self._orphan, self._next_id)
+        self._clients = Clients(
+            self._take, self._take_reading, self._left, self._orphan, self._next_id, max_message
+        )
         self._ending: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
@@ -89,6 +101,7 @@ class DriverServer:
                     self._clients.flush,
                     self._log_spool,
                     self._clients.has_room,
+                    self._max_in_flight,
                 )
                 self._loop.call_soon_threadsafe(self._watch_hosts)
             return self._operations
@@ -149,6 +162,7 @@ class DriverServer:
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
+            max_message=self._max_message,
         )
 
     def connected(self, client: Client, is_new: bool) -> None:

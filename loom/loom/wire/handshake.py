@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
 from loom.wire.messages import Kind, Message
+from loom.wire.mux import MAX_MESSAGE
 
 __all__ = [
     "CAPABILITIES",
@@ -126,6 +127,8 @@ class Welcome(_Body):
     """Seconds that the session lives on without a client; 0 for ever."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
+    max_message: int = MAX_MESSAGE
+    """Bytes of the largest message that the driver takes."""
 
     def message(self) -> Message:
         return Message(Kind.WELCOME, 0, self.to_body())

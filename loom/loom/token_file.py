@@ -1,0 +1,210 @@
+"""The file with a gateway's tokens: what ``loom token`` writes and a gateway reads.
+
+It holds no token, only each one's SHA-256. That is enough, without salt or a slow hash, because a token is 256
+random bits: there is no list of likely ones to try, and nobody gets through all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from loom.errors import TokenFileError, UnknownToken, WrongArguments
+
+__all__ = ["SCOPES", "Token", "TokenFile", "default_path", "digest", "generate_token"]
+
+SCOPES = ("view", "operate", "drive")
+"""What a token may be for; each includes the ones before it."""
+
+_VERSION = 1
+
+
+def generate_token() -> str:
+    """A new token, with 256 bits of randomness."""
+    return secrets.token_urlsafe(32)
+
+
+def digest(token: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def default_path() -> Path:
+    """``LOOM_TOKENS``, or the user's own file."""
+    if given := os.environ.get("LOOM_TOKENS"):
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "loom" / "tokens.json"
+
+
+@dataclass(frozen=True)
+class Token:
+    """What is known of a token, which is not the token itself. Times are seconds since the epoch."""
+
+    id: str
+    name: str
+    scope: str
+    sha256: str
+    created: float
+    expires: float | None = None
+    revoked: float | None = None
+
+    def state(self, now: float) -> str:
+        """``valid``, ``revoked`` or ``expired``."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "valid"
+
+
+class TokenFile:
+    """The tokens in a file. A file that does not exist has none.
+
+    Several programs may change it at once: each holds a lock meanwhile, and the file is replaced as a whole.
+
+    Args:
+        path: of the file; its folder is made when the first token is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def version(self) -> tuple[int, ...]:
+        """Something that changes whenever the file does.
+
+        Raises:
+            TokenFileError: the file cannot be looked at.
+        """
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+    def read(self) -> list[Token]:
+        """All tokens, the oldest first.
+
+        Raises:
+            TokenFileError: the file cannot be read, is not a token file, or others may write to it.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_mode & 0o022:
+                    raise self._unusable("others may write to it and let themselves in: chmod 600 it")
+                content = json.load(file)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        except ValueError as error:
+            raise self._unusable(f"it is not JSON: {error}") from error
+        try:
+            if content["version"] != _VERSION:
+                raise self._unusable(f"it is of version {content['version']!r}; this Loom knows {_VERSION}")
+            return [_token(entry) for entry in content["tokens"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unusable(f"it is not a file of tokens: {error!r}") from error
+
+    def create(self, name: str, scope: str, expires_in: float | None = None) -> tuple[Token, str]:
+        """Make a token; return what is kept of it, and the token, which nobody can find out later.
+
+        Args:
+            name: for people who read lists and logs.
+            scope: one of `SCOPES`.
+            expires_in: seconds from now; None: never.
+
+        Raises:
+            WrongArguments: there is no such scope, or the name or the time makes no sense.
+            TokenFileError: the file cannot be used.
+        """
+        if scope not in SCOPES:
+            raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
+        if not name or not name.isprintable() or len(name) > 100:
+            raise WrongArguments("a token's name has 1 to 100 printable characters")
+        if expires_in is not None and not 0 < expires_in < float("inf"):
+            raise WrongArguments(f"a token cannot expire in {expires_in:g} s")
+        now = time.time()
+        text = generate_token()
+        expires = None if expires_in is None else now + expires_in
+        token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires)
+        with self._changing() as tokens:
+            tokens.append(token)
+        return token, text
+
+    def revoke(self, ident: str) -> Token:
+        """Have a token not be accepted any more; harmless where it is not already.
+
+        Raises:
+            UnknownToken: the file has no token with that id.
+            TokenFileError: the file cannot be used.
+        """
+        with self._changing() as tokens:
+            for place, token in enumerate(tokens):
+                if token.id == ident:
+                    if token.revoked is None:
+                        tokens[place] = replace(token, revoked=time.time())
+                    return tokens[place]
+            raise UnknownToken(f"{self.path} has no token with the id {ident!r}; `loom token list` shows them")
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Token]]:
+        """The tokens, which are written back unless the body raises."""
+        with self._locked():
+            tokens = self.read()
+            yield tokens
+            try:
+                self._write(tokens)
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A file of its own: the tokens' is replaced, and a lock on what was replaced keeps nobody out.
+        lock_path = self.path.with_name(self.path.name + ".lock")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _write(self, tokens: list[Token]) -> None:
+        text = json.dumps({"version": _VERSION, "tokens": [asdict(token) for token in tokens]}, indent=1)
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        fresh.unlink(missing_ok=True)  # of a process of the same number that was killed
+        try:
+            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def _unusable(self, why: str) -> TokenFileError:
+        return TokenFileError(f"cannot use the token file {self.path}: {why}")
+
+
+def _token(entry: dict[str, object]) -> Token:
+    token = Token(**{field.name: entry[field.name] for field in fields(Token)})  # type: ignore[arg-type]
+    texts = (token.id, token.name, token.scope, token.sha256)
+    times = (token.created, token.expires, token.revoked)
+    if not all(isinstance(text, str) for text in texts) or token.scope not in SCOPES:
+        raise ValueError(f"the token {token.id!r:.40} has a strange text or scope")
+    if not all(moment is None or isinstance(moment, (int, float)) for moment in times):
+        raise ValueError(f"the token {token.id!r:.40} has a strange time")
+    return token
