@@ -77,6 +77,8 @@ class Address(NamedTuple):
     token: str | None
     patience: float | None = None
     """Seconds for which a lost connection is tried again; None: for as long as the session can live."""
+    ca: str | None = None
+    """As `loom.tls.client_context`."""
 
 
 class Connection:
@@ -143,7 +145,7 @@ class Connection:
         Raises:
             LoomError: as `loom_proxy.dialling.dial`.
         """
-        dialled = dial(address.url, address.token, hello, timeout)
+        dialled = dial(address.url, address.token, hello, timeout, address.ca)
         connection = cls(dialled, address, Stream())
         connection._take_all(dialled.frames)
         connection._reader.start()
@@ -368,7 +370,7 @@ class Connection:
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
             try:
-                return dial(self.url, self._address.token, hello, DIAL_TIMEOUT)
+                return dial(self.url, self._address.token, hello, DIAL_TIMEOUT, self._address.ca)
             except TRANSIENT as error:
                 gone = self.gone()
                 if gone is not None:

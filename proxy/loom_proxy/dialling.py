@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch
+from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch, RateLimited
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, behind_length, unnumbered_frame
@@ -14,8 +14,8 @@ from loom_proxy.transport import WebSocketTransport
 
 __all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
 
-TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost)
-"""What may be otherwise in a moment: the network is away, a gateway restarts, something else answers for it."""
+TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
+"""What may be otherwise in a moment: the network is away, a gateway restarts or is busy, something else answers."""
 
 FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
 """Seconds before the second attempt to connect again, and the most between two."""
@@ -30,21 +30,22 @@ class Dialled(NamedTuple):
     """What came right behind the welcome."""
 
 
-def dial(url: str, token: str | None, hello: Hello, timeout: float) -> Dialled:
+def dial(url: str, token: str | None, hello: Hello, timeout: float, ca: str | None = None) -> Dialled:
     """Connect to a gateway and say hello.
 
     Args:
         url: as `loom_proxy.transport.normalise_url` gives it.
         timeout: seconds to wait for the gateway to accept the connection.
+        ca: as `loom.tls.client_context`.
 
     Raises:
-        GatewayUnreachable, NotAGateway, AuthenticationError: as `WebSocketTransport.open`.
+        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: as `WebSocketTransport.open`.
         ConnectionLost: the connection broke before there was an answer.
         UnknownSession, SessionInUse: the session does not live, or has a client.
         WorkerUnreachable: the gateway's workers do not answer.
         ProtocolMismatch: the gateway speaks another major version.
     """
-    transport = WebSocketTransport.open(url, token, timeout)
+    transport = WebSocketTransport.open(url, token, timeout, ca)
     try:
         try:
             transport.send_all(transport.encode(behind_length(unnumbered_frame(hello.message()))))

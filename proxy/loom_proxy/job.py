@@ -46,6 +46,7 @@ def connect(
     persist: bool = False,
     timeout: float = 30.0,
     reconnect_timeout: float | None = None,
+    ca: str | None = None,
 ) -> Job:
     """Open a session on a gateway, or attach to a living one.
 
@@ -63,12 +64,17 @@ def connect(
         timeout: seconds to wait for the gateway to accept the connection.
         reconnect_timeout: seconds for which a lost connection is tried again before it counts as lost; None: for as
             long as the session can live without a client.
+        ca: file with the certificate (PEM) of the authority that vouches for the gateway, where that is your own;
+            default ``LOOM_CA``, else the authorities that this machine trusts.
 
     Raises:
         InvalidAddress: there is no URL, or it is not one.
         GatewayUnreachable: nobody answers there.
         NotAGateway: what answers is not a Loom gateway.
-        AuthenticationError: the token is missing or wrong.
+        UntrustedGateway: TLS does not vouch for what answers.
+        AuthenticationError: the token is missing or wrong, or, as `TokenRevoked`, not good any more.
+        ScopeError: the token is not for this.
+        LimitReached: the token has as many sessions as it may; or, as `RateLimited`, too much comes from here.
         UnknownSession: no living session has the name.
         SessionInUse: the session has a client already.
         WorkerUnreachable: the gateway's workers do not answer.
@@ -82,7 +88,7 @@ def connect(
     if mode == "watch" and session is None:
         raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
     token = token or os.environ.get("LOOM_TOKEN")
-    address = Address(normalise_url(url), token, reconnect_timeout)
+    address = Address(normalise_url(url), token, reconnect_timeout, ca)
     hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-import ssl
 import struct
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -30,10 +29,12 @@ from loom.errors import (
 )
 from loom.sender import try_send
 from loom.sockets import keep_queues_short
+from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.stream import LENGTH
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
+from loom_proxy.tls_socket import TlsSocket
 
 __all__ = ["PATH", "WebSocketTransport", "normalise_url"]
 
@@ -70,23 +71,26 @@ def normalise_url(url: str) -> str:
 class WebSocketTransport:
     """An open WebSocket. One thread may receive while another sends."""
 
-    def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, protocol: ClientProtocol) -> None:
         self._socket = sock
         self._protocol = protocol
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
         self._pieces: list[bytes] = []
-        self.is_tls = isinstance(sock, ssl.SSLSocket)
 
     @classmethod
-    def open(cls, url: str, token: str | None, timeout: float) -> WebSocketTransport:
+    def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
         """Connect and upgrade, within ``timeout`` seconds.
+
+        Args:
+            ca: as `loom.tls.client_context`.
 
         Raises:
             GatewayUnreachable: nobody answers at the URL.
+            UntrustedGateway: TLS does not vouch for who does.
             NotAGateway: somebody answers, but not with a gateway's WebSocket.
             AuthenticationError: the token is missing or wrong.
         """
-        sock = _connect(url, timeout)
+        sock = _connect(url, timeout, ca)
         try:
             transport = cls._upgrade(sock, url, token)
         except TimeoutError:
@@ -98,13 +102,15 @@ class WebSocketTransport:
             raise
         except (OSError, EOFError, WebSocketException, ValueError) as error:
             sock.close()
-            raise NotAGateway(f"{url} is not a Loom gateway: {error or type(error).__name__}") from error
+            raise NotAGateway(
+                f"{url} is not a Loom gateway: {error or type(error).__name__}{_tls_hint(url)}"
+            ) from error
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LONGEST_WAIT, 0))
         return transport
 
     @classmethod
-    def _upgrade(cls, sock: socket.socket, url: str, token: str | None) -> WebSocketTransport:
+    def _upgrade(cls, sock: socket.socket | TlsSocket, url: str, token: str | None) -> WebSocketTransport:
         protocol = ClientProtocol(parse_uri(url), max_size=MAX_FRAME + 4096)
         request = protocol.connect()
         if token:
@@ -125,6 +131,7 @@ class WebSocketTransport:
                 cause = protocol.handshake_exc and protocol.handshake_exc.__cause__
                 raise NotAGateway(
                     f"{url} is not a Loom gateway: {cause or 'it closed the connection without an answer'}"
+                    f"{_tls_hint(url)}"
                 )
         if response.status_code != 101:
             raise _refused(url, response)
@@ -133,8 +140,8 @@ class WebSocketTransport:
         return cls(sock, protocol)
 
     def fileno(self) -> int:
-        """The socket's; -1 if what has come may be in TLS' buffers, where `select` does not see it."""
-        return -1 if self.is_tls else self._socket.fileno()
+        """The socket's."""
+        return self._socket.fileno()
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
         """The binary messages that have come, perhaps none; None when the connection is over.
@@ -146,7 +153,7 @@ class WebSocketTransport:
             return None
         try:
             data = self._socket.recv(_RECEIVE, 0 if wait else socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+        except (BlockingIOError, InterruptedError):
             return []
         except OSError:
             return None
@@ -184,8 +191,8 @@ class WebSocketTransport:
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out."""
-        # A TLS socket cannot be asked to send without waiting: its writer thread does it.
-        return 0 if self.is_tls else try_send(self._socket, data)
+        sock = self._socket
+        return sock.try_send(data) if isinstance(sock, TlsSocket) else try_send(sock, data)
 
     def send_all(self, data: Buffer) -> None:
         """Send, waiting for room. Only for threads that no signal interrupts."""
@@ -210,10 +217,11 @@ class WebSocketTransport:
         return message_head(len(data), mask) + apply_mask(data, mask)
 
 
-def _connect(url: str, timeout: float) -> socket.socket:
+def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSocket:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
     assert parts.hostname is not None
+    context = client_context(ca) if parts.scheme == "wss" else None
     try:
         sock = socket.create_connection((parts.hostname, port), timeout)
     except OSError as error:
@@ -223,13 +231,17 @@ def _connect(url: str, timeout: float) -> socket.socket:
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_queues_short(sock)
-    if parts.scheme != "wss":
+    if context is None:
         return sock
     try:
-        return ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
-    except (ssl.SSLError, OSError) as error:
+        return TlsSocket(sock, context, parts.hostname)
+    except OSError as error:
         sock.close()
-        raise NotAGateway(f"no TLS connection to {url}: {error}") from error
+        raise tls_error(url, error) from error
+
+
+def _tls_hint(url: str) -> str:
+    return ". If it speaks TLS, write wss:// instead of ws://" if url.startswith("ws:") else ""
 
 
 def _refused(url: str, response: Response) -> LoomError:

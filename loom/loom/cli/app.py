@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import loom
-from loom.cli import logs, serve, status, up
+from loom.cli import logs, serve, status, token, up
 
 __all__ = ["app"]
 
@@ -46,3 +46,4 @@ app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
 app.add_typer(status.sessions_app, name="sessions")
+app.add_typer(token.app, name="token")

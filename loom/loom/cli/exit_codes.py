@@ -9,7 +9,7 @@ code  meaning
 3     a port is in use
 4     a dependency is missing
 5     the gateway is unreachable, or something else answers
-6     the token is missing or wrong
+6     the token is missing, wrong or not for this
 7     a worker is unreachable
 8     there is no such session
 ====  =====================================================
@@ -36,6 +36,7 @@ _CODES: dict[type[errors.LoomError], int] = {
     errors.GatewayUnreachable: 5,
     errors.NotAGateway: 5,
     errors.AuthenticationError: 6,
+    errors.ScopeError: 6,
     errors.WorkerUnreachable: 7,
     errors.UnknownSession: 8,
 }

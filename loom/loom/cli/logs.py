@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from loom.cli.rest import Gateway
-from loom.cli.status import Token, Url
+from loom.cli.status import Ca, Token, Url
 from loom.errors import UnknownSession, WrongArguments
 
 __all__ = ["logs"]
@@ -38,6 +38,7 @@ def logs(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
+    ca: Ca = None,
 ) -> None:
     """Show what the processes of a session printed, also of one that ended lately.
 
@@ -45,7 +46,7 @@ def logs(
     """
     if rank is not None and mesh is None:
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
-    gateway = Gateway(url, token)
+    gateway = Gateway(url, token, ca=ca)
     session = session or _only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
     try:

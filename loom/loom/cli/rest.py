@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from loom.errors import GatewayUnreachable, InvalidAddress, LoomError, NotAGateway, error_for_code
+from loom.tls import client_context, tls_error
 
 __all__ = ["Gateway"]
 
@@ -28,6 +30,7 @@ class Gateway:
         url: the gateway's address, as for `loom.connect`: ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``.
         token: the token to show.
         timeout: seconds that each call may take.
+        ca: as `loom.tls.client_context`.
 
     Raises:
         InvalidAddress: the URL has another scheme, no host or a wrong port.
@@ -36,11 +39,12 @@ class Gateway:
     such as `AuthenticationError`, where it refused.
     """
 
-    def __init__(self, url: str, token: str | None, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, token: str | None, timeout: float = 10.0, ca: str | None = None) -> None:
         self.url = url
         self._base = _rest_url(url)
         self._token = token
         self._timeout = timeout
+        self._context = client_context(ca) if self._base.startswith("https:") else None
 
     def status(self) -> dict[str, Any]:
         """The gateway's version, workers and number of sessions."""
@@ -94,14 +98,17 @@ class Gateway:
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+            with urllib.request.urlopen(request, timeout=self._timeout, context=self._context) as response:
                 yield response
         except LoomError:
             raise
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
         except OSError as error:
-            raise self._unreachable(getattr(error, "reason", error)) from error
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLError):
+                raise tls_error(self.url, reason) from error
+            raise self._unreachable(reason) from error
         except http.client.HTTPException as error:
             raise self._not_a_gateway() from error
 

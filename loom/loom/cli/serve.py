@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -56,6 +57,32 @@ def gateway(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; the log goes to stderr.")
     ] = "warning",
+    tokens: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of `loom token`. Default: LOOM_TOKENS, or the user's."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate and its chain, PEM; serves wss://.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, if it is in another file.")] = None,
+    allow_origin: Annotated[
+        list[str], typer.Option(metavar="https://HOST", help="Pages that may connect, besides the gateway's own.")
+    ] = [],  # noqa: B006
+    trusted_proxy: Annotated[
+        list[str], typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed.")
+    ] = [],  # noqa: B006
+    max_message: Annotated[int | None, typer.Option(min=0, help="Bytes of one message. Default 16 GiB.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(min=0, help="Sessions of one token; 0: no limit.")] = None,
+    max_in_flight: Annotated[int | None, typer.Option(min=0, help="Unanswered operations of a session.")] = None,
+    connection_rate: Annotated[
+        float | None, typer.Option(min=0, help="Connections and requests a second from one address.")
+    ] = None,
+    login_failures: Annotated[
+        int | None, typer.Option(min=0, help="Wrong tokens from one address within --login-window.")
+    ] = None,
+    login_window: Annotated[float | None, typer.Option(min=0, metavar="SECONDS")] = None,
+    audit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write who did what, as JSON lines.")] = None,
+    audit_size: Annotated[int | None, typer.Option(min=1, metavar="BYTES", help="Size of one audit file.")] = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Serve sessions on the workers: WebSocket, REST and health on one port. Prints one line of JSON when ready."""
@@ -66,6 +93,25 @@ def gateway(
     arguments += ["--session-linger", str(session_linger), "--log-level", log_level]
     for address in worker:
         arguments += ["--worker", address]
+    given = {
+        "--tokens": tokens,
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--max-message": max_message,
+        "--max-sessions": max_sessions,
+        "--max-in-flight": max_in_flight,
+        "--connection-rate": connection_rate,
+        "--login-failures": login_failures,
+        "--login-window": login_window,
+        "--audit": audit,
+        "--audit-size": audit_size,
+    }
+    for option, value in given.items():
+        if value is not None:
+            arguments += [option, str(value)]
+    for option, values in (("--allow-origin", allow_origin), ("--trusted-proxy", trusted_proxy)):
+        for one in values:
+            arguments += [option, one]
     if exit_with_parent:
         arguments.append("--exit-with-parent")
     _become("loom_gateway", arguments)

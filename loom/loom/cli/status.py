@@ -10,25 +10,30 @@ import typer
 
 from loom.cli.rest import Gateway
 
-__all__ = ["sessions_app", "status"]
+__all__ = ["print_json", "print_table", "sessions_app", "status", "when"]
 
 Url = Annotated[
     str,
     typer.Option(envvar="LOOM_URL", metavar="ws://HOST:PORT", help="Address of the gateway.", show_default=False),
 ]
 Token = Annotated[str | None, typer.Option(envvar="LOOM_TOKEN", help="The gateway's token.", show_default=False)]
+Ca = Annotated[
+    str | None,
+    typer.Option("--ca", envvar="LOOM_CA", metavar="FILE", help="Certificate of your own authority, for wss://.",
+                 show_default=False),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", no_args_is_help=True)
 
 
-def status(url: Url, token: Token = None, as_json: Json = False) -> None:
+def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
     """Show a gateway's version, its workers and how many sessions it has."""
-    answer = Gateway(url, token).status()
+    answer = Gateway(url, token, ca=ca).status()
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
-    _print_table(
+    print_table(
         f"gateway {answer.get('version', '?')} at {url}, {_count(answer.get('sessions', 0), 'session')}",
         ["worker", "reachable"],
         [[str(worker["address"]), "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
@@ -36,13 +41,13 @@ def status(url: Url, token: Token = None, as_json: Json = False) -> None:
 
 
 @sessions_app.command("list")
-def list_sessions(url: Url, token: Token = None, as_json: Json = False) -> None:
+def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
     """List the living sessions."""
-    sessions = Gateway(url, token).sessions()
+    sessions = Gateway(url, token, ca=ca).sessions()
     if as_json:
-        _print_json({"sessions": sessions})
+        print_json({"sessions": sessions})
         return
-    _print_table(
+    print_table(
         f"{_count(len(sessions), 'session')} at {url}",
         ["name", "state", "client", "created", "pid", "operations"],
         [_row(session) for session in sessions],
@@ -51,10 +56,10 @@ def list_sessions(url: Url, token: Token = None, as_json: Json = False) -> None:
 
 @sessions_app.command("end")
 def end_session(
-    name: Annotated[str, typer.Argument(help="Name of the session.")], url: Url, token: Token = None
+    name: Annotated[str, typer.Argument(help="Name of the session.")], url: Url, token: Token = None, ca: Ca = None
 ) -> None:
     """End a session, with its meshes and what runs in them."""
-    Gateway(url, token).end_session(name)
+    Gateway(url, token, ca=ca).end_session(name)
     typer.echo(f"ended session {name}")
 
 
@@ -63,13 +68,13 @@ def _row(session: dict[str, Any]) -> list[str]:
         str(session.get("name", "")),
         str(session.get("state", "")),
         "connected" if session.get("client_connected") else "away",
-        _when(session.get("created_at")),
+        when(session.get("created_at")),
         str(session.get("pid") or ""),
         str(session.get("operations", "")),
     ]
 
 
-def _when(created: object) -> str:
+def when(created: object) -> str:
     if isinstance(created, (int, float)):
         return datetime.datetime.fromtimestamp(created).isoformat(" ", "seconds")
     return str(created or "")
@@ -79,11 +84,11 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
-def _print_json(answer: dict[str, Any]) -> None:
+def print_json(answer: dict[str, Any]) -> None:
     typer.echo(json.dumps(answer, indent=2))
 
 
-def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

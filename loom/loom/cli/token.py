@@ -1,0 +1,98 @@
+"""``loom token``: who may come in, besides those who have the gateway's own token."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loom.cli.status import Json, print_json, print_table, when
+from loom.errors import WrongArguments
+from loom.token_file import Token, TokenFile, default_path
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Make, list and revoke tokens of the gateways that read a file.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None,
+    typer.Option("--tokens", metavar="FILE", help="The file. Default: LOOM_TOKENS, or the user's own."),
+]
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class Scope(str, Enum):
+    view = "view"
+    operate = "operate"
+    drive = "drive"
+
+
+@app.command()
+def create(
+    scope: Annotated[
+        Scope,
+        typer.Option(help="view reads; operate also sends commands and ends sessions; drive also opens them."),
+    ],
+    name: Annotated[str, typer.Option(help="Whose it is, for lists and logs.")],
+    expires: Annotated[
+        str | None, typer.Option(metavar="7d", help="How long it is good: a number and s, m, h, d or w.")
+    ] = None,
+    tokens: File = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, which is the only time that anybody can see it."""
+    file = TokenFile(tokens or default_path())
+    token, text = file.create(name, scope.value, None if expires is None else _seconds(expires))
+    if as_json:
+        print_json({"id": token.id, "token": text, "expires": token.expires})
+        return
+    typer.echo(f"token {token.id} ({token.name!r}, {token.scope}) of {file.path}; it is not shown again:", err=True)
+    typer.echo(text)
+
+
+@app.command("list")
+def list_tokens(tokens: File = None, as_json: Json = False) -> None:
+    """List the tokens: what they are for, not what they are."""
+    file = TokenFile(tokens or default_path())
+    known = file.read()
+    if as_json:
+        print_json({"tokens": [_shown(token) for token in known]})
+        return
+    print_table(
+        f"tokens of {file.path}",
+        ["id", "name", "scope", "state", "created", "expires"],
+        [_row(token) for token in known],
+    )
+
+
+@app.command()
+def revoke(
+    ident: Annotated[str, typer.Argument(metavar="ID", help="As `loom token list` shows it.")], tokens: File = None
+) -> None:
+    """Have a token not be accepted any more. Gateways close its connections and end its sessions within seconds."""
+    token = TokenFile(tokens or default_path()).revoke(ident)
+    typer.echo(f"revoked token {token.id} ({token.name!r})")
+
+
+def _row(token: Token) -> list[str]:
+    state = token.state(time.time())
+    return [token.id, token.name, token.scope, state, when(token.created), when(token.expires or "never")]
+
+
+def _shown(token: Token) -> dict[str, object]:
+    shown = asdict(token)
+    del shown["sha256"]
+    return {**shown, "state": token.state(time.time())}
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if match is None:
+        raise WrongArguments(f"{text!r} is no length of time: write a number and s, m, h, d or w, such as 7d")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,48 @@
+"""TLS as a client speaks it: whom it trusts, and what to say where it does not."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from loom.errors import InvalidAddress, LoomError, NotAGateway, UntrustedGateway
+
+__all__ = ["client_context", "tls_error"]
+
+
+def client_context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
+    """A context that verifies certificate and host name.
+
+    Args:
+        ca: file of the authority's certificate, PEM; None: ``LOOM_CA``, else the authorities of this machine.
+
+    Raises:
+        InvalidAddress: the file is not there, or has no certificate.
+    """
+    path = ca or os.environ.get("LOOM_CA") or None
+    try:
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError as error:
+        raise InvalidAddress(f"ca={os.fspath(path or '')!r} has no certificate in PEM: {error.reason}") from error
+    except OSError as error:
+        raise InvalidAddress(f"cannot read ca={os.fspath(path or '')!r}: {error.strerror or error}") from error
+
+
+def tls_error(url: str, error: OSError) -> LoomError:
+    """What to raise where TLS with a gateway failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message or str(error)
+        if "mismatch" in why.lower() or "not valid for" in why.lower():
+            advice = "The certificate is another host's: connect by a name that it has"
+        else:
+            advice = "If its authority is your own, pass ca=FILE to loom.connect, or --ca FILE, or set LOOM_CA"
+        return UntrustedGateway(f"no trust in what answers at {url}: {why}. {advice}.")
+    if isinstance(error, TimeoutError):
+        return NotAGateway(f"{url} accepts connections but did not answer with TLS in time")
+    if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+        return NotAGateway(f"what answers at {url} speaks no TLS: use ws:// for a gateway without --tls-cert")
+    return NotAGateway(f"no TLS connection to {url}: {error or type(error).__name__}")
+
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
+"""What OpenSSL calls an answer that is not TLS, such as HTTP's."""
