@@ -77,9 +77,12 @@ class Audit:
         key = (peer, error.code)
         if key not in self._refused and len(self._refused) >= KINDS:
             key = ("others", error.code)
-        count, last = self._refused.get(key, (0, -PERIOD))
-        if now - last < PERIOD or self._lines.wait(""):
+        count, last = self._refused.get(key, (0, None))
+        if last is not None and now - last < PERIOD:
             self._refused[key] = (count + 1, last)
+            return
+        if self._lines.wait(""):
+            self._refused[key] = (count + 1, now)
             return
         self._lines.count("")
         self._refused[key] = (0, now)

@@ -1,9 +1,9 @@
 """A TLS connection that one thread may read from while others write.
 
 `ssl.SSLSocket` is not made for that. OpenSSL wants one thread at a time on a connection, and CPython does not see
-to it: without a lock of its own it has crashed (python/cpython issues 76714 and 151508), and with one, a thread that
-waited for data kept the others from sending (137583, in 3.13.6). Here the lock is ours and nobody waits with it: TLS
-turns bytes into bytes in memory (`ssl.SSLObject`), and what waits is the plain socket.
+to it: without a lock of its own it has crashed (python/cpython issues 76714 and 151508), and with one, a thread
+that waited for data kept the others from sending (137583, in 3.13.6). Here the lock is ours and nobody waits with
+it: TLS turns bytes into bytes in memory (`ssl.SSLObject`), and what waits is the plain socket.
 """
 
 from __future__ import annotations

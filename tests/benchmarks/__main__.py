@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.console import Console, RenderableType
 
-from tests.benchmarks import calls, large, ports, ray_environment, report
+from tests.benchmarks import calls, doors, large, ports, ray_environment, report
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 
@@ -115,6 +115,19 @@ def measure_ports(
     """Messages of one actor to a receiver, a second: native Monarch, and through Loom to the laptop."""
     plan = ports.PortPlan(rounds, messages)
     _report(lambda say: ports.measure(plan, _command(), say), as_json, check)
+
+
+@app.command("doors")
+def measure_doors(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, calls are measured twice.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")] = 10.0,
+    per_second: Annotated[int, typer.Option(min=1, max=1000, help="Bad handshakes and tokens a second.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+) -> None:
+    """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
+    plan = doors.DoorPlan(rounds, seconds, per_second)
+    _report(lambda say: doors.measure(plan, _command(), say), as_json, check)
 
 
 if __name__ == "__main__":
