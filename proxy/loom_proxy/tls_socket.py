@@ -19,6 +19,9 @@ from loom.wire.messages import Buffer
 
 __all__ = ["TlsSocket"]
 
+FINISH_TIMEOUT = 1.0
+"""Seconds that the rest of a last record has when the connection is closed."""
+
 _RECORD = 16 << 10
 """Bytes in a TLS record at most."""
 
@@ -49,6 +52,7 @@ class TlsSocket:
         """Held from encrypting something until it has been sent, so that it leaves in order."""
         self._unsent: Buffer = b""
         """Encrypted, and not taken by the socket. Whoever holds `_sending` may use it."""
+        self._finishing: threading.Thread | None = None
         self._handshake()
 
     def _handshake(self) -> None:
@@ -133,7 +137,8 @@ class TlsSocket:
                 done += len(piece)
                 self._unsent = memoryview(encrypted)[try_send(self._socket, encrypted) :]
             if self._unsent and done == len(view):
-                threading.Thread(target=self._finish, name="loom-tls", daemon=True).start()
+                self._finishing = threading.Thread(target=self._finish, name="loom-tls", daemon=True)
+                self._finishing.start()
                 handed_over = True
         finally:
             if not handed_over:
@@ -168,12 +173,10 @@ class TlsSocket:
 
     # -- the end --------------------------------------------------------------------------------------------
 
-    def send(self, data: bytes) -> int:
-        """Send a last word, unless others are sending."""
-        return self.try_send(data)
-
     def shutdown(self, how: int) -> None:
         """As `socket.socket.shutdown`. TLS' own goodbye is left out: a WebSocket has said its own."""
+        if self._finishing is not None:
+            self._finishing.join(FINISH_TIMEOUT)
         self._socket.shutdown(how)
 
     def close(self) -> None:

@@ -201,9 +201,8 @@ class WebSocketTransport:
     def close(self) -> None:
         """Say goodbye as WebSockets do, and close the socket."""
         try:
-            self._socket.send(
-                Frame(Opcode.CLOSE, Close(CloseCode.NORMAL_CLOSURE, "").serialize()).serialize(mask=True)
-            )
+            # Without waiting: of a connection that is stalled nobody takes anything.
+            self.try_send(Frame(Opcode.CLOSE, Close(CloseCode.NORMAL_CLOSURE, "").serialize()).serialize(mask=True))
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was faster
