@@ -51,14 +51,15 @@ def refusal(connected: ClientConnection, **hello: Any) -> loom.LoomError:
 
 
 def exchange(url: str, request: bytes) -> bytes:
-    """Send bytes to a gateway's port and return what comes back until it closes the connection."""
+    """Send bytes to a gateway's port and return what comes back until it closes the connection, or upgrades it."""
     parts = urlsplit(url)
     received = b""
     with socket.create_connection((parts.hostname, parts.port), BOUND) as sock:
         sock.sendall(request)
         with contextlib.suppress(ConnectionResetError):
-            while data := sock.recv(65536):
+            while (data := sock.recv(65536)) and not data.startswith(b"HTTP/1.1 101"):
                 received += data
+            received += data
     return received
 
 

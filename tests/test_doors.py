@@ -17,10 +17,10 @@ import loom
 from loom import Actor, endpoint
 from loom.cli.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
-from loom.wire.messages import Kind
 from loom_proxy.local import LocalCluster
-from tests.processes import run
-from tests.raw_client import BOUND, refusal, say_hello, websocket
+from tests.processes import read_json, run
+from tests.processes import start as start_program
+from tests.raw_client import BOUND, refusal, websocket
 
 
 class Waiter(Actor):
@@ -128,10 +128,15 @@ def test_opening_and_driving_a_session_needs_drive(doors: Doors, tokens: dict[st
 
 
 def test_watching_a_session_needs_view_only(doors: Doors, tokens: dict[str, str]) -> None:
-    with loom.connect(doors.url, tokens["drive"]) as job, websocket(doors.url, tokens["view"]) as watcher:
-        # Whether it is welcome beside the other client is the driver's to say: the gateway let it through.
-        message = say_hello(watcher, session=job.session, mode="watch")
-        assert message.kind == Kind.WELCOME or message.body[0] == loom.SessionInUse.code
+    with loom.connect(doors.url, tokens["drive"]) as job:
+        watcher = loom.connect(doors.url, tokens["view"], session=job.session, mode="watch")
+        try:
+            assert watcher.runs() == {}
+            with pytest.raises(loom.ReadOnlySession):
+                watcher.run(max, 1, 2)
+            until(lambda: doors.audit(event="watched", session=job.session, name="a view"))
+        finally:
+            watcher.detach()
 
 
 @pytest.mark.parametrize("hello", [{"mode": "watch"}, {"mode": "reign"}, {"mode": "reign", "session": "x"}])
@@ -329,3 +334,30 @@ def test_a_gateway_says_what_it_cannot_work_with(tmp_path: Path, options: list[s
 
     assert ended.returncode == code
     assert said in ended.stderr
+
+
+def test_the_command_passes_its_options_on(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    _, text = file.create("a viewer", "view")
+    options = ["--tokens", str(file.path), "--audit", str(tmp_path / "audit"), "--audit-size", "1000000"]
+    options += ["--allow-origin", "https://a.example", "--allow-origin", "https://b.example"]
+    options += ["--max-message", "1000", "--max-sessions", "2", "--max-in-flight", "3", "--connection-rate", "50"]
+    options += ["--login-failures", "1", "--login-window", "60", "--trusted-proxy", "127.0.0.1"]
+    command = "import sys; from loom.cli import main; main()"
+    arguments = ["serve", "gateway", "--port", "0", "--worker", "tcp://127.0.0.1:1", "--exit-with-parent", *options]
+    gateway = start_program("-c", command, *arguments)
+    try:
+        url = read_json(gateway)["url"]
+        with websocket(url, text, Origin="https://b.example") as client:
+            assert type(refusal(client)) is loom.ScopeError
+        # Each client of the proxy has its own count.
+        for address, status in (("10.0.0.1", 401), ("10.0.0.1", 429), ("10.0.0.2", 401)):
+            request = urllib.request.Request(url.replace("ws:", "http:") + "/api/v1/status")
+            request.add_header("Authorization", "Bearer wrong")
+            request.add_header("X-Forwarded-For", address)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=BOUND)
+            assert refused.value.code == status
+        assert '"peer": "10.0.0.1"' in (tmp_path / "audit").read_text()
+    finally:
+        gateway.communicate(timeout=BOUND)  # closes its standard input

@@ -126,6 +126,14 @@ def test_many_threads_over_one_tls_connection(cluster: LocalCluster, files: File
         assert not any(thread.is_alive() for thread in threads)
 
 
+def test_a_lost_tls_connection_is_made_again(cluster: LocalCluster, files: Files) -> None:
+    with loom.connect(cluster.url, cluster.token, ca=files.ca) as job:
+        job._connection._transport._socket.shutdown(socket.SHUT_RDWR)
+
+        assert job.run(max, 1, 2) == 2
+        assert next(event for event in job.events(BOUND) if event.name == "resumed")
+
+
 # -- what is refused ----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class SessionLogs:
             raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
         reader = _Reader(log.path)
         sizes: dict[str, int] = {}
-        lines = deque((line for line, _ in _matching(_noting(sizes, reader.old_entries()), query)), query.tail)
+        tail = None if query.tail is None else min(query.tail, sys.maxsize)  # a deque takes no more
+        lines = deque((line for line, _ in _matching(_noting(sizes, reader.old_entries()), query)), tail)
         _check_exists(session, query, sizes)
         return list(lines), reader
 

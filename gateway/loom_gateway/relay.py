@@ -79,6 +79,13 @@ class RelaySocket(WebSocketsSansIOProtocol):
         if hasattr(self, "scope"):
             self.scope["loom.socket"] = self  # type: ignore[typeddict-unknown-key]
 
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # A header that HTTP allows and `websockets` does not; uvicorn would leave the client without a word.
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+
     def relay_to(self, link: DriverLink) -> None:
         """Send every binary message from now on to a driver, and what has come already."""
         self._link = link
