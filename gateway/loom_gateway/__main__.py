@@ -78,6 +78,7 @@ def _run(listener: socket.socket, options: argparse.Namespace, token: str, doors
 
     from loom.wire.frames import MAX_FRAME
     from loom_gateway.app import create_app
+    from loom_gateway.door_keeper import DoorKeeper
     from loom_gateway.impatience import ImpatientProtocol
     from loom_gateway.relay import RelaySocket
     from loom_gateway.sessions import SessionManager
@@ -98,7 +99,7 @@ def _run(listener: socket.socket, options: argparse.Namespace, token: str, doors
     manager = SessionManager(options.worker, options.session_linger, driver_limits(doors.limits))
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
-    app = create_app(manager, doors)
+    app = DoorKeeper(create_app(manager, doors), doors)
     config = uvicorn.Config(
         app,
         loop="uvloop",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,9 +21,6 @@ from loom_gateway.sessions import Session, SessionManager
 from loom_gateway.workers import parse_worker_address
 
 __all__ = ["create_app"]
-
-_OPEN_PATHS = frozenset({"/healthz"})
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SessionInfo(BaseModel):
@@ -73,7 +70,7 @@ class Health(BaseModel):
 def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
     """The gateway's application.
 
-    Everything but ``/healthz`` needs a token. Errors are ``{"error": {"code", "message"}}``.
+    For behind a `DoorKeeper`. Errors are ``{"error": {"code", "message"}}``.
     """
 
     @asynccontextmanager
@@ -94,23 +91,6 @@ def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-
-    @app.middleware("http")
-    async def require_token(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path in _OPEN_PATHS:
-            return await call_next(request)
-        reads = request.method in _READS
-        try:
-            visit = doors.admit(request.scope)
-            doors.require(visit, "view" if reads else "operate", f"{request.method} over REST")
-        except LoomError as error:
-            return _error_response(error)
-        request.state.visit = visit
-        response = await call_next(request)
-        if not reads:
-            command = {"method": request.method, "path": request.url.path[:200], "status": response.status_code}
-            doors.audit.write("commanded", visit.identity, visit.peer, **command)
-        return response
 
     @app.exception_handler(LoomError)
     async def loom_error(_: Request, error: LoomError) -> Response:
@@ -168,7 +148,7 @@ def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
         """
         query = LogQuery(mesh, rank, stream, tail)
         if follow:
-            followed = _while_welcome(await manager.logs.follow(name, query), doors, request.state.visit)
+            followed = _while_welcome(await manager.logs.follow(name, query), doors, request.scope["loom.visit"])
             return StreamingResponse(followed, media_type="application/x-ndjson")
         lines = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")

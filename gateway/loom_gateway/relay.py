@@ -8,10 +8,9 @@ it sits on the path of every call.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -26,7 +25,7 @@ from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
-from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
+from loom_gateway.doors import Doors, Visit
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
 __all__ = ["Relay", "RelaySocket"]
@@ -85,6 +84,17 @@ class RelaySocket(WebSocketsSansIOProtocol):
             # A header that HTTP allows and `websockets` does not; uvicorn would leave the client without a word.
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             self.transport.close()
+
+    def refuse(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        """Answer the upgrade with an error. Of one that an application refuses, uvicorn complains in the log."""
+        response = self.conn.reject(status, text)
+        for name, value in headers.items():
+            response.headers.pop(name, None)  # which would keep both
+            response.headers[name] = value
+        self.conn.send_response(response)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.handshake_complete = self.close_sent = True
+        self.transport.close()
 
     def relay_to(self, link: DriverLink) -> None:
         """Send every binary message from now on to a driver, and what has come already."""
@@ -265,12 +275,8 @@ class Relay:
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # websocket.connect
-        try:
-            visit = self._doors.admit(scope)
-        except LoomError as error:
-            await _refuse_upgrade(send, error)
-            return
         await send({"type": "websocket.accept"})
+        visit: Visit = scope["loom.visit"]
         try:
             opened = await self._open(receive, visit)
         except LoomError as error:
@@ -403,11 +409,3 @@ async def _say(send: AsgiSend, error: LoomError) -> None:
     """Tell the client why the connection ends, and end it."""
     await send({"type": "websocket.send", "bytes": b"".join(unnumbered_frame(refusal(error)))})
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code})
-
-
-async def _refuse_upgrade(send: AsgiSend, error: LoomError) -> None:
-    body = json.dumps({"error": {"code": error.code, "message": str(error)}}).encode()
-    more = [(name.encode(), value.encode()) for name, value in refusal_headers(error).items()]
-    headers = [(b"content-type", b"application/json"), *more]
-    await send({"type": "websocket.http.response.start", "status": http_status(error), "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})
