@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import urllib.error
@@ -17,6 +18,10 @@ import loom
 from loom import Actor, endpoint
 from loom.cli.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
+from loom_gateway.auth import TokenAuthority
+from loom_gateway.door_keeper import DoorKeeper
+from loom_gateway.doors import Doors as GatewayDoors
+from loom_gateway.limits import Limits
 from loom_proxy.local import LocalCluster
 from tests.processes import read_json, run
 from tests.processes import start as start_program
@@ -311,6 +316,26 @@ def test_too_many_connections_of_one_address(tmp_path: Path) -> None:
         with urllib.request.urlopen(doors.url.replace("ws:", "http:") + "/healthz", timeout=BOUND) as health:
             assert health.status == 200
         until(lambda doors=doors: doors.audit(event="refused", code="rate_limited"))
+
+
+def test_a_tunnel_comes_in_as_a_websocket_does_and_counts_once() -> None:
+    came: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        came.append(f"{scope['method']} {scope['path']} {scope['loom.visit'].identity.name}")
+
+    async def refused(message: Any) -> None:
+        came.append(str(message.get("status", "")))
+
+    async def ask() -> None:
+        limits = Limits(connection_rate=0.2)  # one at once, and then one in 5 s
+        keeper = DoorKeeper(app, GatewayDoors(TokenAuthority("own"), limits))
+        headers = [(b"authorization", b"Bearer own")]
+        for path in ("/api/v1/tunnel", *["/api/v1/tunnel/abc/up"] * 100, "/api/v1/tunnel"):
+            await keeper({"type": "http", "method": "POST", "path": path, "headers": headers}, None, refused)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    assert came == ["POST /api/v1/tunnel gateway", *["POST /api/v1/tunnel/abc/up gateway"] * 100, "429", ""]
 
 
 # -- a gateway that cannot start so ---------------------------------------------------------------------------

@@ -21,6 +21,9 @@ AsgiSend: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/healthz"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
+_TUNNEL = "/api/v1/tunnel"
+"""Stands in for a WebSocket: what its client may do is decided by its hello, and what is below goes on with it."""
+
 
 class DoorKeeper:
     """Lets requests and WebSockets through, with a `Visit` as ``loom.visit`` in their scope, or refuses them."""
@@ -33,9 +36,10 @@ class DoorKeeper:
         if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        reads = scope["type"] == "websocket" or scope["method"] in _READS
+        path = scope["path"]
+        reads = scope["type"] == "websocket" or scope["method"] in _READS or _is_tunnel(path)
         try:
-            visit = scope["loom.visit"] = self._doors.admit(scope)
+            visit = scope["loom.visit"] = self._doors.admit(scope, counts=not path.startswith(f"{_TUNNEL}/"))
             if scope["type"] == "http":
                 self._doors.require(visit, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:
@@ -66,3 +70,7 @@ class DoorKeeper:
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": http_status(error), "headers": pairs})
         await send({"type": "http.response.body", "body": body})
+
+
+def _is_tunnel(path: str) -> bool:
+    return path == _TUNNEL or path.startswith(f"{_TUNNEL}/")

@@ -101,8 +101,11 @@ class Doors:
 
     # -- coming in ------------------------------------------------------------------------------------------
 
-    def admit(self, scope: MutableMapping[str, Any]) -> Visit:
+    def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Visit:
         """Let a request or a WebSocket in, given its ASGI scope.
+
+        Args:
+            counts: whether it counts as a connection; not what goes on with one.
 
         Raises:
             RateLimited: too much came from its address.
@@ -111,15 +114,17 @@ class Doors:
         """
         peer = peer_of(scope)
         try:
-            return Visit(self._admit(scope, address_key(peer)), peer)
+            return Visit(self._admit(scope, address_key(peer), counts), peer)
         except LoomError as error:
             self.audit.refused(error, None, peer)
             raise
 
-    def _admit(self, scope: MutableMapping[str, Any], address: str) -> Identity:
-        if wait := self._connections.wait(address):
-            raise _too_often(f"--connection-rate {self.limits.connection_rate:g} a second from one address", wait)
-        self._connections.count(address)
+    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> Identity:
+        if counts:
+            if wait := self._connections.wait(address):
+                limit = f"--connection-rate {self.limits.connection_rate:g} a second from one address"
+                raise _too_often(limit, wait)
+            self._connections.count(address)
         headers = scope["headers"]
         if scope["type"] == "websocket":
             self._check_origin(headers)

@@ -96,6 +96,10 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.handshake_complete = self.close_sent = True
         self.transport.close()
 
+    def abort(self) -> None:
+        """Close the connection without a word, and drop what waits to be sent."""
+        self.transport.abort()
+
     def relay_to(self, link: DriverLink) -> None:
         """Send every binary message from now on to a driver, and what has come already."""
         self._link = link
@@ -349,7 +353,7 @@ class Relay:
             try:
                 await asyncio.wait_for(_say(send, error), CUT_TIMEOUT)
             except asyncio.TimeoutError:  # it takes nothing, not even this
-                socket.transport.abort()
+                socket.abort()
 
         self._doors.entered(visit, session, hello)
         try:
