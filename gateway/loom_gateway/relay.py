@@ -283,13 +283,16 @@ class Relay:
         hello = _read_hello(frame)
         check_protocol(hello.protocol, ours="gateway", theirs="client")
         if hello.session is None:
-            session = await self._manager.create()
+            session = await self._manager.create(hello.persist)
         else:
             session = self._manager.get(hello.session)
+            if hello.persist:
+                self._manager.persist(session)
         loop = asyncio.get_running_loop()
         try:
             _, link = await loop.create_unix_connection(DriverLink, session.driver.socket_path)
         except OSError:
+            await _await_exit(session)
             raise session.ended_error() from None
         for buffer in (unnumbered_frame(Message(Kind.OPEN, 0, [session.name])), [frame]):
             link.write(b"".join(buffer))
@@ -330,7 +333,6 @@ class Relay:
         await link.closed
         last = _last_word(link.last_frame)
         if last == Kind.ENDED:
-            session.end_reason = session.end_reason or "the client closed it"
             session.move_to(SessionState.ENDING)
             await send({"type": "websocket.close", "code": CLOSE_NORMAL})
         elif last == Kind.REFUSE:
@@ -346,6 +348,13 @@ class Relay:
             await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
         else:
             await _say(send, session.ended_error())
+
+
+async def _await_exit(session: Session) -> None:
+    try:
+        await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
+    except asyncio.TimeoutError:
+        logger.warning("session %s: the driver closed its socket but lives", session.name)
 
 
 def _read_hello(frame: bytes) -> Hello:

@@ -21,6 +21,7 @@ from loom_gateway.driver.clients import Client, Clients
 from loom_gateway.driver.connection import ClientConnection
 from loom_gateway.driver.faults import replace_fault_hook
 from loom_gateway.driver.lifeline import LifelineServer, watch_host
+from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
@@ -37,7 +38,9 @@ class DriverServer:
     Made on the event loop, which lives for as long as the driver and does what is not on the path of a call.
     """
 
-    def __init__(self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool | None = None) -> None:
+    def __init__(
+        self, workers: Sequence[str], listener: socket.socket, log_spool: LogSpool, lifetime: Lifetime
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = list(workers)
         self._listener = listener
@@ -45,6 +48,7 @@ class DriverServer:
             address_towards(workers), self._process_gone, self._process_started, self._process_prints
         )
         self._log_spool = log_spool
+        self._lifetime = lifetime
         self._operations: Operations | None = None
         self._opening = threading.Lock()
         self._clients = Clients(self._take, self._take_reading, self._left, self._orphan, self._next_id)
@@ -136,7 +140,9 @@ class DriverServer:
         """
         check_protocol(hello.protocol, ours="driver", theirs="client")
         self._open(session)
-        return self._clients.admit(connection, hello)
+        admitted = self._clients.admit(connection, hello)
+        self._lifetime.client_came(connection)
+        return admitted
 
     def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
         """What to answer a client."""
@@ -146,6 +152,7 @@ class DriverServer:
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
             next_id=client.first_id,
+            linger=self._lifetime.opened(hello.persist),
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
@@ -190,10 +197,12 @@ class DriverServer:
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection is gone; the session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
+        self._lifetime.client_left(connection)
 
     def end(self, reason: str) -> None:
         """Stop the session's meshes, tell the client, and set `ended`. On the event loop."""
         if self._ending is None:
+            self._lifetime.ends(reason)
             self._ending = self._loop.create_task(self._end(reason))
 
     async def _end(self, reason: str) -> None:
