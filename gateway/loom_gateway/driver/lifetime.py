@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from loom.errors import UnknownSession
 from loom_gateway.driver_files import DriverFiles, LastWords
 
 __all__ = ["Lifetime"]
@@ -45,6 +46,7 @@ class Lifetime:
         self._remove_folder = remove_folder
         self._opened = False
         self._persist = False
+        self._why = ""
         self._clients: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -114,6 +116,12 @@ class Lifetime:
     def ends(self, reason: str) -> None:
         """Note why the driver ends; what was noted first stays."""
         self._files.say(LastWords(reason))
+        self._why = reason
+
+    def check_goes_on(self, session: str) -> None:
+        """Raise `UnknownSession` where the session is ending. On any thread."""
+        if self._why:
+            raise UnknownSession(f"session {session!r} is ending: {self._why}. Open a new one with loom.connect.")
 
     def told_to_end(self, number: signal.Signals) -> None:
         """End because of a signal: for the reason that the gateway has noted, if it sent it. On the loop."""

@@ -139,6 +139,7 @@ class DriverServer:
             LoomError: the session cannot be opened, or the client is refused.
         """
         check_protocol(hello.protocol, ours="driver", theirs="client")
+        self._lifetime.check_goes_on(session)
         self._open(session)
         admitted = self._clients.admit(connection, hello)
         self._lifetime.client_came(connection)
