@@ -269,6 +269,19 @@ class Job:
         """
         return undelivered_calls(self._connection)
 
+    def refresh_hosts(self) -> list[int]:
+        """Use again the worker hosts that were gone and have come back on the same address.
+
+        What is spawned on them from now on works. What ran on them before stays gone, and so do meshes that have a
+        part there. Event ``host_back`` tells of each. A host that does not come back costs up to three seconds, one
+        that accepts connections and does not answer fifteen.
+
+        Returns:
+            The indexes in the dimension ``hosts`` of those that have come back.
+        """
+        back: list[int] = self._connection.ask(Kind.REFRESH_HOSTS, ()).get()
+        return back
+
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port for this session: what is sent to it comes to this program. See `loom.Channel.open`.
 

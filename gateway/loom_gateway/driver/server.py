@@ -20,12 +20,11 @@ from loom.wire.texts import pack_texts
 from loom_gateway.driver.clients import Client, Clients
 from loom_gateway.driver.connection import ClientConnection
 from loom_gateway.driver.faults import replace_fault_hook
-from loom_gateway.driver.lifeline import LifelineServer, watch_host
+from loom_gateway.driver.lifeline import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
-from loom_gateway.workers import parse_worker_address
 
 __all__ = ["DriverServer", "prepare"]
 
@@ -53,7 +52,6 @@ class DriverServer:
         self._opening = threading.Lock()
         self._clients = Clients(self._take, self._take_reading, self._left, self._orphan, self._next_id)
         self._ending: asyncio.Task[None] | None = None
-        self._watches: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
         """Set when the session is over and its meshes have been stopped."""
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
@@ -87,6 +85,7 @@ class DriverServer:
                 lifeline = self._on_loop(self._lifeline.start())
                 self._operations = Operations(
                     host_mesh,
+                    self._workers,
                     lifeline,
                     self._loop,
                     self._clients.send,
@@ -94,23 +93,11 @@ class DriverServer:
                     self._log_spool,
                     self._clients.has_room,
                 )
-                self._loop.call_soon_threadsafe(self._watch_hosts)
+                self._loop.call_soon_threadsafe(self._operations.hosts.watch)
             return self._operations
 
     def _on_loop(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _watch_hosts(self) -> None:
-        self._watches = [
-            self._loop.create_task(self._watch_host(number, address))
-            for number, address in enumerate(self._workers)
-        ]
-
-    async def _watch_host(self, number: int, address: str) -> None:
-        await watch_host(parse_worker_address(address))
-        if self._operations is not None:
-            self._operations.host_gone(number)
-            self._event("host_lost", {"host": number, "address": address})
 
     def _process_started(self, procs: int, rank: int) -> None:
         if self._operations is not None:
