@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,9 +82,8 @@ def test_a_host_that_comes_back_is_used_again_by_the_session_and_by_new_ones(own
             hanging.get(BOUND)
         with pytest.raises(loom.SupervisionError, match=r"worker host 0 at tcp://.* is gone.*refresh_hosts"):
             job.hosts.spawn_procs().initialized.get(BOUND)
-        assert list(job.hosts.slice(hosts=1).spawn_procs().spawn("c", Counter).add.call(1).get(BOUND).values()) == [
-            1
-        ]
+        alone = job.hosts.slice(hosts=1).spawn_procs().spawn("alone", Counter)
+        assert list(alone.add.call(1).get(BOUND).values()) == [1]
 
         assert job.refresh_hosts() == []
 
@@ -176,8 +176,6 @@ def test_a_worker_that_accepts_and_does_not_answer_stays_gone(own_cluster: Local
         workers.kill(1)
         await_event(job, "host_lost")
         host, port = own_cluster.workers[1].removeprefix("tcp://").split(":")
-        import socket
-
         with socket.create_server((host, int(port))):
             assert job.refresh_hosts() == []
         workers.start(1)

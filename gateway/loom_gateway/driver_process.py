@@ -136,7 +136,9 @@ class OwnDriver(DriverProcess):
     def _ended(self, exit_code: int | None) -> None:
         super()._ended(exit_code)
         if not self.listening.done():
-            self.listening.set_exception(self.lost(f"the driver ended before it listened (exit code {exit_code})"))
+            last = "\n".join(self.output)
+            text = f"the driver ended before it listened (exit code {exit_code}); its last output:\n{last}"
+            self.listening.set_exception(self.lost(text))
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -169,7 +171,7 @@ class AdoptedDriver(DriverProcess):
             raise NotOurDriver(f"its record cannot be read: {error}") from error
         try:
             pidfd = os.pidfd_open(record.pid)
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError) as error:
             raise NotOurDriver(f"process {record.pid} has ended") from error
         try:
             # The descriptor holds on to the process: what is true of it now does not become another's.

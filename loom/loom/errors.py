@@ -215,13 +215,13 @@ class PortInUse(LoomError, OSError):
     code = "port_in_use"
 
 
-class StateFolderInUse(LoomError, OSError):
+class StateFolderInUse(LoomError):
     """Another gateway uses the folder that a gateway was to keep its state in."""
 
     code = "state_folder_in_use"
 
 
-class UnsafeStateFolder(LoomError, OSError):
+class UnsafeStateFolder(LoomError):
     """The folder that a gateway was to keep its state in cannot be used, or not safely; the text says why."""
 
     code = "unsafe_state_folder"
