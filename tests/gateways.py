@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ class Gateway:
         self._process = None
 
     def connect(self, session: str | None = None, **options: Any) -> loom.Job:
-        return loom.connect(self.url, TOKEN, session, **options)
+        # The client before may have left so lately that the driver has not noticed.
+        return loom.connect(self.url, TOKEN, session, take_over=session is not None, **options)
 
     def rest(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(self.url.replace("ws://", "http://") + "/api/v1" + path, method=method)
@@ -73,9 +75,15 @@ class Gateway:
         return dict(found)
 
     def ended(self, name: str) -> dict[str, Any]:
-        """What the gateway tells of a session that has ended."""
-        (found,) = [ended for ended in self.rest("/sessions?ended=true")["ended"] if ended["name"] == name]
-        return dict(found)
+        """What the gateway tells of a session that has ended, or does so now."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found[:] = [ended for ended in self.rest("/sessions?ended=true")["ended"] if ended["name"] == name]
+            return bool(found)
+
+        await_true(is_there)
+        return found[0]
 
     def drivers(self) -> list[psutil.Process]:
         """Every driver that any gateway has started in the folder."""
@@ -122,6 +130,14 @@ def run_gateway(gateway: Gateway) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         env=dict(os.environ),
     )
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    """Wait until something is so that there is no event for."""
+    until = time.monotonic() + BOUND
+    while not condition():
+        assert time.monotonic() < until, "it never was so"
+        time.sleep(0.05)
 
 
 def await_end(pid: int) -> None:

@@ -24,7 +24,7 @@ from loom_gateway.fresh_ports import FreshPorts
 from loom_gateway.state_folder import StateFolder, default_path
 from loom_proxy.local import LocalCluster
 from tests.actors import Counter
-from tests.gateways import BOUND, Gateway, await_end, gateway_of, run_gateway
+from tests.gateways import BOUND, Gateway, await_end, await_true, gateway_of, run_gateway
 from tests.processes import still_there
 
 pytestmark = pytest.mark.timeout(180)
@@ -129,8 +129,7 @@ def test_two_gateways_are_one_after_the_other(gateway: Gateway) -> None:
 def test_a_spare_ends_with_its_gateway(gateway: Gateway) -> None:
     with gateway.connect() as job:
         job.hosts.initialized.get(BOUND)
-    while not gateway.rest("/status")["spare_ready"]:
-        pass
+    await_true(lambda: gateway.rest("/status")["spare_ready"])
     drivers = gateway.drivers()
     assert drivers
 

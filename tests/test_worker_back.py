@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,43 +13,11 @@ import pytest
 import loom
 from loom_proxy.local import LocalCluster
 from tests.actors import Counter, Hang
-from tests.processes import read_json, start, still_there
+from tests.processes import still_there
+from tests.workers import workers_of
 
 BOUND = 60.0
 """Seconds; far over what anything here takes, so that only a hang fails."""
-
-
-class Workers:
-    """The workers of a cluster, which can be killed and started again."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._addresses = cluster.workers
-        self._pids = cluster.pids[1:]
-        self._started: list[subprocess.Popen[str]] = []
-
-    def kill(self, host: int) -> None:
-        worker = psutil.Process(self._pids[host])
-        worker.kill()
-        psutil.wait_procs([worker], timeout=BOUND)
-
-    def start(self, host: int) -> None:
-        again = start("-m", "loom_gateway.worker", "--address", self._addresses[host], "--exit-with-parent")
-        self._started.append(again)
-        self._pids[host] = read_json(again)["pid"]
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.communicate()
-
-
-@contextmanager
-def workers_of(cluster: LocalCluster) -> Iterator[Workers]:
-    workers = Workers(cluster)
-    try:
-        yield workers
-    finally:
-        workers.close()
 
 
 def await_event(job: loom.Job, name: str, count: int = 1) -> None:
