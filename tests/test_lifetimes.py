@@ -84,6 +84,15 @@ def test_a_later_client_may_have_a_session_persist(gateway: Gateway) -> None:
         assert last._connection.welcome.linger == 0
 
 
+def test_of_two_meshes_of_one_name_a_later_client_finds_the_newer(gateway: Gateway) -> None:
+    job = gateway.connect()
+    job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 1).add.call(0).get(BOUND)
+    job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 2).add.call(0).get(BOUND)
+    job.detach()
+    with gateway.connect(job.session) as again:
+        assert list(again.meshes["counters"].add.call(0).get(BOUND).values()) == [2, 2]
+
+
 # -- why it ended -------------------------------------------------------------------------------------------
 
 

@@ -159,7 +159,8 @@ class Job:
     def _find_meshes(self) -> None:
         """Make proxies of the meshes that an earlier client of this session made."""
         connection = self._connection
-        for ident, kind, name, shape, class_name, described, stopped in connection.ask(Kind.MESHES, ()).get():
+        listed = connection.ask(Kind.MESHES, ()).get()
+        for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
             if stopped or name in connection.meshes:
                 continue
             whole = WholeMesh(connection, ident, name, Shape(*shape))
