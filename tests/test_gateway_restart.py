@@ -21,6 +21,7 @@ import loom
 from loom_gateway.driver_files import DriverFiles, DriverRecord, LastWords, start_time
 from loom_gateway.driver_process import AdoptedDriver, NotOurDriver
 from loom_gateway.fresh_ports import FreshPorts
+from loom_gateway.sessions import Session
 from loom_gateway.state_folder import StateFolder, default_path
 from loom_proxy.local import LocalCluster
 from tests.actors import Counter
@@ -246,6 +247,22 @@ async def test_a_driver_of_ours_is_adopted(files: DriverFiles) -> None:
 
     assert (driver.pid, driver.record.session) == (os.getpid(), "session-1")
     listener.close()
+
+
+async def test_a_client_that_meets_a_driver_at_its_end_is_told_why_it_ends(files: DriverFiles) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(files.socket)
+        listener.listen()
+        files.write_record(record_of(os.getpid()))
+        driver = AdoptedDriver.adopt(files)
+    session = Session("session-1", driver, driver.record)
+
+    assert isinstance(session.ended_error(), loom.SessionLost)
+    files.say(LastWords("no client for 5 s"))
+    error = session.ended_error()
+
+    assert isinstance(error, loom.UnknownSession)
+    assert "no client for 5 s" in str(error)
 
 
 def test_a_record_that_names_another_process_than_listens_is_refused(

@@ -22,7 +22,7 @@ from websockets.protocol import State
 from loom.errors import AuthenticationError, LoomError, ProtocolMismatch, TooLarge
 from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME, decode_frame
-from loom.wire.handshake import Hello, check_protocol, refusal
+from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
@@ -283,11 +283,9 @@ class Relay:
         hello = _read_hello(frame)
         check_protocol(hello.protocol, ours="gateway", theirs="client")
         if hello.session is None:
-            session = await self._manager.create(hello.persist)
+            session = await self._manager.create()
         else:
             session = self._manager.get(hello.session)
-            if hello.persist:
-                self._manager.persist(session)
         loop = asyncio.get_running_loop()
         try:
             _, link = await loop.create_unix_connection(DriverLink, session.driver.socket_path)
@@ -302,7 +300,10 @@ class Relay:
         self, session: Session, link: DriverLink, socket: RelaySocket, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         first = await link.next()
-        welcomed = first is not None and decode_frame(first).messages[0].kind == Kind.WELCOME
+        answer = None if first is None else decode_frame(first).messages[0]
+        welcomed = answer is not None and answer.kind == Kind.WELCOME
+        if answer is not None and welcomed and not Welcome.from_body(answer.body).linger:
+            self._manager.persist(session)
         if first is not None:
             await send({"type": "websocket.send", "bytes": first})
         if not welcomed:

@@ -78,7 +78,10 @@ class Session:
             self.state = state
 
     def ended_error(self) -> LoomError:
-        """What to tell a client whose driver has gone."""
+        """What to tell a client whose driver has gone, or is going."""
+        reason = self.driver.reason or self.driver.files.read_last_words().reason
+        if reason:
+            return UnknownSession(f"session {self.name!r} has ended: {reason}. Open a new one with loom.connect.")
         last = "\n".join(self.driver.output)
         return self.driver.lost(
             f"the driver of session {self.name!r} {self.driver.how_it_ended}; its meshes are stopped. Open a new "
@@ -227,11 +230,10 @@ class SessionManager:
             raise driver.lost(f"a driver did not come up within {START_TIMEOUT:g} s") from None
         return driver
 
-    async def create(self, persist: bool = False, owner: str = "") -> Session:
+    async def create(self, owner: str = "") -> Session:
         """Give the spare driver to a new session and warm the next spare.
 
         Args:
-            persist: whether it lives on without a client for as long as it takes.
             owner: id of the token that opens it.
 
         Raises:
@@ -241,7 +243,7 @@ class SessionManager:
         created = time.time()
         name = f"session-{secrets.token_hex(4)}"
         record = driver.files.read_record()
-        record = replace(record, session=name, created=created, persist=persist, owner=owner)
+        record = replace(record, session=name, created=created, owner=owner)
         driver.files.write_record(record)
         session = Session(name, driver, record, created)
         self._add(session)
@@ -286,7 +288,7 @@ class SessionManager:
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 
     def persist(self, session: Session) -> None:
-        """Note that a client wants a session to live on without one for as long as it takes; its driver knows."""
+        """Note that a session lives on without a client for as long as it takes."""
         if not session.record.persist:
             session.record = replace(session.record, persist=True)
             session.driver.files.write_record(session.record)

@@ -78,6 +78,8 @@ class StateFolder:
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        for unfinished in Path(path).glob(".*"):  # what somebody was killed in the middle of writing
+            unfinished.unlink()
         return cls(path, lock)
 
     def new_driver(self) -> DriverFiles:

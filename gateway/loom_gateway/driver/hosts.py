@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import time
@@ -105,7 +106,9 @@ class Hosts:
             return back
 
     def _attach_again(self) -> list[int]:
-        waiting = [host for host in sorted(self._session.lost_hosts) if self._answers(host)]
+        lost = sorted(self._session.lost_hosts)
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            waiting = [host for host, answers in zip(lost, pool.map(self._answers, lost), strict=True) if answers]
         back: list[int] = []
         messenger = self._messenger
         for timeout in ATTACH_TIMEOUTS:
