@@ -138,8 +138,9 @@ def test_a_dead_driver_is_told_to_its_client_and_harms_no_other_session(
     assert list(survivor.add.call(1).get(timeout=BOUND).values()) == [2, 2]
     assert doomed.session not in [s["name"] for s in rest(cluster, "/api/v1/sessions")["sessions"]]
     wait_gone(pids)
-    with pytest.raises(loom.UnknownSession):
+    with pytest.raises(loom.SessionLost, match="killed by SIGKILL") as later:
         loom.connect(cluster.url, cluster.token, session=doomed.session)
+    assert later.value.exit_code == -signal.SIGKILL
 
 
 def test_a_driver_that_exits_says_its_last_words(cluster: LocalCluster) -> None:

@@ -7,9 +7,11 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from loom.cli.exit_codes import FAILURE, report
@@ -22,6 +24,7 @@ from loom_gateway.workers import parse_worker_address
 if TYPE_CHECKING:
     from loom_gateway.doors import Doors
     from loom_gateway.sessions import SessionManager
+    from loom_gateway.state_folder import StateFolder
 
 
 def main() -> int:
@@ -32,6 +35,8 @@ def main() -> int:
     parser.add_argument("--token", default=None, help="the token (default: LOOM_TOKEN, else a new one is made)")
     parser.add_argument("--session-linger", type=float, default=3600.0, metavar="SECONDS",
                         help="how long a session lives without a client")  # fmt: skip
+    parser.add_argument("--state-dir", default=None, help="where the next gateway finds the sessions of this one")
+    parser.add_argument("--end-sessions", action="store_true", help="end the sessions on SIGTERM, too")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     add_door_options(parser)
@@ -45,9 +50,20 @@ def main() -> int:
         token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
         doors = make_doors(options, token)
         listener = _listen(options.host, options.port)
+        folder = _state_folder(options, listener.getsockname()[1])
     except LoomError as error:
         return report(error)
-    return _run(listener, options, token, doors)
+    return _run(listener, folder, options, token, doors)
+
+
+def _state_folder(options: argparse.Namespace, port: int) -> StateFolder | None:
+    """Where drivers are found again; None where none is to outlive this process."""
+    from loom_gateway.state_folder import StateFolder, default_path
+
+    # Only Linux can tell for sure that a process is the one that was started.
+    if sys.platform != "linux" or (options.exit_with_parent and options.state_dir is None):
+        return None
+    return StateFolder.open(options.state_dir or default_path(port))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -69,11 +85,13 @@ def _end_with_parent(manager: SessionManager) -> None:
     """End at once when the parent is gone. The drivers end with this process, and the sessions' procs with them."""
     while os.read(0, 4096):
         pass
-    manager.remove_folder()
+    manager.abandon()
     os._exit(FAILURE)
 
 
-def _run(listener: socket.socket, options: argparse.Namespace, token: str, doors: Doors) -> int:
+def _run(
+    listener: socket.socket, folder: StateFolder | None, options: argparse.Namespace, token: str, doors: Doors
+) -> int:
     import uvicorn
 
     from loom.wire.frames import MAX_FRAME
@@ -92,11 +110,18 @@ def _run(listener: socket.socket, options: argparse.Namespace, token: str, doors
             line = {"event": "listening", "url": url, "token": token, "pid": os.getpid()}
             print(json.dumps(line), flush=True)  # noqa: T201
 
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            # Ctrl-C is a person who is done. SIGTERM may be an upgrade, whose next gateway finds the sessions.
+            manager.end_sessions |= sig == signal.SIGINT
+            super().handle_exit(sig, frame)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             manager.logs.stop_following()  # uvicorn waits for answers that are under way
             await super().shutdown(sockets)
 
-    manager = SessionManager(options.worker, options.session_linger, driver_limits(doors.limits))
+    limits = driver_limits(doors.limits)
+    manager = SessionManager(options.worker, options.session_linger, folder, options.exit_with_parent, limits)
+    manager.end_sessions |= options.end_sessions
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
     app = DoorKeeper(create_app(manager, doors), doors)

@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 import loom
 from loom.errors import LoomError
 from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
+from loom_gateway.ended_sessions import EndedSession
 from loom_gateway.logs import LogQuery
 from loom_gateway.relay import Relay
 from loom_gateway.sessions import Session, SessionManager
@@ -35,12 +36,31 @@ class SessionInfo(BaseModel):
     """Process id of the session's driver."""
     operations: int
     """Frames that the client has sent."""
+    persist: bool
+    """Whether it lives on without a client for as long as it takes."""
+
+
+class EndedSessionInfo(BaseModel):
+    """A session that is over."""
+
+    name: str
+    reason: str
+    """Why it has ended."""
+    exit_code: int | None
+    """Of its driver; negative: the signal that killed it; null: not known."""
+    created_at: float
+    """Seconds since the epoch."""
+    ended_at: float
+    """Seconds since the epoch."""
 
 
 class SessionList(BaseModel):
-    """The living sessions, oldest first."""
+    """Sessions, oldest first."""
 
     sessions: list[SessionInfo]
+    """The living ones."""
+    ended: list[EndedSessionInfo] = []
+    """The last hundred that have ended, where they were asked for."""
 
 
 class WorkerInfo(BaseModel):
@@ -75,6 +95,7 @@ def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await manager.adopt()
         manager.prepare_spare()
         manager.on_end = doors.session_ended
         watching = asyncio.ensure_future(doors.watch(manager))
@@ -113,11 +134,20 @@ def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
         )
 
     @app.get("/api/v1/sessions")
-    async def list_sessions() -> SessionList:
-        """The living sessions."""
-        return SessionList(sessions=[_session_info(session) for session in manager.sessions()])
+    async def list_sessions(ended: bool = False) -> SessionList:
+        """The living sessions and, if asked for, the last hundred that have ended, with the reasons."""
+        return SessionList(
+            sessions=[_session_info(session) for session in manager.sessions()],
+            ended=[_ended_info(session) for session in manager.ended.all()] if ended else [],
+        )
 
-    @app.delete("/api/v1/sessions/{name}", responses={404: {"description": "No living session has this name."}})
+    @app.delete(
+        "/api/v1/sessions/{name}",
+        responses={
+            404: {"description": "No living session has this name."},
+            410: {"description": "The session's driver has died."},
+        },
+    )
     async def end_session(name: str) -> SessionInfo:
         """End a session: its meshes are stopped on every host. Answers when they are."""
         session = manager.get(name)
@@ -185,6 +215,17 @@ def _session_info(session: Session) -> SessionInfo:
         created_at=session.created_at,
         pid=session.driver.pid,
         operations=session.operations,
+        persist=session.record.persist,
+    )
+
+
+def _ended_info(session: EndedSession) -> EndedSessionInfo:
+    return EndedSessionInfo(
+        name=session.name,
+        reason=session.reason,
+        exit_code=session.exit_code,
+        created_at=session.created_at,
+        ended_at=session.ended_at,
     )
 
 

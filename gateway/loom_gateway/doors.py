@@ -26,6 +26,7 @@ from loom.errors import (
     ProtocolMismatch,
     RateLimited,
     ScopeError,
+    SessionLost,
     TokenRevoked,
     UnknownSession,
     WrongArguments,
@@ -53,6 +54,7 @@ _STATUS: dict[type[LoomError], int] = {
     UnknownSession: 404,
     NoSuchMesh: 404,
     NoSuchRank: 404,
+    SessionLost: 410,
     WrongArguments: 422,
     LimitReached: 429,
 }

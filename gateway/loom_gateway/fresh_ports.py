@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 __all__ = ["FreshPorts"]
 
@@ -29,11 +30,15 @@ class FreshPorts:
 
     Args:
         bind: binds a socket to a port that the kernel picks.
+        path: a file of the ports that were given, for the next gateway, whose workers are the same; None: there is
+            no next one.
     """
 
-    def __init__(self, bind: Callable[[], socket.socket] = _bind_any) -> None:
+    def __init__(self, bind: Callable[[], socket.socket] = _bind_any, path: str | None = None) -> None:
         self._bind = bind
-        self._given: set[int] = set()
+        self._path = None if path is None else Path(path)
+        given = self._path.read_text().split() if self._path is not None and self._path.exists() else []
+        self._given = {int(port) for port in given if port.isdecimal()}
 
     def take(self) -> int:
         """A port that nobody listens on and that was not given before."""
@@ -44,5 +49,10 @@ class FreshPorts:
                     break
             else:
                 self._given.clear()
+                if self._path is not None:
+                    self._path.unlink()
         self._given.add(port)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(f"{port}\n")
         return port

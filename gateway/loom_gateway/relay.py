@@ -21,7 +21,7 @@ from websockets.protocol import State
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
 from loom.sockets import keep_queues_short
 from loom.wire.frames import MAX_FRAME, decode_frame
-from loom.wire.handshake import Hello, check_protocol, refusal
+from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
@@ -313,6 +313,7 @@ class Relay:
         try:
             _, link = await loop.create_unix_connection(DriverLink, session.driver.socket_path)
         except OSError:
+            await _await_exit(session)
             raise session.ended_error() from None
         for buffer in (unnumbered_frame(Message(Kind.OPEN, 0, [session.name])), [frame]):
             link.write(b"".join(buffer))
@@ -329,7 +330,10 @@ class Relay:
         visit: Visit,
     ) -> None:
         first = await link.next()
-        welcomed = first is not None and decode_frame(first).messages[0].kind == Kind.WELCOME
+        answer = None if first is None else decode_frame(first).messages[0]
+        welcomed = answer is not None and answer.kind == Kind.WELCOME
+        if answer is not None and welcomed and not Welcome.from_body(answer.body).linger:
+            self._manager.persist(session)
         if first is not None:
             await send({"type": "websocket.send", "bytes": first})
         if not welcomed:
@@ -372,7 +376,6 @@ class Relay:
         await link.closed
         last = _last_word(link.last_frame)
         if last == Kind.ENDED:
-            session.end_reason = session.end_reason or "the client closed it"
             session.move_to(SessionState.ENDING)
             await send({"type": "websocket.close", "code": CLOSE_NORMAL})
         elif last == Kind.REFUSE:
@@ -388,6 +391,13 @@ class Relay:
             await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
         else:
             await _say(send, session.ended_error())
+
+
+async def _await_exit(session: Session) -> None:
+    try:
+        await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
+    except asyncio.TimeoutError:
+        logger.warning("session %s: the driver closed its socket but lives", session.name)
 
 
 def _read_hello(frame: bytes) -> Hello:

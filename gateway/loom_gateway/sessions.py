@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import json
 import logging
-import os
 import secrets
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from loom.errors import LoomError, SessionLost, UnknownSession
+from loom.errors import LoomError, UnknownSession
+from loom.wire.handshake import PROTOCOL
+from loom_gateway.driver_files import DriverFiles, DriverRecord, start_time
+from loom_gateway.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
+from loom_gateway.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.fresh_ports import FreshPorts
 from loom_gateway.logs import SessionLogs
+from loom_gateway.state_folder import StateFolder
 
 __all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
 
@@ -30,104 +29,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
 """Seconds that a driver may take to come up."""
 
-END_TIMEOUT = 10.0
-"""Seconds that a driver may take to stop its meshes and exit before it is killed."""
-
-OUTPUT_LINES = 50
-"""Last lines of a driver's output that are kept for error messages."""
-
-
-class DriverProcess:
-    """A driver's process, its socket, and the last lines that it printed."""
-
-    def __init__(self, process: asyncio.subprocess.Process, socket_path: str) -> None:
-        self._process = process
-        self.socket_path = socket_path
-        self.output: deque[str] = deque(maxlen=OUTPUT_LINES)
-        self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.exited = asyncio.Event()
-        self._reader = asyncio.ensure_future(self._read())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def log_path(self) -> str:
-        """The file with what the session printed."""
-        return _log_path(self.socket_path)
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    @classmethod
-    async def start(
-        cls, socket_path: str, workers: Sequence[str], port: int, options: Sequence[str] = ()
-    ) -> DriverProcess:
-        """Start a driver whose Monarch listens on a port. It takes clients once `listening` is done."""
-        arguments = [arg for worker in workers for arg in ("--worker", worker)]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loom_gateway.driver", "--socket", socket_path,
-            "--log-spool", _log_path(socket_path), "--port", str(port), *arguments, *options,
-            # The driver ends when this pipe closes, which it does however the gateway ends.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            limit=1 << 20,
-        )  # fmt: skip
-        return cls(process, socket_path)
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        try:
-            while line := await _read_line(self._process.stdout):
-                self._take_line(line.decode(errors="replace").rstrip())
-        finally:
-            code = await self._process.wait()
-            if not self.listening.done():
-                self.listening.set_exception(self.lost(f"the driver ended before it listened (exit code {code})"))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.socket_path)
-            self.exited.set()
-
-    def _take_line(self, line: str) -> None:
-        if not self.listening.done() and line.startswith('{"event": "listening"'):
-            json.loads(line)
-            self.listening.set_result(None)
-        else:
-            self.output.append(line)
-            logger.debug("driver %d: %s", self.pid, line)
-
-    def lost(self, message: str) -> SessionLost:
-        """The error that tells a client that this driver has ended."""
-        return SessionLost(message, self.exit_code, "\n".join(self.output))
-
-    async def end(self, timeout: float = END_TIMEOUT) -> None:
-        """Have the driver stop its meshes and exit; kill it after ``timeout`` seconds."""
-        self._signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self.exited.wait(), timeout)
-        except asyncio.TimeoutError:
-            logger.warning("driver %d did not end within %g s and is killed", self.pid, timeout)
-            self._signal(signal.SIGKILL)
-            await self.exited.wait()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-
-def _log_path(socket_path: str) -> str:
-    return socket_path.removesuffix(".sock") + ".log"
-
-
-async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    try:
-        return await stream.readline()
-    except ValueError:  # a line over the limit: its beginning was dropped
-        return b"<a very long line>\n"
+STOPPED = "the gateway was stopped"
 
 
 class SessionState(enum.Enum):
@@ -148,17 +50,27 @@ class Session:
 
     name: str
     driver: DriverProcess
+    record: DriverRecord
+    """What the next gateway finds."""
     created_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     state: SessionState = SessionState.STARTING
     clients: int = 0
     """Clients that are connected."""
-    end_reason: str = ""
-    owner: str = "gateway"
-    """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
-    _linger: asyncio.TimerHandle | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its driver has ended and it is noted why."""
     _frames: Callable[[], int] = lambda: 0
     _earlier_frames: int = 0
+
+    @property
+    def owner(self) -> str:
+        """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
+        return self.record.owner
+
+    @property
+    def end_reason(self) -> str:
+        """Why it has ended, or is ending; empty if nobody has said so."""
+        return self.driver.reason
 
     @property
     def client_connected(self) -> bool:
@@ -167,7 +79,7 @@ class Session:
 
     @property
     def operations(self) -> int:
-        """Frames that clients have sent."""
+        """Frames that clients have sent to this gateway."""
         return self._earlier_frames + self._frames()
 
     def move_to(self, state: SessionState) -> None:
@@ -176,16 +88,14 @@ class Session:
             self.state = state
 
     def ended_error(self) -> LoomError:
-        """What to tell a client whose driver has gone."""
-        code = self.driver.exit_code
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with code {code}"
+        """What to tell a client whose driver has gone, or is going."""
+        reason = self.driver.reason or self.driver.files.read_last_words().reason
+        if reason:
+            return UnknownSession(f"session {self.name!r} has ended: {reason}. Open a new one with loom.connect.")
         last = "\n".join(self.driver.output)
         return self.driver.lost(
-            f"the driver of session {self.name!r} {how}; its meshes are stopped. Open a new one with loom.connect."
-            + (f" Its last output:\n{last}" if last else "")
+            f"the driver of session {self.name!r} {self.driver.how_it_ended}; its meshes are stopped. Open a new "
+            f"one with loom.connect." + (f" Its last output:\n{last}" if last else "")
         )
 
 
@@ -194,24 +104,38 @@ class SessionManager:
 
     Args:
         workers: addresses of the worker hosts.
-        linger: seconds that a session lives on without a client.
+        linger: seconds that a session lives on without a client; its driver counts them.
+        folder: where drivers are found again; by default one that goes with this gateway.
+        exit_with_gateway: whether drivers end when this process does, however it ends.
         driver_options: more of the command line of each driver.
     """
 
-    def __init__(self, workers: Sequence[str], linger: float = 3600.0, driver_options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        workers: Sequence[str],
+        linger: float = 3600.0,
+        folder: StateFolder | None = None,
+        exit_with_gateway: bool = False,
+        driver_options: Sequence[str] = (),
+    ) -> None:
         self._workers = list(workers)
         self._linger = linger
+        self._folder = StateFolder.make_temporary() if folder is None else folder
+        self._exit_with_gateway = exit_with_gateway or self._folder.temporary
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
-        self._folder = tempfile.mkdtemp(prefix="loom-gateway-")
-        self._ports = FreshPorts()
-        self._spare: asyncio.Task[DriverProcess] | None = None
+        self._ports = FreshPorts(path=self._folder.ports)
+        self._spare: asyncio.Task[OwnDriver] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.on_end: Callable[[Session], None] = lambda session: None
         """Called with each session that has ended."""
+        self.end_sessions = self._exit_with_gateway
+        """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
         """What the sessions print, and what the last ones to end have printed."""
+        self.ended = EndedSessions(self._folder.ended)
+        """The sessions that are over."""
 
     @property
     def spare_ready(self) -> bool:
@@ -231,43 +155,121 @@ class SessionManager:
         """A living session.
 
         Raises:
-            UnknownSession: naming the sessions that there are.
+            SessionLost: its driver died lately.
+            UnknownSession: it has ended lately, and why; or naming the sessions that there are.
         """
         session = self._sessions.get(name)
         if session is None or session.state in (SessionState.ENDING, SessionState.ENDED):
+            ended = self.ended.get(name)
+            if ended is not None:
+                raise ended.error()
+            if session is not None:
+                raise UnknownSession(f"session {name!r} is ending")
             living = ", ".join(repr(other) for other in self._sessions) or "none"
             raise UnknownSession(f"no session named {name!r}; living sessions: {living}. It may have ended.")
         return session
+
+    # -- drivers of an earlier gateway ----------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Take over the drivers that an earlier gateway has left in the folder, and clear away what is stale."""
+        for ended in self.ended.all():
+            self.logs.add(ended.name, ended.log)
+            self.logs.ended(ended.name)
+        logs = {ended.log for ended in self.ended.all()}
+        spares = []
+        found = []
+        for files in self._folder.drivers():
+            try:
+                driver = AdoptedDriver.adopt(files)
+            except NotOurDriver as reason:
+                self._clear_away(files, str(reason), keep_log=files.log in logs)
+                continue
+            if driver.record.session:
+                found.append(driver)
+            else:
+                spares.append(driver.end("its gateway has ended"))
+        for driver in sorted(found, key=lambda driver: driver.record.created):
+            record = driver.record
+            session = Session(record.session, driver, record, record.created, SessionState.OPEN)
+            self._add(session)
+            logger.info("session %s goes on: driver %d", session.name, driver.pid)
+        await asyncio.gather(*spares)
+
+    def _clear_away(self, files: DriverFiles, reason: str, keep_log: bool) -> None:
+        words = files.read_last_words()
+        try:
+            record = files.read_record()
+        except (OSError, ValueError):
+            record = None
+        if record is not None and record.session:
+            logger.warning("session %s is not adopted: %s", record.session, reason)
+            self.logs.add(record.session, files.log)
+            self._note_end(
+                EndedSession(
+                    record.session,
+                    words.reason or "its driver ended while no gateway ran; its exit code is not known",
+                    lost=not words.reason,
+                    exit_code=words.exit_code,
+                    created_at=record.created,
+                    ended_at=time.time(),
+                    output="\n".join(files.last_output()),
+                    log=files.log,
+                )
+            )
+            keep_log = True
+        files.remove(log=not keep_log)
+
+    # -- new ones -------------------------------------------------------------------------------------------
 
     def prepare_spare(self) -> None:
         """Start warming a driver for the next session, unless one is there."""
         if self._spare is None and not self._closing:
             self._spare = asyncio.ensure_future(self._start_driver())
 
-    async def _start_driver(self) -> DriverProcess:
-        path = os.path.join(self._folder, f"driver-{secrets.token_hex(6)}.sock")
-        driver = await DriverProcess.start(path, self._workers, self._ports.take(), self._driver_options)
+    async def _start_driver(self) -> OwnDriver:
+        files = self._folder.new_driver()
+        port = self._ports.take()
+        arguments = [arg for worker in self._workers for arg in ("--worker", worker)]
+        arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
+        if self._exit_with_gateway:
+            arguments.append("--exit-with-gateway")
+        if self._folder.temporary:
+            arguments.append("--remove-folder")
+        driver = OwnDriver.start(files, arguments)
+        files.write_record(DriverRecord(driver.pid, start_time(driver.pid) or 0, port, list(PROTOCOL)))
         try:
             await asyncio.wait_for(asyncio.shield(driver.listening), START_TIMEOUT)
         except asyncio.TimeoutError:
-            await driver.end(0)
+            await driver.end("it did not come up", 0)
             raise driver.lost(f"a driver did not come up within {START_TIMEOUT:g} s") from None
         return driver
 
     async def create(self, owner: str = "gateway") -> Session:
-        """Give the spare driver to a new session of the token with the id ``owner``, and warm the next spare.
+        """Give the spare driver to a new session and warm the next spare.
+
+        Args:
+            owner: id of the token that opens it; ``gateway`` for the gateway's own.
 
         Raises:
             SessionLost: no driver could be started.
         """
         driver = await self._take_spare()
-        session = Session(f"session-{secrets.token_hex(4)}", driver, owner=owner)
-        self._sessions[session.name] = session
-        self.logs.add(session.name, driver.log_path)
-        self._background(self._watch(session))
+        created = time.time()
+        name = f"session-{secrets.token_hex(4)}"
+        record = driver.files.read_record()
+        record = replace(record, session=name, created=created, owner=owner)
+        driver.files.write_record(record)
+        session = Session(name, driver, record, created)
+        self._add(session)
         return session
 
-    async def _take_spare(self) -> DriverProcess:
+    def _add(self, session: Session) -> None:
+        self._sessions[session.name] = session
+        self.logs.add(session.name, session.driver.files.log)
+        self._background(self._watch(session))
+
+    async def _take_spare(self) -> OwnDriver:
         self.prepare_spare()
         spare, self._spare = self._spare, None
         assert spare is not None
@@ -277,17 +279,35 @@ class SessionManager:
         return driver
 
     async def _watch(self, session: Session) -> None:
-        await session.driver.exited.wait()
+        driver = session.driver
+        await driver.exited.wait()
         session.move_to(SessionState.ENDED)
         self._sessions.pop(session.name, None)
-        self.logs.ended(session.name)
-        self.on_end(session)
-        logger.info(
-            "session %s ended: %s (exit code %s)",
-            session.name,
-            session.end_reason or "its driver ended by itself",
-            session.driver.exit_code,
+        self._note_end(
+            EndedSession(
+                session.name,
+                driver.reason or f"its driver {driver.how_it_ended}",
+                lost=not driver.reason,
+                exit_code=driver.exit_code,
+                created_at=session.created_at,
+                ended_at=time.time(),
+                output="\n".join(driver.output),
+                log=driver.files.log,
+            )
         )
+        self.on_end(session)
+        session.over.set()
+
+    def _note_end(self, ended: EndedSession) -> None:
+        self.logs.ended(ended.name)
+        self.ended.add(ended)
+        logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
+
+    def persist(self, session: Session) -> None:
+        """Note that a session lives on without a client for as long as it takes."""
+        if not session.record.persist:
+            session.record = replace(session.record, persist=True)
+            session.driver.files.write_record(session.record)
 
     def connected(self, session: Session, frames: Callable[[], int]) -> None:
         """Note that a client is connected; ``frames`` tells how many frames it has sent."""
@@ -295,45 +315,41 @@ class SessionManager:
         session._frames = frames
         session.clients += 1
         session.move_to(SessionState.OPEN)
-        if session._linger is not None:
-            session._linger.cancel()
-            session._linger = None
         # Not before the session is open: warming a driver takes a core for a while.
         asyncio.get_running_loop().call_later(0.5, self.prepare_spare)
 
     def disconnected(self, session: Session) -> None:
-        """Note that the client is gone; the session ends after the linger time."""
+        """Note that a client is gone. Without one the driver ends after the linger time, see `driver.lifetime`."""
         session.clients -= 1
-        if not session.clients and session.state is SessionState.OPEN:
-            reason = f"no client for {self._linger:g} s"
-            later: Callable[[], None] = lambda: self._background(self.end(session, reason))  # noqa: E731
-            session._linger = asyncio.get_running_loop().call_later(self._linger, later)
 
     async def end(self, session: Session, reason: str) -> None:
         """End a session: its driver stops its meshes and exits."""
-        if session._linger is not None:
-            session._linger.cancel()
-        session.end_reason = session.end_reason or reason
         session.move_to(SessionState.ENDING)
-        await session.driver.end()
+        await session.driver.end(reason)
+        await session.over.wait()
+
+    # -- the end --------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End every session and the spare; remove the sockets' folder."""
+        """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""
         self._closing = True
-        ends = [self.end(session, "the gateway was stopped") for session in self.sessions()]
+        ends = [self.end(session, STOPPED) for session in self.sessions()] if self.end_sessions else []
         if self._spare is not None:
             ends.append(self._end_spare(self._spare))
         await asyncio.gather(*ends)
-        self.remove_folder()
+        self._folder.remove()
 
-    def remove_folder(self) -> None:
-        """Remove the folder of the drivers' sockets."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def abandon(self) -> None:
+        """Do what can be done at once where this process is about to end with its parent. On any thread."""
+        for session in self.sessions():
+            if isinstance(session.driver, AdoptedDriver):  # which does not see that standard input is closed
+                session.driver.signal(signal.SIGTERM)
+        self._folder.remove()
 
-    async def _end_spare(self, spare: asyncio.Task[DriverProcess]) -> None:
+    async def _end_spare(self, spare: asyncio.Task[OwnDriver]) -> None:
         with contextlib.suppress(LoomError):
             driver = await spare
-            await driver.end()
+            await driver.end(STOPPED)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -61,6 +61,7 @@ __all__ = [
     "SessionLost",
     "SessionTakenOver",
     "SliceOutOfRange",
+    "StateFolderInUse",
     "SupervisionError",
     "SyncFailed",
     "SyncNameTaken",
@@ -74,6 +75,7 @@ __all__ = [
     "UnpicklableError",
     "UnreadableFile",
     "UnsafeLink",
+    "UnsafeStateFolder",
     "UntrustedGateway",
     "WaitTimeout",
     "WatcherTooSlow",
@@ -277,6 +279,18 @@ class PortInUse(LoomError, OSError):
     """A server could not listen because its port is taken."""
 
     code = "port_in_use"
+
+
+class StateFolderInUse(LoomError):
+    """Another gateway uses the folder that a gateway was to keep its state in."""
+
+    code = "state_folder_in_use"
+
+
+class UnsafeStateFolder(LoomError):
+    """The folder that a gateway was to keep its state in cannot be used, or not safely; the text says why."""
+
+    code = "unsafe_state_folder"
 
 
 class MissingDependency(LoomError, ImportError):

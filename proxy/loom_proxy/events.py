@@ -27,6 +27,7 @@ class Event:
 
     ``failure``: Monarch reported a fault that nothing handled; ``details`` has ``mesh`` and ``report``.
     ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index) and ``address``.
+    ``host_back``: a worker host that was gone is used again; see `Job.refresh_hosts`. ``details`` as ``host_lost``.
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
     (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
     session is told of those before it, too.

@@ -165,7 +165,8 @@ class Job:
     def _find_meshes(self) -> None:
         """Make proxies of the meshes that an earlier client of this session made."""
         connection = self._connection
-        for ident, kind, name, shape, class_name, described, stopped in connection.ask(Kind.MESHES, ()).get():
+        listed = connection.ask(Kind.MESHES, ()).get()
+        for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
             if stopped or name in connection.meshes:
                 continue
             whole = WholeMesh(connection, ident, name, Shape(*shape))
@@ -274,6 +275,19 @@ class Job:
         An answer that had just arrived when its program ended may be among them.
         """
         return undelivered_calls(self._connection)
+
+    def refresh_hosts(self) -> list[int]:
+        """Use again the worker hosts that were gone and have come back on the same address.
+
+        What is spawned on them from now on works. What ran on them before stays gone, and so do meshes that have a
+        part there. Event ``host_back`` tells of each. A host that does not come back costs up to three seconds, one
+        that accepts connections and does not answer fifteen.
+
+        Returns:
+            The indexes in the dimension ``hosts`` of those that have come back.
+        """
+        back: list[int] = self._connection.ask(Kind.REFRESH_HOSTS, ()).get()
+        return back
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port for this session: what is sent to it comes to this program. See `loom.Channel.open`.

@@ -196,6 +196,8 @@ class MeshStates:
                 lost.setdefault(details["rank"], text)
         elif name == "host_lost" and _HOSTS in self._wholes:
             self._wholes[_HOSTS].failed[details["host"]] = f"worker {details['address']} is gone"
+        elif name == "host_back" and _HOSTS in self._wholes:
+            self._wholes[_HOSTS].failed.pop(details["host"], None)
         elif name == "failure":
             self._fault(str(details.get("mesh", "")), str(details.get("report", "")))
 

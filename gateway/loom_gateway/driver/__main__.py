@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 
 from loom.wire.mux import MAX_MESSAGE
+from loom_gateway.driver.lifetime import Lifetime
+from loom_gateway.driver.output_file import OutputFile
+from loom_gateway.driver_files import DriverFiles
 from loom_gateway.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
@@ -23,7 +26,7 @@ turns, which would take 5 ms each with Python's own interval."""
 
 
 async def _serve(
-    socket_path: str, workers: list[str], port: int, log_spool: str | None, max_message: int, max_in_flight: int
+    files: DriverFiles, lifetime: Lifetime, workers: list[str], port: int, max_message: int, max_in_flight: int
 ) -> None:
     from loom_gateway.driver.log_spool import LogSpool
     from loom_gateway.driver.server import DriverServer, prepare
@@ -31,22 +34,20 @@ async def _serve(
     loop = asyncio.get_running_loop()
     prepare(workers, port)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(socket_path)
-        os.chmod(socket_path, 0o600)
+        listener.bind(files.socket)
+        os.chmod(files.socket, 0o600)
         listener.listen()
-        spool = LogSpool(log_spool) if log_spool else None
-        server = DriverServer(workers, listener, spool, max_message, max_in_flight)
+        server = DriverServer(workers, listener, LogSpool(files.log), lifetime, max_message, max_in_flight)
+        lifetime.start(loop, server.end)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.end, f"the driver was told to stop ({number.name})")
-        print(json.dumps({"event": "listening", "socket": socket_path, "pid": os.getpid()}), flush=True)  # noqa: T201
+            loop.add_signal_handler(number, lifetime.told_to_end, number)
+        print(json.dumps({"event": "listening", "socket": files.socket, "pid": os.getpid()}), flush=True)  # noqa: T201
+        output = OutputFile(files.output)
+        output.take_stdout()
+        output.keep_small(loop)
         await server.ended.wait()
-
-
-def _exit_with_parent() -> None:
-    """End when the gateway is gone: it holds the other end of standard input."""
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
+    with contextlib.suppress(FileNotFoundError):  # the gateway was faster
+        os.unlink(files.socket)
 
 
 def main() -> None:
@@ -54,22 +55,29 @@ def main() -> None:
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
     parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
-    parser.add_argument("--log-spool", help="path of the file that what the session prints is written to")
     parser.add_argument("--max-message", type=int, default=MAX_MESSAGE, help="bytes of one message of the client")
     parser.add_argument("--max-in-flight", type=int, default=0, help="unanswered operations; 0: any number")
+    parser.add_argument(
+        "--linger", type=float, default=3600.0, help="seconds that a session lives without a client"
+    )
+    parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
+    parser.add_argument("--remove-folder", action="store_true", help="and remove the folder of the socket")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+    files = DriverFiles(options.socket.removesuffix(".sock"))
+    lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder)
+    lifetime.watch_gateway()
 
     from monarch.actor import shutdown_context
 
     limits = options.max_message, options.max_in_flight
-    asyncio.run(_serve(options.socket, options.worker, options.port, options.log_spool, *limits))
+    asyncio.run(_serve(files, lifetime, options.worker, options.port, *limits))
     shutdown_context(host_timeout=0.5).get(timeout=2.0)
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()
     sys.stderr.flush()
+    lifetime.over()
     os._exit(0)
 
 

@@ -223,7 +223,7 @@ def _begins_with_frame(data: bytes, position: int) -> bool | None:
 def _read_open(frames: Iterator[Buffer]) -> str:
     frame = next(frames, None)
     if frame is None:
-        raise ProtocolMismatch("a connection to a driver begins with OPEN; this one ended before it")
+        raise ConnectionResetError("a gateway that only looked who listens here")
     (message,) = Stream().receive(frame)
     if message.kind != Kind.OPEN:
         raise ProtocolMismatch(f"a connection to a driver begins with OPEN, not with message {message.kind}")

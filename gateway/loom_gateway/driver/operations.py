@@ -21,6 +21,7 @@ from loom.wire.mux import OrderKey
 from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.calls import Calls
 from loom_gateway.driver.faults import as_loom_error, error_message
+from loom_gateway.driver.hosts import Hosts
 from loom_gateway.driver.large_starts import LargeStarts
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.logs import Logs
@@ -82,6 +83,7 @@ class Operations:
 
     Args:
         host_mesh: the Monarch host mesh of the session's workers.
+        workers: addresses of its hosts.
         lifeline: host and port that every process of the session holds on to; see `process_gone`.
         loop: the driver's event loop.
         send: takes a message for the client.
@@ -94,6 +96,7 @@ class Operations:
     def __init__(
         self,
         host_mesh: Any,
+        workers: Sequence[str],
         lifeline: tuple[str, int],
         loop: asyncio.AbstractEventLoop,
         send: Send,
@@ -131,6 +134,7 @@ class Operations:
         self.logs = logs.collector
         """Takes what is printed."""
         self.runs = Runs(self)
+        self.hosts = Hosts(self, workers)
         self.syncs = Syncs(self)
         self.undelivered = Undelivered(self)
         self._handlers: dict[int, Handler] = {
@@ -141,6 +145,7 @@ class Operations:
             **logs.handlers,
             **self.runs.handlers,
             **self.undelivered.handlers,
+            **self.hosts.handlers,
         }
 
     def start(self, message: Message) -> None:

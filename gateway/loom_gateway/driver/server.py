@@ -21,11 +21,11 @@ from loom.wire.texts import pack_texts
 from loom_gateway.driver.clients import Client, Clients
 from loom_gateway.driver.connection import ClientConnection
 from loom_gateway.driver.faults import replace_fault_hook
-from loom_gateway.driver.lifeline import LifelineServer, watch_host
+from loom_gateway.driver.lifeline import LifelineServer
+from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
-from loom_gateway.workers import parse_worker_address
 
 __all__ = ["DriverServer", "prepare"]
 
@@ -42,7 +42,8 @@ class DriverServer:
         self,
         workers: Sequence[str],
         listener: socket.socket,
-        log_spool: LogSpool | None = None,
+        log_spool: LogSpool,
+        lifetime: Lifetime,
         max_message: int = MAX_MESSAGE,
         max_in_flight: int = 0,
     ) -> None:
@@ -53,6 +54,7 @@ class DriverServer:
             address_towards(workers), self._process_gone, self._process_started, self._process_prints
         )
         self._log_spool = log_spool
+        self._lifetime = lifetime
         self._max_message = max_message
         self._max_in_flight = max_in_flight
         self._operations: Operations | None = None
@@ -61,7 +63,6 @@ class DriverServer:
             self._take, self._take_reading, self._left, self._orphan, self._next_id, max_message
         )
         self._ending: asyncio.Task[None] | None = None
-        self._watches: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
         """Set when the session is over and its meshes have been stopped."""
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
@@ -95,6 +96,7 @@ class DriverServer:
                 lifeline = self._on_loop(self._lifeline.start())
                 self._operations = Operations(
                     host_mesh,
+                    self._workers,
                     lifeline,
                     self._loop,
                     self._clients.send,
@@ -103,23 +105,11 @@ class DriverServer:
                     self._clients.has_room,
                     self._max_in_flight,
                 )
-                self._loop.call_soon_threadsafe(self._watch_hosts)
+                self._loop.call_soon_threadsafe(self._operations.hosts.watch)
             return self._operations
 
     def _on_loop(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _watch_hosts(self) -> None:
-        self._watches = [
-            self._loop.create_task(self._watch_host(number, address))
-            for number, address in enumerate(self._workers)
-        ]
-
-    async def _watch_host(self, number: int, address: str) -> None:
-        await watch_host(parse_worker_address(address))
-        if self._operations is not None:
-            self._operations.host_gone(number)
-            self._event("host_lost", {"host": number, "address": address})
 
     def _process_started(self, procs: int, rank: int) -> None:
         if self._operations is not None:
@@ -148,8 +138,11 @@ class DriverServer:
             LoomError: the session cannot be opened, or the client is refused.
         """
         check_protocol(hello.protocol, ours="driver", theirs="client")
+        self._lifetime.check_goes_on(session)
         self._open(session)
-        return self._clients.admit(connection, hello)
+        admitted = self._clients.admit(connection, hello)
+        self._lifetime.client_came(connection)
+        return admitted
 
     def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
         """What to answer a client."""
@@ -159,6 +152,7 @@ class DriverServer:
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
             next_id=client.first_id,
+            linger=self._lifetime.opened(hello.persist),
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
@@ -204,10 +198,12 @@ class DriverServer:
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection is gone; the session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
+        self._lifetime.client_left(connection)
 
     def end(self, reason: str) -> None:
         """Stop the session's meshes, tell the client, and set `ended`. On the event loop."""
         if self._ending is None:
+            self._lifetime.ends(reason)
             self._ending = self._loop.create_task(self._end(reason))
 
     async def _end(self, reason: str) -> None:

@@ -44,13 +44,15 @@ class Spawns:
         bootstrap, proc_bind, command = self._session.decoder.loads(message.parts, what)
         bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, self._session.syncs.on_path())
         on = self._session.meshes.entry(hosts)
-        mesh = on.mesh.spawn_procs(
-            per_host=dict(per_host),
-            bootstrap=bootstrap,
-            name=name,
-            proc_bind=proc_bind,
-            bootstrap_command=None if command is None else _commands(command),
-        )
+        self._session.hosts.check(on.ranks)
+        with self._session.hosts.speaking():
+            mesh = on.mesh.spawn_procs(
+                per_host=dict(per_host),
+                bootstrap=bootstrap,
+                name=name,
+                proc_bind=proc_bind,
+                bootstrap_command=None if command is None else _commands(command),
+            )
         ranks = tuple(range(len(mesh)))
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
         entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)

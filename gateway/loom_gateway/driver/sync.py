@@ -60,6 +60,8 @@ class Syncs:
         self._address: tuple[str, int] = ("", 0)
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()
+        self._manifests: dict[str, Manifest] = {}
+        """What is in the newest trees, by their names."""
         self.handlers: dict[int, Handler] = {
             Kind.SYNC: self._sync,
             Kind.SYNC_PIECES: self._pieces,
@@ -75,6 +77,17 @@ class Syncs:
         keeper = self._keepers.get(host)
         if keeper is not None:
             keeper.host_lost.set()
+
+    async def host_back(self, host: int) -> None:
+        """Give a worker host that has come back the folders that the others have. On the event loop."""
+        if host not in self._keepers:
+            return
+        keeper = self._keepers[host] = _Keeper(self._session, host, self._address)
+        for name, manifest in self._manifests.items():
+            try:
+                await self._give(keeper, manifest, uuid.uuid4().hex)
+            except LoomError as error:
+                logger.warning("host %d is back without the folder %r: %s", host, name, error)
 
     async def stop(self) -> None:
         """Stop the keepers."""
@@ -172,6 +185,7 @@ class Syncs:
         places = tuple(dict.fromkeys(answer.place for answer in assembled))
         tree = SyncedTree(manifest.name, manifest.digest, manifest.roots, places)
         self._driver_path.show(tree, hold, manifest.module_names)
+        self._manifests[manifest.name] = manifest
         self._trees = (tree, *(other for other in self._trees if other.name != tree.name))
 
     async def _start_keepers(self) -> None:
@@ -272,7 +286,8 @@ class _Keeper:
         self.gone = asyncio.Event()
         hosts = self._session.meshes.entry(HOST_MESH).mesh
         bootstrap = functools.partial(hold_on, self._address, self.host)
-        self._procs = hosts.slice(hosts=self.host).spawn_procs(bootstrap=bootstrap, name="loom_sync")
+        with self._session.hosts.speaking():
+            self._procs = hosts.slice(hosts=self.host).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeKeeper)
 
     async def call(self, name: str, *args: Any) -> Any:

@@ -55,6 +55,11 @@ class Gateway:
         sessions: list[dict[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]
         return sessions
 
+    def ended_sessions(self) -> list[dict[str, Any]]:
+        """One entry for each of the last sessions that have ended, the newest last."""
+        ended: list[dict[str, Any]] = self._call("GET", "/sessions?ended=true", expect="sessions").get("ended", [])
+        return ended
+
     def end_session(self, name: str) -> None:
         """End a session: its driver, its meshes and what runs in them.
 

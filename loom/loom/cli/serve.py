@@ -54,6 +54,17 @@ def gateway(
     session_linger: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long a session lives on without a client.")
     ] = 3600.0,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder in which the next gateway finds the sessions of this one. "
+            "Default: $XDG_RUNTIME_DIR/loom/gateway-PORT, or /tmp/loom-UID/gateway-PORT.",
+            show_default=False,
+        ),
+    ] = None,
+    end_sessions: Annotated[
+        bool, typer.Option("--end-sessions", help="End the sessions on SIGTERM, too, as Ctrl-C does.")
+    ] = False,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; the log goes to stderr.")
     ] = "warning",
@@ -112,6 +123,10 @@ def gateway(
     for option, values in (("--allow-origin", allow_origin), ("--trusted-proxy", trusted_proxy)):
         for one in values:
             arguments += [option, one]
+    if state_dir is not None:
+        arguments += ["--state-dir", state_dir]
+    if end_sessions:
+        arguments.append("--end-sessions")
     if exit_with_parent:
         arguments.append("--exit-with-parent")
     _become("loom_gateway", arguments)

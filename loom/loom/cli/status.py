@@ -24,20 +24,30 @@ Ca = Annotated[
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+ENDED_SHOWN = 10
+"""Sessions that have ended that `status` shows; as JSON it gives all that the gateway remembers."""
+
 sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", no_args_is_help=True)
 
 
 def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
-    """Show a gateway's version, its workers and how many sessions it has."""
-    answer = Gateway(url, token, ca=ca).status()
+    """Show a gateway's version, its workers, how many sessions it has, and why the last ones have ended."""
+    gateway = Gateway(url, token, ca=ca)
+    answer, ended = gateway.status(), gateway.ended_sessions()
     if as_json:
-        print_json(answer)
+        print_json({**answer, "ended": ended})
         return
     print_table(
         f"gateway {answer.get('version', '?')} at {url}, {_count(answer.get('sessions', 0), 'session')}",
         ["worker", "reachable"],
         [[str(worker["address"]), "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
+    if ended:
+        print_table(
+            "sessions that have ended, the last first",
+            ["name", "ended", "why", "exit code"],
+            [_ended_row(session) for session in reversed(ended[-ENDED_SHOWN:])],
+        )
 
 
 @sessions_app.command("list")
@@ -61,6 +71,16 @@ def end_session(
     """End a session, with its meshes and what runs in them."""
     Gateway(url, token, ca=ca).end_session(name)
     typer.echo(f"ended session {name}")
+
+
+def _ended_row(session: dict[str, Any]) -> list[str]:
+    code = session.get("exit_code")
+    return [
+        str(session.get("name", "")),
+        when(session.get("ended_at")),
+        str(session.get("reason", "")),
+        "unknown" if code is None else str(code),
+    ]
 
 
 def _row(session: dict[str, Any]) -> list[str]:

@@ -47,6 +47,8 @@ class Kind(enum.IntEnum):
     """The host of a single process, as a host mesh. Body: ``[proc mesh]``."""
     STOP_HOSTS = 24
     """Stop every process of the session on all hosts; the hosts stay. Body: ``[]``."""
+    REFRESH_HOSTS = 25
+    """Use again the hosts that were gone and have come back. Body: ``[]``. Result: the list of their numbers."""
     UNDELIVERED = 26
     """List the calls of earlier clients whose answers none has received. Body: ``[]``.
 

@@ -1,0 +1,147 @@
+"""The worker hosts of a session: noticing that one is gone, and using it again when it has come back."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import SupervisionError, WorkerUnreachable
+from loom.wire.messages import Kind, Message
+from loom.wire.texts import pack_texts
+from loom_gateway.driver.lifeline import watch_host
+from loom_gateway.driver.messenger import Messenger
+from loom_gateway.driver.root_client import attach, probe
+from loom_gateway.workers import parse_worker_address
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.operations import Handler, Operations
+
+__all__ = ["Hosts"]
+
+logger = logging.getLogger(__name__)
+
+ATTACH_TIMEOUTS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds that hosts have to answer each attempt. The first is often lost: it goes out on what was left of the
+connection to the worker before, which breaks only then."""
+
+
+class Hosts:
+    """The hosts of one session, by number. Everything but `check`, `speaking` and handlers is on the event loop.
+
+    Args:
+        session: whose hosts they are.
+        workers: their addresses.
+    """
+
+    def __init__(self, session: Operations, workers: Sequence[str]) -> None:
+        self._session = session
+        self._workers = list(workers)
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._refreshing = asyncio.Lock()
+        self._messenger: Messenger | None = None
+        self._attached: list[Any] = []
+        self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
+
+    def check(self, hosts: Iterable[int]) -> None:
+        """Raise `SupervisionError` where one of the hosts is gone."""
+        gone = sorted(self._session.lost_hosts.intersection(hosts))
+        if gone:
+            named = " and ".join(f"worker host {host} at {self._workers[host]}" for host in gone)
+            raise SupervisionError(
+                f"{named} {'is' if len(gone) == 1 else 'are'} gone: slice the hosts that live or, if a worker was "
+                f"started there again, call job.refresh_hosts() first"
+            )
+
+    def speaking(self) -> AbstractContextManager[None]:
+        """Around what Monarch sends to hosts: so that those that have come back take it."""
+        return contextlib.nullcontext() if self._messenger is None else self._messenger.speaking()
+
+    # -- going ----------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Notice it when a host goes."""
+        for host in range(len(self._workers)):
+            self._watch(host)
+
+    def _watch(self, host: int) -> None:
+        self._watches[host] = self._session.loop.create_task(self._await_end(host))
+
+    async def _await_end(self, host: int) -> None:
+        await watch_host(parse_worker_address(self._workers[host]))
+        self._session.host_gone(host)
+        self._tell("host_lost", host)
+
+    def _tell(self, event: str, host: int) -> None:
+        details = {"host": host, "address": self._workers[host]}
+        logger.warning("%s: %s", event, details)
+        self._session.send(Message(Kind.EVENT, 0, [event], [pack_texts(details)]))
+
+    # -- coming back ----------------------------------------------------------------------------------------
+
+    def _refresh(self, message: Message, started: float) -> None:
+        key = self._session.expect(message, started)
+
+        def answer(done: Any) -> None:
+            error = done.exception()
+            self._session.answer(key, None if error else done.result(), error, eager=True)
+
+        asyncio.run_coroutine_threadsafe(self._take_back(), self._session.loop).add_done_callback(answer)
+
+    async def _take_back(self) -> list[int]:
+        """Use again what hosts have come back; return their numbers."""
+        async with self._refreshing:
+            back = await self._session.loop.run_in_executor(None, self._attach_again)
+            for host in back:
+                self._session.lost_hosts.discard(host)
+                self._watch(host)
+            await asyncio.gather(*(self._session.syncs.host_back(host) for host in back))
+            for host in back:
+                self._tell("host_back", host)
+            return back
+
+    def _attach_again(self) -> list[int]:
+        lost = sorted(self._session.lost_hosts)
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            waiting = [host for host, answers in zip(lost, pool.map(self._answers, lost), strict=True) if answers]
+        back: list[int] = []
+        messenger = self._messenger
+        for timeout in ATTACH_TIMEOUTS:
+            if not waiting:
+                break
+            messenger = Messenger()
+            attached = self._attach(messenger, waiting, timeout)
+            back += attached
+            waiting = [host for host in waiting if host not in attached]
+        if waiting:
+            messenger = Messenger()  # what the last one sent to them is missing when they come back
+        self._messenger = messenger
+        return sorted(back)
+
+    def _answers(self, host: int) -> bool:
+        try:
+            probe([self._workers[host]])
+        except WorkerUnreachable:
+            return False
+        return True
+
+    def _attach(self, messenger: Messenger, hosts: list[int], timeout: float) -> list[int]:
+        attached = []
+        until = time.monotonic() + timeout
+        with messenger.speaking():
+            meshes = {}
+            for host in hosts:
+                meshes[host] = attach([self._workers[host]], f"back{len(self._attached)}")
+                self._attached.append(meshes[host])  # Monarch might stop what is on a host mesh that nobody holds
+            for host, mesh in meshes.items():
+                try:
+                    mesh.initialized.get(timeout=max(0.0, until - time.monotonic()))
+                    attached.append(host)
+                except (TimeoutError, RuntimeError) as error:
+                    logger.warning("host %d does not answer yet: %s", host, str(error).partition("\n\n")[0])
+        return attached

@@ -1,0 +1,149 @@
+"""Worker hosts that go and come back on the same address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.actors import Counter, Hang
+from tests.processes import still_there
+from tests.workers import workers_of
+
+BOUND = 60.0
+"""Seconds; far over what anything here takes, so that only a hang fails."""
+
+
+def await_event(job: loom.Job, name: str, count: int = 1) -> None:
+    """Wait until so many events of the name have come, old ones included."""
+    seen = 0
+    for event in job.events(timeout=BOUND):
+        seen += event.name == name
+        if seen == count:
+            return
+    raise AssertionError(f"{seen} events {name}, not {count}")
+
+
+@pytest.mark.timeout(180)
+def test_a_host_that_comes_back_is_used_again_by_the_session_and_by_new_ones(own_cluster: LocalCluster) -> None:
+    with (
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+        workers_of(own_cluster) as workers,
+    ):
+        old = job.hosts.spawn_procs().spawn("old", Counter)
+        hang = job.hosts.spawn_procs().spawn("hang", Hang)
+        assert list(old.add.call(1).get(BOUND).values()) == [1, 1]
+        hanging = hang.slice(hosts=0).forever.call_one()
+        hosts, extent = job.hosts, job.hosts.extent
+        workers.kill(0)
+        await_event(job, "host_lost")
+        with pytest.raises(loom.SupervisionError):
+            hanging.get(BOUND)
+        with pytest.raises(loom.SupervisionError, match=r"worker host 0 at tcp://.* is gone.*refresh_hosts"):
+            job.hosts.spawn_procs().initialized.get(BOUND)
+        alone = job.hosts.slice(hosts=1).spawn_procs().spawn("alone", Counter)
+        assert list(alone.add.call(1).get(BOUND).values()) == [1]
+
+        assert job.refresh_hosts() == []
+
+        workers.start(0)
+        with loom.connect(own_cluster.url, own_cluster.token) as another:
+            counters = another.hosts.spawn_procs().spawn("counters", Counter)
+            assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
+        assert job.refresh_hosts() == [0]
+        await_event(job, "host_back")
+        assert job.hosts is hosts
+        assert job.hosts.extent == extent
+        new = job.hosts.spawn_procs(per_host={"gpus": 2}).spawn("new", Counter, 5)
+        assert list(new.add.call(1).get(BOUND).values()) == [6, 6, 6, 6]
+        assert list(new.slice(hosts=0).add.call(1).get(BOUND).values()) == [7, 7]
+        with pytest.raises(loom.SupervisionError):
+            old.slice(hosts=0).add.call_one(1).get(BOUND)
+        assert old.slice(hosts=1).add.call_one(1).get(BOUND) == 2
+        assert job.refresh_hosts() == []
+
+
+@pytest.mark.timeout(240)
+def test_hosts_may_go_and_come_back_again_and_again(own_cluster: LocalCluster) -> None:
+    with (
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+        workers_of(own_cluster) as workers,
+    ):
+        lost = 0
+        for round_, gone in enumerate([(1,), (1,), (0, 1)]):
+            before = job.hosts.spawn_procs(name=f"before{round_}").spawn("counters", Counter)
+            before.add.call(1).get(BOUND)
+            for host in gone:
+                workers.kill(host)
+            lost += len(gone)
+            await_event(job, "host_lost", lost)
+            for host in gone:
+                workers.start(host)
+
+            assert job.refresh_hosts() == list(gone)
+
+            procs = job.hosts.spawn_procs(name=f"after{round_}")
+            counters = procs.spawn("counters", Counter)
+            pids = list(counters.pid.call().get(BOUND).values())
+            assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
+            # A fault in what a messenger has spawned is told, and harms nothing else.
+            os.kill(pids[1], signal.SIGKILL)
+            with pytest.raises(loom.SupervisionError):
+                counters.slice(hosts=1).add.call_one(1).get(BOUND)
+            assert counters.slice(hosts=0).add.call_one(1).get(BOUND) == 2
+            procs.stop().exception(BOUND)
+            assert still_there([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]) == []
+
+
+@pytest.mark.timeout(180)
+def test_a_host_that_comes_back_has_the_synced_folders(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "came_along.py").write_text("VERSION = 3\n")
+
+    def version() -> int:
+        import came_along  # type: ignore[import-not-found]
+
+        return int(came_along.VERSION)
+
+    class Importer(loom.Actor):
+        @loom.endpoint
+        def version(self) -> int:
+            return version()
+
+    cache = {"LOOM_CACHE": str(tmp_path / "cache")}
+    with LocalCluster(hosts=2, env=cache) as cluster, loom.connect(cluster.url, cluster.token) as job:
+        with workers_of(cluster) as workers, pytest.MonkeyPatch.context() as patched:
+            patched.setenv("LOOM_CACHE", str(tmp_path / "another-cache"))  # of the worker that is started again
+            job.sync(project)
+            workers.kill(1)
+            await_event(job, "host_lost")
+            workers.start(1)
+
+            assert job.refresh_hosts() == [1]
+
+            importers = job.hosts.spawn_procs().spawn("importers", Importer)
+            assert list(importers.version.call().get(BOUND).values()) == [3, 3]
+
+
+def test_a_worker_that_accepts_and_does_not_answer_stays_gone(own_cluster: LocalCluster) -> None:
+    with (
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+        workers_of(own_cluster) as workers,
+    ):
+        job.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(BOUND)
+        workers.kill(1)
+        await_event(job, "host_lost")
+        host, port = own_cluster.workers[1].removeprefix("tcp://").split(":")
+        with socket.create_server((host, int(port))):
+            assert job.refresh_hosts() == []
+        workers.start(1)
+        assert job.refresh_hosts() == [1]
+        counters = job.hosts.spawn_procs().spawn("counters", Counter)
+        assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
