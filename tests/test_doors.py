@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from tests.raw_client import BOUND, refusal, websocket
 
 class Waiter(Actor):
     @endpoint
-    def wait(self, seconds: float) -> str:
-        time.sleep(seconds)
+    def wait_for(self, path: str) -> str:
+        deadline = time.monotonic() + 60
+        while not Path(path).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
         return "done"
 
 
@@ -180,8 +183,8 @@ def test_a_revoked_token_is_cut_off_and_its_sessions_end(doors: Doors) -> None:
     with loom.connect(doors.url, doors.token) as other:
         job = loom.connect(doors.url, text)
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
-        waiter.wait.call_one(0).get(BOUND)
-        future = waiter.wait.call_one(3600)
+        waiter.wait_for.call_one("/").get(BOUND)
+        future = waiter.wait_for.call_one("/never")
 
         doors.file.revoke(ident)
 
@@ -197,8 +200,11 @@ def test_a_revoked_token_is_cut_off_and_its_sessions_end(doors: Doors) -> None:
 
 
 def test_a_token_that_expires_is_cut_off(doors: Doors) -> None:
-    _, text = doors.make("drive", expires_in=3.0)
+    ident, text = doors.make("drive", expires_in=3600.0)
     job = loom.connect(doors.url, text)
+
+    with doors.file._changing() as tokens:  # as if it were an hour later
+        tokens[:] = [replace(token, expires=time.time()) if token.id == ident else token for token in tokens]
 
     assert job._connection.ended.wait(BOUND)
 
@@ -267,17 +273,18 @@ def test_a_token_has_so_many_sessions_and_no_more(strict: Doors) -> None:
         pass
 
 
-def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors) -> None:
+def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, tmp_path: Path) -> None:
     with loom.connect(strict.url, strict.make("drive")[1]) as job:
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
-        assert waiter.wait.call_one(0).get(BOUND) == "done"
-        futures = [waiter.wait.call_one(1.0) for _ in range(4)]
+        assert waiter.wait_for.call_one("/").get(BOUND) == "done"
+        futures = [waiter.wait_for.call_one(str(tmp_path / "go")) for _ in range(4)]
 
         with pytest.raises(loom.LimitReached, match=r"4 operations.*--max-in-flight"):
-            waiter.wait.call_one(0).get(BOUND)
+            waiter.wait_for.call_one("/").get(BOUND)
 
+        (tmp_path / "go").touch()
         assert [future.get(BOUND) for future in futures] == ["done"] * 4
-        assert waiter.wait.call_one(0).get(BOUND) == "done"
+        assert waiter.wait_for.call_one("/").get(BOUND) == "done"
 
 
 def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Doors) -> None:
