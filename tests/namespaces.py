@@ -134,13 +134,16 @@ class Hosts:
             rules = (
                 "add table inet loss\n"
                 "add chain inet loss in { type filter hook input priority 0; }\n"
-                f"add rule inet loss in ip saddr {self.address(source)} numgen random mod 100 < {percent} drop\n"
+                f"add rule inet loss in ip saddr {self.address(source)} "
+                f"numgen random mod 100 < {percent} counter drop\n"
             )
             _run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
 
-    def lost(self) -> int:
-        """Whether there are rules that lose packets, as their number."""
-        return _run("ip", "netns", "exec", self.name("laptop"), "nft", "list", "ruleset").count("numgen")
+    def lost(self) -> list[int]:
+        """Packets that have been lost on the way to the laptop, and on the way to the gateway."""
+        listed = [_run("ip", "netns", "exec", self.name(host), "nft", "list", "table", "inet", "loss")
+                  for host in ("laptop", "gateway")]  # fmt: skip
+        return [int(text.partition("counter packets ")[2].split()[0]) for text in listed]
 
     def narrow(self, megabits: int) -> None:
         """Let so many million bits a second through the line, in each direction."""
