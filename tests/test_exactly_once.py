@@ -7,7 +7,7 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -15,14 +15,9 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom.wire.stream import Stream
 from loom_proxy.local import LocalCluster
 from tests.chaos_proxy import ChaosProxy, Schedule
 from tests.test_failures import driver_pid
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(Stream, "resume"), reason="waits for clients that reconnect by themselves"
-)
 
 BOUND = 60.0
 """Seconds that an operation may take: many reconnections, each after a pause that grows."""
@@ -30,16 +25,23 @@ BOUND = 60.0
 WINDOW = 32
 """Operations that are under way at once."""
 
-PADDING = 600
-"""Bytes of an argument and of its result, at most: a frame of a whole window passes between two cuts sooner or
-later (see `GAP`), which it has to, since what is cut off is sent again as it was."""
 
-GAP = (300, 24_000)
-"""Bytes between two actions of the proxy. A handshake has some 1,500, so that some are in the midst of one."""
+class Load(NamedTuple):
+    """What is asked for, and how often it is cut.
 
-GROWTH = 64 << 20
-"""Bytes by which a process may grow: far over what is kept for one window, and far below what 20,000 operations
-would take if they were kept."""
+    A frame has to pass between two cuts sooner or later, since what was cut off is sent again as it was: one of
+    small operations has a whole window of them at most, and one of large ones 512 KiB.
+    """
+
+    operations: int
+    cuts: int
+    seed: int
+    padding: int = 600
+    """Bytes of an argument and of its result, at most."""
+    gap: tuple[int, int] = (300, 24_000)
+    """Bytes between two actions of the proxy. A handshake has 1,500, so that some are in the midst of one."""
+    growth: int = 64 << 20
+    """Bytes by which a process may grow: over what it keeps for one window, and far below all that is sent."""
 
 
 class Ledger(Actor):
@@ -89,29 +91,29 @@ def check(pair: Pair) -> None:
         assert (list(got.values()) if isinstance(got, loom.ValueMesh) else got) == expected
 
 
-def attack(cluster: LocalCluster, operations: int, cuts: int, seed: int) -> None:
+def attack(cluster: LocalCluster, load: Load) -> None:
     port = urlsplit(cluster.url).port
     assert port is not None
-    rng = random.Random(seed)
+    rng = random.Random(load.seed)
     under_way: deque[Pair] = deque()
     done = 0
     with ChaosProxy(port) as proxy, loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token) as job:
         pids = {"laptop": os.getpid(), "gateway": cluster.pids[0], "driver": driver_pid(cluster, job)}
         resident: dict[str, list[int]] = {name: [] for name in pids}
         ledgers = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("ledgers", Ledger)
-        proxy.attack(Schedule(seed, cuts, GAP))
+        proxy.attack(Schedule(load.seed, load.cuts, load.gap))
         for number in itertools.count():
-            pairs = turn(ledgers, number, rng.randbytes(rng.randint(0, PADDING)))
+            pairs = turn(ledgers, number, rng.randbytes(rng.randint(0, load.padding)))
             under_way += pairs
             done += len(pairs)
             while len(under_way) > WINDOW:
                 check(under_way.popleft())
-            if number % (operations // 20) == 0:
+            if number % (load.operations // 20) == 0:
                 for name, pid in pids.items():
                     resident[name].append(psutil.Process(pid).memory_info().rss)
-            if done >= operations and proxy.calm.is_set():
+            if done >= load.operations and proxy.calm.is_set():
                 break
-            assert done < 3 * operations, f"only {proxy.cuts} cuts in {proxy.forwarded} bytes"
+            assert done < 10 * load.operations, f"only {proxy.cuts} cuts in {proxy.forwarded} bytes"
         for pair in under_way:
             check(pair)
         reports = list(ledgers.report.call().get(timeout=BOUND).values())
@@ -120,16 +122,25 @@ def attack(cluster: LocalCluster, operations: int, cuts: int, seed: int) -> None
     print(f"{done} operations, {proxy.cuts} cuts, {proxy.links} connections, {proxy.forwarded} bytes")
     print({action.value: count for action, count in proxy.done.items()}, dict(events), growth)
     assert reports == [(number + 1, [])] * 2
-    assert proxy.cuts == cuts
-    assert events["disconnected"] == events["resumed"] > cuts // 4  # a cut in a handshake is no disconnection
-    assert all(grown < GROWTH for grown in growth.values()), growth
+    assert proxy.cuts == load.cuts
+    assert events["disconnected"] == events["resumed"] > load.cuts // 4  # a cut in a handshake is no disconnection
+    assert all(grown < load.growth for grown in growth.values()), growth
 
 
 def test_20_cuts_of_400_operations(short_lived: LocalCluster) -> None:
-    attack(short_lived, operations=400, cuts=20, seed=1)
+    attack(short_lived, Load(400, cuts=20, seed=7))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_1000_cuts_of_20000_operations(short_lived: LocalCluster) -> None:
-    attack(short_lived, operations=20_000, cuts=1000, seed=2)
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(20_000, cuts=1000, seed=2), id="small"),
+        pytest.param(
+            Load(600, cuts=60, seed=3, padding=1 << 20, gap=(1000, 8 << 20), growth=192 << 20), id="large"
+        ),
+    ],
+)
+def test_cuts_of_operations(short_lived: LocalCluster, load: Load) -> None:
+    attack(short_lived, load)
