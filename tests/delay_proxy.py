@@ -48,7 +48,6 @@ class Link:
             await asyncio.gather(*(self._forward(*way, passed) for way in (up, down)))
         except asyncio.CancelledError:  # the proxy is told to stop
             self.reset()
-            raise
 
     async def _forward(
         self,

@@ -1,0 +1,128 @@
+"""Sessions that come and go for long: memory, descriptors, processes and files return to where they began."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.actors import Counter
+from tests.test_failures import rest
+
+BOUND = 60.0
+"""Seconds that an operation may take while eight sessions start at once on two cores."""
+
+LONG = (600, 200)
+SHORT = (60, 20)
+"""Seconds, and sessions that are opened meanwhile."""
+
+AT_ONCE = 8
+
+ROUND = 6.0
+"""Seconds between two rounds of work of a session."""
+
+DESCRIPTORS = 16
+"""By which a process may have more: connections that are about to be closed, and sockets to the spare driver."""
+
+MEMORY = 48 << 20
+"""Bytes by which a process may grow in all. The interpreter's and Monarch's allocators settle within some 20 MiB of
+where they were after the first sessions; one session's results that were kept, 4 MiB each, would be far over it."""
+
+
+class Held(NamedTuple):
+    """What a gateway or a worker has, besides itself."""
+
+    memory: int
+    """Bytes, resident."""
+    descriptors: int
+    processes: int
+    """Its descendants."""
+
+
+def held(pid: int) -> Held:
+    process = psutil.Process(pid)
+    return Held(process.memory_info().rss, process.num_fds(), len(process.children(recursive=True)))
+
+
+def sockets() -> int:
+    """Socket files of drivers on this machine, of this gateway and others."""
+    return len(list(Path(tempfile.gettempdir()).glob("loom-gateway-*/*.sock")))
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND
+    while not what():
+        assert time.monotonic() < until, f"not within {BOUND:g} s"
+        time.sleep(0.1)
+
+
+def settled(cluster: LocalCluster) -> bool:
+    """Whether all sessions have ended and there is one warm driver, which has no process on a worker."""
+    gateway, *workers = (psutil.Process(pid) for pid in cluster.pids)
+    status = rest(cluster, "/api/v1/status")
+    return (
+        status["sessions"] == 0
+        and status["spare_ready"]
+        and len(gateway.children()) == 1
+        and not any(worker.children() for worker in workers)
+    )
+
+
+def session(cluster: LocalCluster, seconds: float) -> int:
+    """Open a session, work in it every so often, close it; how many rounds of work there were."""
+    never = threading.Event()
+    until = time.monotonic() + seconds
+    rounds = 0
+    data = os.urandom(4 << 20)
+    with loom.connect(cluster.url, cluster.token, timeout=BOUND) as job:
+        while True:
+            procs = job.hosts.spawn_procs(per_host={"gpus": 1})
+            counters = procs.spawn("counters", Counter, rounds)
+            assert list(counters.add.call(1).get(timeout=BOUND).values()) == [rounds + 1] * 2
+            assert counters.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
+            procs.stop().get(timeout=BOUND)
+            rounds += 1
+            left = until - time.monotonic()
+            if left <= 0:
+                return rounds
+            never.wait(min(left, ROUND))
+
+
+@pytest.fixture
+def gateway_of_its_own() -> Iterator[LocalCluster]:
+    with LocalCluster(hosts=2) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seconds", "sessions"), [SHORT, LONG], ids=["short", "long"])
+def test_sessions_that_come_and_go_leave_nothing(
+    gateway_of_its_own: LocalCluster, seconds: float, sessions: int
+) -> None:
+    cluster = gateway_of_its_own
+    each = seconds * AT_ONCE / sessions
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda _: session(cluster, 0), range(2 * AT_ONCE)))  # what is made once is made now
+        wait_for(lambda: settled(cluster))
+        files, before = sockets(), [held(pid) for pid in cluster.pids]
+        rounds = sum(pool.map(lambda _: session(cluster, each), range(sessions)))
+    wait_for(lambda: settled(cluster))
+    wait_for(lambda: sockets() == files)
+    after = [held(pid) for pid in cluster.pids]
+    for name, was, is_now in zip(("gateway", "worker 0", "worker 1"), before, after, strict=True):
+        print(f"{name}: {was.memory >> 20} → {is_now.memory >> 20} MiB, {was[1:]} → {is_now[1:]}")
+        assert is_now.processes == was.processes
+        assert is_now.descriptors <= was.descriptors + DESCRIPTORS
+        assert is_now.memory <= was.memory + MEMORY
+    print(f"{sessions} sessions, {rounds} rounds of work")
