@@ -37,6 +37,8 @@ def main() -> int:
                         help="how long a session lives without a client")  # fmt: skip
     parser.add_argument("--state-dir", default=None, help="where the next gateway finds the sessions of this one")
     parser.add_argument("--end-sessions", action="store_true", help="end the sessions on SIGTERM, too")
+    parser.add_argument("--tunnel-idle", type=float, default=60.0, metavar="SECONDS",
+                        help="how long a client over HTTP may go without a poll")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     add_door_options(parser)
@@ -117,6 +119,7 @@ def _run(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             manager.logs.stop_following()  # uvicorn waits for answers that are under way
+            app.state.tunnels.close()
             await super().shutdown(sockets)
 
     limits = driver_limits(doors.limits)
@@ -124,9 +127,9 @@ def _run(
     manager.end_sessions |= options.end_sessions
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
-    app = DoorKeeper(create_app(manager, doors), doors)
+    app = create_app(manager, doors, options.tunnel_idle)
     config = uvicorn.Config(
-        app,
+        DoorKeeper(app, doors),
         loop="uvloop",
         ws=RelaySocket,  # uvicorn's websockets-sansio, with a short way for frames
         ws_max_size=MAX_FRAME + 4096,

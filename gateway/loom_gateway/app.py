@@ -17,6 +17,7 @@ from loom.errors import LoomError
 from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
 from loom_gateway.ended_sessions import EndedSession
 from loom_gateway.logs import LogQuery
+from loom_gateway.polling import IDLE, Tunnels
 from loom_gateway.relay import Relay
 from loom_gateway.sessions import Session, SessionManager
 from loom_gateway.workers import parse_worker_address
@@ -87,10 +88,13 @@ class Health(BaseModel):
     status: str = "ok"
 
 
-def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
+def create_app(manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE) -> FastAPI:
     """The gateway's application.
 
     For behind a `DoorKeeper`. Errors are ``{"error": {"code", "message"}}``.
+
+    Args:
+        tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
     """
 
     @asynccontextmanager
@@ -183,7 +187,9 @@ def create_app(manager: SessionManager, doors: Doors) -> FastAPI:
         lines = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")
 
-    app.router.routes.append(WebSocketRoute("/ws/v1", Relay(manager, doors)))
+    relay = Relay(manager, doors)
+    app.state.tunnels = Tunnels(relay, tunnel_idle)
+    app.router.routes += [WebSocketRoute("/ws/v1", relay), *app.state.tunnels.routes]
     return app
 
 

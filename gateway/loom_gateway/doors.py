@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from loom.errors import (
     AuthenticationError,
+    ConnectionLost,
     LimitReached,
     LoomError,
     NoSuchMesh,
@@ -28,6 +29,7 @@ from loom.errors import (
     ScopeError,
     SessionLost,
     TokenRevoked,
+    TooLarge,
     UnknownSession,
     WrongArguments,
 )
@@ -48,13 +50,16 @@ TICK = 1.0
 """Seconds between two looks at whether those who are in still may be."""
 
 _STATUS: dict[type[LoomError], int] = {
+    ProtocolMismatch: 400,
     AuthenticationError: 401,
     ScopeError: 403,
     OriginRefused: 403,
+    ConnectionLost: 404,
     UnknownSession: 404,
     NoSuchMesh: 404,
     NoSuchRank: 404,
     SessionLost: 410,
+    TooLarge: 413,
     WrongArguments: 422,
     LimitReached: 429,
 }

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -28,7 +28,7 @@ from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.doors import Doors, Visit
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
-__all__ = ["Relay", "RelaySocket"]
+__all__ = ["ClientSocket", "DriverLink", "Relay", "RelaySocket"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,25 @@ AsgiSend: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000
 CLOSE_SUPERSEDED = 4001
+
+
+class ClientSocket(Protocol):
+    """A client's connection, as the link to its driver sees it."""
+
+    def relay_to(self, link: DriverLink) -> None:
+        """Send what the client sends from now on to a driver, and what has come already."""
+
+    def send_frame(self, *pieces: Buffer) -> None:
+        """Send a frame, given in pieces, to the client; dropped where the connection is closing."""
+
+    def pause_receiving(self) -> None:
+        """The driver takes no more for now."""
+
+    def resume_receiving(self) -> None:
+        """The driver takes more."""
+
+    def abort(self) -> None:
+        """Close the connection without a word, and drop what waits to be sent."""
 
 
 class RelaySocket(WebSocketsSansIOProtocol):
@@ -150,6 +169,12 @@ class RelaySocket(WebSocketsSansIOProtocol):
             else:
                 self.transport.writelines((head, *pieces))
 
+    def pause_receiving(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_receiving(self) -> None:
+        self.transport.resume_reading()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._link is not None:
@@ -172,7 +197,7 @@ class DriverLink(asyncio.Protocol):
         self._missing = 0
         self._last: Sequence[Buffer] = ()
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._socket: RelaySocket | None = None
+        self._socket: ClientSocket | None = None
         self.written = 0
         """Frames that were sent to the driver."""
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -182,7 +207,7 @@ class DriverLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
 
-    def relay_to(self, socket: RelaySocket) -> None:
+    def relay_to(self, socket: ClientSocket) -> None:
         """Send every frame from now on to a client, and what has come already."""
         self._socket = socket
         while not self._frames.empty():
@@ -244,11 +269,11 @@ class DriverLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._socket is not None:
-            self._socket.transport.pause_reading()
+            self._socket.pause_receiving()
 
     def resume_writing(self) -> None:
         if self._socket is not None:
-            self._socket.transport.resume_reading()
+            self._socket.resume_receiving()
 
     def pause_reading(self) -> None:
         """The client takes no more for now."""
@@ -324,7 +349,7 @@ class Relay:
         session: Session,
         link: DriverLink,
         hello: Hello,
-        socket: RelaySocket,
+        socket: ClientSocket,
         receive: AsgiReceive,
         send: AsgiSend,
         visit: Visit,

@@ -72,6 +72,7 @@ __all__ = [
     "UnknownSelection",
     "UnknownSession",
     "UnknownToken",
+    "UnknownTransport",
     "UnpicklableError",
     "UnreadableFile",
     "UnsafeLink",
@@ -273,6 +274,12 @@ class InvalidAddress(LoomError, ValueError):
     """An address is not of the form ``tcp://HOST:PORT``."""
 
     code = "invalid_address"
+
+
+class UnknownTransport(LoomError, ValueError):
+    """`connect` was asked to use something else than ``auto``, ``websocket`` or ``http``."""
+
+    code = "unknown_transport"
 
 
 class PortInUse(LoomError, OSError):

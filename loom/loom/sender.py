@@ -171,7 +171,7 @@ class FrameSender:
             self._see_room()
             return withdrawn
 
-    def put_raw(self, data: bytes) -> None:
+    def put_raw(self, data: Buffer) -> None:
         """Send bytes that are no part of the stream, such as a frame outside the numbering."""
         with self._lock:
             if self._wire is not None:

@@ -46,7 +46,7 @@ from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
 from loom_proxy.reading import Reading
 from loom_proxy.runs import KnownRuns
 from loom_proxy.shape import Extent, Point
-from loom_proxy.transport import WebSocketTransport
+from loom_proxy.transports import Transport
 from loom_proxy.values import ValueMeshProxy
 
 __all__ = ["Address", "Connection"]
@@ -79,6 +79,8 @@ class Address(NamedTuple):
     """Seconds for which a lost connection is tried again; None: for as long as the session can live."""
     ca: str | None = None
     """As `loom.tls.client_context`."""
+    transport: str = "auto"
+    """As `loom_proxy.transports.open_transport` takes it, each time: the next network may be another."""
 
 
 class Connection:
@@ -126,9 +128,8 @@ class Connection:
         self._sender = FrameSender(stream, "loom-writer")
         self._last_words: LoomError | None = None
         """Why the other side ended the connection, if it said so."""
-        self._heard = time.monotonic()
-        """When something came last."""
         self._pinged = False
+        """Whether the other side, which is silent, has been asked for a word."""
         self.away = False
         """Whether the connection is lost, and is to be made again."""
         self._leaving = threading.Event()
@@ -145,11 +146,16 @@ class Connection:
         Raises:
             LoomError: as `loom_proxy.dialling.dial`.
         """
-        dialled = dial(address.url, address.token, hello, timeout, address.ca)
+        dialled = dial(address.url, address.token, hello, timeout, address.ca, address.transport)
         connection = cls(dialled, address, Stream())
         connection._take_all(dialled.frames)
         connection._reader.start()
         return connection
+
+    @property
+    def transport_kind(self) -> str:
+        """What carries the frames: ``websocket`` or ``http``."""
+        return self._transport.kind
 
     def _make(self, made: Made) -> Any:
         return made if self.make_proxy is None else self.make_proxy(made)
@@ -310,7 +316,6 @@ class Connection:
         try:
             frames = self._transport.receive(wait)
             if frames:
-                self._heard, self._pinged = time.monotonic(), False
                 self._take_all(frames)
                 self.flush()
                 goes_on = True
@@ -329,8 +334,10 @@ class Connection:
         """Whether to go on waiting for the other side, which has been silent for a while."""
         if self._stream.untold:
             self._acknowledge()
-        silence = time.monotonic() - self._heard
-        if silence > PING_AFTER and not self._pinged:
+        silence = time.monotonic() - self._transport.heard
+        if silence <= PING_AFTER:
+            self._pinged = False
+        elif not self._pinged:
             self._pinged = True
             self._transport.ping()
         return silence < SILENCE
@@ -370,7 +377,8 @@ class Connection:
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
             try:
-                return dial(self.url, self._address.token, hello, DIAL_TIMEOUT, self._address.ca)
+                to = self._address
+                return dial(to.url, to.token, hello, DIAL_TIMEOUT, to.ca, to.transport)
             except TRANSIENT as error:
                 gone = self.gone()
                 if gone is not None:
@@ -382,9 +390,9 @@ class Connection:
                 logger.debug("connecting to %s again: %s", self.url, error)
         raise AssertionError("unreachable")
 
-    def _attach(self, transport: WebSocketTransport, received: int) -> None:
+    def _attach(self, transport: Transport, received: int) -> None:
         self._transport = transport
-        self._heard, self._pinged = time.monotonic(), False
+        self._pinged = False
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received)
 

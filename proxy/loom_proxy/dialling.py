@@ -10,7 +10,7 @@ from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, Protoco
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, behind_length, unnumbered_frame
-from loom_proxy.transport import WebSocketTransport
+from loom_proxy.transports import Transport, open_transport
 
 __all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
 
@@ -24,28 +24,32 @@ FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
 class Dialled(NamedTuple):
     """A connection on which the session is open."""
 
-    transport: WebSocketTransport
+    transport: Transport
     welcome: Welcome
     frames: list[bytes]
     """What came right behind the welcome."""
 
 
-def dial(url: str, token: str | None, hello: Hello, timeout: float, ca: str | None = None) -> Dialled:
+def dial(
+    url: str, token: str | None, hello: Hello, timeout: float, ca: str | None = None, transport_kind: str = "auto"
+) -> Dialled:
     """Connect to a gateway and say hello.
 
     Args:
         url: as `loom_proxy.transport.normalise_url` gives it.
         timeout: seconds to wait for the gateway to accept the connection.
         ca: as `loom.tls.client_context`.
+        transport_kind: as `loom_proxy.transports.open_transport` takes it.
 
     Raises:
-        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: as `WebSocketTransport.open`.
+        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError, UnknownTransport: as
+            `loom_proxy.transports.open_transport`.
         ConnectionLost: the connection broke before there was an answer.
         UnknownSession, SessionInUse: the session does not live, or has a client.
         WorkerUnreachable: the gateway's workers do not answer.
         ProtocolMismatch: the gateway speaks another major version.
     """
-    transport = WebSocketTransport.open(url, token, timeout, ca)
+    transport = open_transport(transport_kind, url, token, timeout, ca)
     try:
         try:
             transport.send_all(transport.encode(behind_length(unnumbered_frame(hello.message()))))

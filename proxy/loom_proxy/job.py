@@ -47,6 +47,7 @@ def connect(
     timeout: float = 30.0,
     reconnect_timeout: float | None = None,
     ca: str | None = None,
+    transport: str | None = None,
 ) -> Job:
     """Open a session on a gateway, or attach to a living one.
 
@@ -66,9 +67,12 @@ def connect(
             long as the session can live without a client.
         ca: file with the certificate (PEM) of the authority that vouches for the gateway, where that is your own;
             default ``LOOM_CA``, else the authorities that this machine trusts.
+        transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
+            ``"auto"``: HTTP where the WebSocket cannot be opened and HTTP can. Default ``LOOM_TRANSPORT``, or auto.
 
     Raises:
         InvalidAddress: there is no URL, or it is not one.
+        UnknownTransport: ``transport`` is none of these.
         GatewayUnreachable: nobody answers there.
         NotAGateway: what answers is not a Loom gateway.
         UntrustedGateway: TLS does not vouch for what answers.
@@ -88,7 +92,8 @@ def connect(
     if mode == "watch" and session is None:
         raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
     token = token or os.environ.get("LOOM_TOKEN")
-    address = Address(normalise_url(url), token, reconnect_timeout, ca)
+    transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
+    address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
     hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
@@ -136,6 +141,11 @@ class Job:
     def url(self) -> str:
         """URL of the gateway, for other programs that are to join."""
         return self._connection.url.removesuffix("/ws/v1")
+
+    @property
+    def transport(self) -> str:
+        """What the connection to the gateway runs over: ``"websocket"`` or ``"http"``."""
+        return self._connection.transport_kind
 
     @property
     def progress(self) -> bool | None:
@@ -384,4 +394,5 @@ class Job:
         return job_html(self)
 
     def __repr__(self) -> str:
-        return f"<Job {self.session!r} at {self.url}, {self.hosts.extent}{', closed' if self.closed else ''}>"
+        closed = ", closed" if self.closed else ""
+        return f"<Job {self.session!r} at {self.url} over {self.transport}, {self.hosts.extent}{closed}>"

@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -36,7 +37,7 @@ from loom.wire.stream import LENGTH
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.tls_socket import TlsSocket
 
-__all__ = ["PATH", "WebSocketTransport", "normalise_url"]
+__all__ = ["PATH", "NoUpgrade", "WebSocketTransport", "connect_tcp", "gateway_error", "normalise_url", "refused"]
 
 PATH = "/ws/v1"
 """Path of the gateway's WebSocket."""
@@ -68,14 +69,22 @@ def normalise_url(url: str) -> str:
     return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{path}"
 
 
+class NoUpgrade(NotAGateway):
+    """What answers speaks HTTP, but gave no WebSocket: it is no gateway, or something before it is in the way."""
+
+
 class WebSocketTransport:
     """An open WebSocket. One thread may receive while another sends."""
+
+    kind = "websocket"
 
     def __init__(self, sock: socket.socket | TlsSocket, protocol: ClientProtocol) -> None:
         self._socket = sock
         self._protocol = protocol
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
         self._pieces: list[bytes] = []
+        self.heard = time.monotonic()
+        """When the other side last said anything, be it only the answer to a ping."""
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
@@ -87,7 +96,7 @@ class WebSocketTransport:
         Raises:
             GatewayUnreachable: nobody answers at the URL.
             UntrustedGateway: TLS does not vouch for who does.
-            NotAGateway: somebody answers, but not with a gateway's WebSocket.
+            NotAGateway: somebody answers, but not with a gateway's WebSocket; `NoUpgrade` if with HTTP.
             AuthenticationError: the token is missing or wrong.
         """
         sock = _connect(url, timeout, ca)
@@ -102,9 +111,8 @@ class WebSocketTransport:
             raise
         except (OSError, EOFError, WebSocketException, ValueError) as error:
             sock.close()
-            raise NotAGateway(
-                f"{url} is not a Loom gateway: {error or type(error).__name__}{_tls_hint(url)}"
-            ) from error
+            kind = NoUpgrade if isinstance(error, ConnectionError) else NotAGateway
+            raise kind(f"{url} is not a Loom gateway: {error or type(error).__name__}{_tls_hint(url)}") from error
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LONGEST_WAIT, 0))
         return transport
@@ -129,14 +137,15 @@ class WebSocketTransport:
                     response = event
             if response is None and (protocol.handshake_exc is not None or not data):
                 cause = protocol.handshake_exc and protocol.handshake_exc.__cause__
-                raise NotAGateway(
+                kind = NotAGateway if data else NoUpgrade
+                raise kind(
                     f"{url} is not a Loom gateway: {cause or 'it closed the connection without an answer'}"
                     f"{_tls_hint(url)}"
                 )
         if response.status_code != 101:
-            raise _refused(url, response)
+            raise refused(url, response.status_code, response.reason_phrase, response.body or b"")
         if protocol.handshake_exc is not None:
-            raise NotAGateway(f"{url} is not a Loom gateway: {protocol.handshake_exc}")
+            raise NoUpgrade(f"{url} is not a Loom gateway: {protocol.handshake_exc}")
         return cls(sock, protocol)
 
     def fileno(self) -> int:
@@ -159,6 +168,7 @@ class WebSocketTransport:
             return None
         if not data:
             return None
+        self.heard = time.monotonic()
         messages: list[bytes] = []
         for is_message, pieces in self._splitter.receive(data):
             if is_message:
@@ -218,18 +228,9 @@ class WebSocketTransport:
 
 def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSocket:
     parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "wss" else 80)
     assert parts.hostname is not None
     context = client_context(ca) if parts.scheme == "wss" else None
-    try:
-        sock = socket.create_connection((parts.hostname, port), timeout)
-    except OSError as error:
-        why = "it did not answer in time" if isinstance(error, socket.timeout) else (error.strerror or str(error))
-        raise GatewayUnreachable(
-            f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` or `loom up` runs there."
-        ) from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    keep_queues_short(sock)
+    sock = connect_tcp(url, timeout)
     if context is None:
         return sock
     try:
@@ -239,19 +240,46 @@ def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSoc
         raise tls_error(url, error) from error
 
 
+def connect_tcp(url: str, timeout: float) -> socket.socket:
+    """A connection to the host of a WebSocket URL, made within ``timeout`` seconds, before any TLS.
+
+    Raises:
+        GatewayUnreachable: nobody answers there.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    assert parts.hostname is not None
+    try:
+        sock = socket.create_connection((parts.hostname, port), timeout)
+    except OSError as error:
+        why = "it did not answer in time" if isinstance(error, socket.timeout) else (error.strerror or str(error))
+        raise GatewayUnreachable(
+            f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` or `loom up` runs there."
+        ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_queues_short(sock)
+    return sock
+
+
 def _tls_hint(url: str) -> str:
     return ". If it speaks TLS, write wss:// instead of ws://" if url.startswith("ws:") else ""
 
 
-def _refused(url: str, response: Response) -> LoomError:
-    """The error for an answer that is not an upgrade; a gateway's own says why in JSON."""
+def gateway_error(body: Buffer) -> LoomError | None:
+    """The error that a gateway's answer gives in JSON; None for an answer of anything else."""
     try:
-        error = json.loads(response.body or b"")["error"]
+        error = json.loads(bytes(body))["error"]
         return error_for_code(error["code"], error["message"])
     except (ValueError, KeyError, TypeError):
-        if response.status_code == 401:
-            return AuthenticationError(f"{url} wants other credentials (401 {response.reason_phrase})")
-        return NotAGateway(
-            f"{url} answers, but is not a Loom gateway: HTTP {response.status_code} {response.reason_phrase}. "
-            f"Check host, port and path."
-        )
+        return None
+
+
+def refused(url: str, status: int, reason: str, body: Buffer) -> LoomError:
+    """The error for an HTTP answer in place of a connection."""
+    if error := gateway_error(body):
+        return error
+    if status == 401:
+        return AuthenticationError(f"{url} wants other credentials (401 {reason})")
+    return NoUpgrade(
+        f"{url} answers, but is not a Loom gateway: HTTP {status} {reason}. Check host, port and path."
+    )

@@ -1,0 +1,43 @@
+"""Batches: the frames in one HTTP body, each behind its length (4 bytes, big endian), as on a driver's socket."""
+
+from __future__ import annotations
+
+from loom.errors import ProtocolMismatch
+from loom.wire.frames import MAX_FRAME
+from loom.wire.messages import Buffer
+from loom.wire.stream import LENGTH
+
+__all__ = ["CONTENT_TYPE", "ENDED_HEADER", "MAX_BATCH", "TUNNELS", "split_batch"]
+
+TUNNELS = "/api/v1/tunnel"
+"""Path of the gateway's tunnels."""
+
+CONTENT_TYPE = "application/vnd.loom.frames"
+"""What says that a body is a batch, and no middlebox's page."""
+
+ENDED_HEADER = "Loom-Ended"
+"""Header of the answer after which the gateway has no more to say."""
+
+MAX_BATCH = LENGTH.size + MAX_FRAME
+"""Bytes of the largest batch: one frame of the largest size."""
+
+
+def split_batch(data: Buffer) -> list[memoryview]:
+    """The frames of a batch, as views of it.
+
+    Raises:
+        ProtocolMismatch: the lengths do not add up.
+    """
+    view = memoryview(data)
+    frames = []
+    position = 0
+    while position < len(view):
+        begin = position + LENGTH.size
+        if begin > len(view):
+            raise ProtocolMismatch(f"a batch of frames ends with {len(view) - position} bytes left over")
+        (length,) = LENGTH.unpack_from(view, position)
+        position = begin + length
+        if position > len(view):
+            raise ProtocolMismatch(f"a batch of frames has {len(view) - begin} bytes of a frame of {length}")
+        frames.append(view[begin:position])
+    return frames
