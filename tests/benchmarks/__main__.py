@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.console import Console, RenderableType
 
-from tests.benchmarks import calls, doors, large, ports, ray_environment, report
+from tests.benchmarks import calls, doors, large, over_http, ports, ray_environment, report
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 
@@ -128,6 +128,21 @@ def measure_doors(
     """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
     plan = doors.DoorPlan(rounds, seconds, per_second)
     _report(lambda say: doors.measure(plan, _command(), say), as_json, check)
+
+
+@app.command("http")
+def measure_http(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """The same calls through Loom over a WebSocket and over plain HTTP."""
+
+    def measure(say: Callable[[str], object]) -> Findings:
+        measured = calls.measure(over_http.HTTP_SUBJECTS, calls.Plan(rounds=rounds), say)
+        notes = over_http.http_ratios(measured)
+        return report.Report(_command(), describe_machine(), measured, report.ratios(measured), notes)
+
+    _report(measure, as_json, check=False)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class SubjectName(str, enum.Enum):
     RAW_SYNC = "raw-sync"
     NATIVE = "native"
     LOOM = "loom"
+    LOOM_HTTP = "loom-http"
     RAY = "ray"
 
     def __str__(self) -> str:
@@ -66,6 +67,7 @@ SUBJECTS = {
         ),
         Subject(SubjectName.NATIVE, "native Monarch", "tests.benchmarks.native_caller"),
         Subject(SubjectName.LOOM, "Loom", "tests.benchmarks.loom_caller"),
+        Subject(SubjectName.LOOM_HTTP, "Loom over HTTP", "tests.benchmarks.loom_caller", ("http",)),
     )
 }
 

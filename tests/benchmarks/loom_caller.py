@@ -1,7 +1,12 @@
-"""The same calls through Loom: `loom.local` with one host, all of it on this machine."""
+"""The same calls through Loom: `loom.local` with one host, all of it on this machine.
+
+An argument is the transport, ``websocket`` unless it is given.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import loom
@@ -31,4 +36,5 @@ def make_caller() -> MeshCaller:
 
 
 if __name__ == "__main__":
+    os.environ["LOOM_TRANSPORT"] = sys.argv[1] if len(sys.argv) > 1 else "websocket"
     serve(make_caller)
