@@ -29,6 +29,7 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
+from loom.token_file import TokenFile
 from loom.wire.batches import CONTENT_TYPE, MAX_BATCH, TUNNELS
 from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
@@ -44,6 +45,7 @@ from tests.http_proxy import Fault, HttpProxy, Lossy, without_websockets
 from tests.test_failures import driver_pid, rest
 from tests.test_large import forget_peak, gateway_of, peak_mib
 from tests.test_ports import attach
+from tests.test_tls import issue
 
 BOUND = 30.0
 
@@ -402,34 +404,78 @@ def test_a_proxy_that_takes_no_large_bodies_is_named(cluster: LocalCluster) -> N
 # -- TLS ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate for 127.0.0.1, signed by itself, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate (apt: openssl)")
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", path]
-    command += ["-out", path.with_suffix(".crt"), "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
-    return path
-
-
-def test_tls_is_verified_over_http_too(
-    cluster: LocalCluster, certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_is_verified_over_http_too(cluster: LocalCluster, tmp_path: Path) -> None:
+    files = issue(tmp_path, "127.0.0.1")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate)
+    tls.load_cert_chain(files.certificate, files.key)
     with HttpProxy(port_of(cluster), without_websockets(403), tls) as proxy:
         url = f"wss://127.0.0.1:{proxy.port}"
         for transport in ("http", "auto"):
-            with pytest.raises(loom.NotAGateway, match="certificate"):
+            with pytest.raises(loom.UntrustedGateway, match="certificate"):
                 loom.connect(url, cluster.token, transport=transport)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        with loom.connect(url, cluster.token) as job:
+        with loom.connect(url, cluster.token, ca=files.ca) as job:
             assert job.transport == "http"
             data = os.urandom(2 * MIB)
             assert job.run(lambda x: x, data) == data
+            calls = [job.run(lambda n: n, n, detach=True) for n in range(20)]
+            assert [call.result(timeout=BOUND) for call in calls] == list(range(20))
+
+
+def test_a_gateway_with_tls_of_its_own(tmp_path: Path) -> None:
+    files = issue(tmp_path, "127.0.0.1")
+    options = ["--tls-cert", files.certificate, "--tls-key", files.key]
+    with (
+        LocalCluster(1, gateway_options=options) as own,
+        loom.connect(own.url, own.token, ca=files.ca, transport="http") as job,
+    ):
+        data = os.urandom(2 * MIB)
+        assert job.run(lambda x: x, data) == data
+
+
+# -- tokens -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, TokenFile]]:
+    """A gateway with a file of tokens."""
+    file = TokenFile(tmp_path_factory.mktemp("tokens") / "tokens.json")
+    with LocalCluster(1, gateway_options=["--tokens", str(file.path)]) as running:
+        yield running, file
+
+
+def test_scopes_are_the_same_over_http(guarded: tuple[LocalCluster, TokenFile]) -> None:
+    cluster, file = guarded
+    _, view = file.create("a watcher", "view")
+    with pytest.raises(loom.ScopeError, match="needs a token of scope drive"):
+        loom.connect(cluster.url, view, transport="http")
+    with loom.connect(cluster.url, cluster.token, transport="http") as job:
+        watcher = loom.connect(cluster.url, view, session=job.session, mode="watch", transport="http")
+        assert watcher.runs() == {}
+        watcher.detach()
+
+
+def test_a_revoked_token_is_cut_off_over_http(guarded: tuple[LocalCluster, TokenFile]) -> None:
+    cluster, file = guarded
+    token, text = file.create("a driver", "drive")
+    job = loom.connect(cluster.url, text, transport="http")
+    hanging = job.hosts.spawn_procs().spawn("hang", Hang).forever.call()
+    file.revoke(token.id)
+    with pytest.raises(loom.TokenRevoked, match="'a driver'"):
+        hanging.get(timeout=BOUND)
+
+
+def test_a_tunnel_is_not_there_for_another_token(guarded: tuple[LocalCluster, TokenFile]) -> None:
+    cluster, file = guarded
+    _, other = file.create("another", "drive")
+    status, answer = request(cluster, "POST", "")
+    assert status == 201
+    path = f"/{answer['tunnel']}"
+    assert request(cluster, "POST", f"{path}/up?n=1", b"", token=other) == (404, "connection_lost")
+    assert request(cluster, "GET", f"{path}/down?n=1", token=other) == (404, "connection_lost")
+    assert request(cluster, "DELETE", path, token=other) == (404, "connection_lost")
+    assert request(cluster, "POST", f"{path}/up?n=1", b"") == (200, {"taken": 1})
+    assert request(cluster, "DELETE", path)[0] == 204
+    assert request(cluster, "DELETE", path) == (404, "connection_lost")
 
 
 # -- nginx --------------------------------------------------------------------------------------------------

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
 
-from loom.errors import AuthenticationError, ProtocolMismatch
+from loom.errors import ProtocolMismatch
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.stream import behind_length
 from loom_gateway import polling
 from loom_gateway.app import create_app
 from loom_gateway.auth import TokenAuthority
+from loom_gateway.door_keeper import DoorKeeper
+from loom_gateway.doors import Doors
 from loom_gateway.polling import BATCH, Tunnel
 from loom_gateway.relay import DriverLink
 from loom_gateway.sessions import SessionManager
@@ -198,43 +200,18 @@ async def test_a_client_that_does_not_poll_is_gone_and_one_that_does_is_not(tmp_
 # -- over HTTP ----------------------------------------------------------------------------------------------
 
 
-class TwoTokens(TokenAuthority):
-    """Stands in for an authority with several tokens."""
-
-    def __init__(self) -> None: ...
-
-    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if dict(headers).get(b"authorization") not in (b"Bearer one", b"Bearer two"):
-            raise AuthenticationError("another token")
-
-
 @contextlib.asynccontextmanager
 async def gateway() -> AsyncIterator[httpx.AsyncClient]:
     """A gateway without workers, whose routes are called in this process."""
     manager = SessionManager([])
-    app = create_app(manager, TwoTokens())
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://gateway", headers={"Authorization": "Bearer one"}
-    ) as client:
+    doors = Doors(TokenAuthority("token"))
+    app = create_app(manager, doors)
+    transport = httpx.ASGITransport(DoorKeeper(app, doors))
+    headers = {"Authorization": "Bearer token"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
         yield client
     app.state.tunnels.close()
-    manager.remove_folder()
-
-
-async def test_a_tunnel_is_not_there_for_another_token() -> None:
-    other = {"Authorization": "Bearer two"}
-    async with gateway() as client:
-        path = f"{TUNNELS}/{(await client.post(TUNNELS)).json()['tunnel']}"
-        for answer in (
-            await client.post(f"{path}/up?n=1", content=b"", headers=other),
-            await client.get(f"{path}/down?n=1", headers=other),
-            await client.delete(path, headers=other),
-        ):
-            assert answer.status_code == 404
-            assert answer.json()["error"]["code"] == "connection_lost"
-        assert (await client.post(f"{path}/up?n=1", content=b"")).json() == {"taken": 1}
-        assert (await client.delete(path)).status_code == 204
-        assert (await client.delete(path)).status_code == 404
+    await manager.close()
 
 
 async def test_answers_are_not_cached() -> None:
