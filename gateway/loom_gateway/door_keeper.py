@@ -48,16 +48,14 @@ class DoorKeeper:
         if reads:
             await self._app(scope, receive, send)
             return
-        status = 0
 
-        async def note_status(message: AsgiMessage) -> None:
-            nonlocal status
-            status = message.get("status", status)
+        async def note_and_send(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start":  # noted before anybody is told
+                command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
+                self._doors.audit.write("commanded", visit.identity, visit.peer, **command)
             await send(message)
 
-        await self._app(scope, receive, note_status)
-        command = {"method": scope["method"], "path": scope["path"][:200], "status": status}
-        self._doors.audit.write("commanded", visit.identity, visit.peer, **command)
+        await self._app(scope, receive, note_and_send)
 
     async def _refuse(self, error: LoomError, scope: AsgiMessage, send: AsgiSend) -> None:
         text = json.dumps({"error": {"code": error.code, "message": str(error)}})

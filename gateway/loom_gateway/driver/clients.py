@@ -44,6 +44,9 @@ LOG_ROOM = 16 << 20
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a client that is connected, and for one that is away."""
 
+LEAVE_GRACE = 1.0
+"""Seconds for which a client that comes waits for another to be gone."""
+
 TURN_TIMEOUT = 20.0
 """Seconds that a lost connection has to finish the operation that it is just starting."""
 
@@ -77,7 +80,22 @@ class Client:
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
         self.turn = threading.Lock()
         """Held by the thread that receives from the client's connection."""
-        self.connection: ClientConnection | None = None
+        self.left = threading.Event()
+        """Set while the client has no connection."""
+        self._changing = threading.Lock()
+        self._connection: ClientConnection | None = None
+
+    @property
+    def connection(self) -> ClientConnection | None:
+        """What carries it, if anything does."""
+        return self._connection
+
+    def carry_by(self, connection: ClientConnection | None, instead_of: ClientConnection | None = None) -> None:
+        """Have another connection carry it, or none; with ``instead_of`` only if that one does now."""
+        with self._changing:
+            if instead_of is None or instead_of is self._connection:
+                self._connection = connection
+                (self.left.clear if connection is not None else self.left.set)()
 
     @property
     def crowded(self) -> bool:
@@ -97,7 +115,7 @@ class Client:
         if connection is not None:
             connection.say_goodbye(refusal(why))
             connection.give_up()
-        self.connection = None
+        self.carry_by(None)
         self.sender.close()
 
 
@@ -157,7 +175,7 @@ class Clients:
                 if self._driving is not None:
                     self._put_out(self._driving, hello)
                 client = self._driving = Client(0, self._next_id(), self._start, self._max_message)
-            client.connection = connection
+            client.carry_by(connection)
             return client, not hello.stream
 
     def _resumed(self, hello: Hello) -> Client:
@@ -169,7 +187,8 @@ class Clients:
         raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
     def _put_out(self, client: Client, by: Hello) -> None:
-        if client.connection is not None and not by.take_over:
+        # One that has just detached is gone as soon as the gateway has said so.
+        if not by.take_over and not client.left.wait(LEAVE_GRACE):
             raise SessionInUse(
                 f"another client drives session {by.session!r}: close or detach it there first, take its place "
                 f"with take_over=True, or look on with mode='watch'"
@@ -199,8 +218,7 @@ class Clients:
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection of a client is gone; another may come."""
         client.sender.detach(connection)
-        if client.connection is connection:
-            client.connection = None
+        client.carry_by(None, instead_of=connection)
 
     # -- what is sent ---------------------------------------------------------------------------------------
 
