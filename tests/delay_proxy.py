@@ -76,7 +76,7 @@ class Link:
                 due, (data, then) = await line.get()
                 await asyncio.sleep(due - self._loop.time())
                 await self._flowing.wait()
-                if not data:
+                if not data or writer.is_closing():
                     break
                 writer.write(data)
                 await writer.drain()
