@@ -1,0 +1,209 @@
+"""Streams with two lanes: nothing is lost, doubled or overtaken, whichever connection is lost when."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from loom.errors import ProtocolMismatch
+from loom.wire import lane, mux, stream
+from loom.wire.frames import decode_frame, encode_frame
+from loom.wire.lane import LENGTH
+from loom.wire.messages import Kind, Message
+from loom.wire.mux import BARRIER, OrderKey
+from loom.wire.stream import Stream
+
+CHUNK = 16
+ENDS = st.integers(0, 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_frames() -> Iterator[None]:
+    """Chunks of 16 bytes, frames of 4 messages, a window of a few frames, so that much happens in a fast test."""
+    with (
+        patch.object(mux, "CHUNK_SIZE", CHUNK),
+        patch.object(mux, "_FRAME_MESSAGES", 4),
+        patch.object(lane, "WINDOW", 300),
+        patch.object(stream, "WINDOW", 300),
+        patch.object(lane, "ACK_FRAMES", 3),
+    ):
+        yield
+
+
+def call(ident: int, size: int) -> Message:
+    return Message(Kind.CALL, ident, (), [bytes([ident % 251]) * size] if size else [])
+
+
+def content(framed: bytes | None) -> bytes:
+    assert framed is not None
+    return framed[LENGTH.size :]
+
+
+def pair() -> tuple[Stream, Stream]:
+    return Stream(lanes=True), Stream(lanes=True)
+
+
+def idents(messages: object) -> list[int]:
+    return [message.id for message in messages]  # type: ignore[attr-defined]
+
+
+class Line:
+    """A connection of its own for the bulk lane: frames under way each way, until it is lost."""
+
+    def __init__(self) -> None:
+        self.under_way: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+        self.lost = False
+
+
+class TwoConnections(RuleBasedStateMachine):
+    """Two ends, a connection that is made again at once, and one for bulk that comes and goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = pair()
+        self.under_way: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+        self.lines: list[Line] = []
+        self.uses: list[Line | None] = [None, None]
+        self.welcomed: tuple[Line, int] | None = None
+        self.missing: tuple[dict[int, tuple[OrderKey, int]], dict[int, tuple[OrderKey, int]]] = ({}, {})
+        self.count = 0
+
+    # -- messages
+
+    @rule(end=ENDS, size=st.sampled_from([0, 3, CHUNK + 1, 4 * CHUNK]), key=st.sampled_from([None, BARRIER, 1, 2]))
+    def put(self, end: int, size: int, key: OrderKey) -> None:
+        self.count += 1
+        self.missing[end][self.count] = key, size
+        self.ends[end].put(call(self.count, size), key)
+
+    def arrive(self, end: int, messages: list[Message]) -> None:
+        missing = self.missing[1 - end]
+        for message in messages:
+            key, size = missing.pop(message.id)
+            assert b"".join(message.parts) == bytes([message.id % 251]) * size
+            overtaken = [
+                ident
+                for ident, (other, _) in missing.items()
+                if ident < message.id
+                and key is not None
+                and other is not None
+                and (key == other or BARRIER in (key, other))
+            ]
+            assert not overtaken, f"{message.id} came before {overtaken}"
+
+    # -- frames
+
+    @rule(end=ENDS, most=st.integers(1, 5))
+    def send(self, end: int, most: int) -> None:
+        for _ in range(most):
+            framed = self.ends[end].next_frame()
+            if framed is not None:
+                self.under_way[end].append(framed)
+
+    @rule(end=ENDS, most=st.integers(1, 5))
+    def receive(self, end: int, most: int) -> None:
+        for _ in range(min(most, len(self.under_way[1 - end]))):
+            self.arrive(end, list(self.ends[end].receive(content(self.under_way[1 - end].popleft()))))
+
+    @precondition(lambda self: any(self.uses))
+    @rule(end=ENDS, most=st.integers(1, 5))
+    def send_bulk(self, end: int, most: int) -> None:
+        line = self.uses[end]
+        if line is not None:
+            for _ in range(most):
+                framed = self.ends[end].next_bulk_frame()
+                if framed is not None and not line.lost:
+                    line.under_way[end].append(framed)
+
+    @precondition(lambda self: self.lines)
+    @rule(end=ENDS, number=st.integers(0, 3), most=st.integers(1, 5))
+    def receive_bulk(self, end: int, number: int, most: int) -> None:
+        under_way = self.lines[number % len(self.lines)].under_way[1 - end]
+        for _ in range(min(most, len(under_way))):
+            self.ends[end].receive_bulk(content(under_way.popleft()))
+
+    @rule(end=ENDS)
+    def look(self, end: int) -> None:
+        self.arrive(end, self.ends[end].arrived())
+
+    # -- connections
+
+    @rule()
+    def lose_the_connection(self) -> None:
+        for end in (0, 1):
+            self.under_way[end].clear()
+        for end in (0, 1):
+            here, there = self.ends[end], self.ends[1 - end]
+            assert here.bulk is not None
+            assert there.bulk is not None
+            here.resume(there.received)
+            if not here.apart:
+                here.bulk.resume(there.bulk.received)
+
+    @precondition(lambda self: self.welcomed is None)
+    @rule()
+    def open_for_bulk(self) -> None:
+        """The other end has said yes, and sends already."""
+        client, driver = self.ends
+        assert client.bulk is not None
+        assert driver.bulk is not None
+        line = Line()
+        self.lines.append(line)
+        self.welcomed = line, driver.bulk.received
+        self.use(1, line, client.bulk.received)
+
+    @precondition(lambda self: self.welcomed is not None)
+    @rule()
+    def take_the_welcome(self) -> None:
+        assert self.welcomed is not None
+        (line, received), self.welcomed = self.welcomed, None
+        self.use(0, line, received)
+
+    def use(self, end: int, line: Line | None, received: int | None) -> None:
+        bulk = self.ends[end].bulk
+        assert bulk is not None
+        bulk.resume(received)
+        self.ends[end].apart = line is not None
+        self.uses[end] = line
+
+    @precondition(lambda self: self.lines)
+    @rule(number=st.integers(0, 3))
+    def lose_a_line(self, number: int) -> None:
+        line = self.lines[number % len(self.lines)]
+        line.lost = True
+        for under_way in line.under_way:
+            under_way.clear()
+
+    @rule(end=ENDS)
+    def notice(self, end: int) -> None:
+        line = self.uses[end]
+        if line is not None and line.lost:
+            self.use(end, None, None)
+
+    def teardown(self) -> None:
+        for line in self.lines:
+            line.lost = True
+        for end in (0, 1):
+            self.notice(end)
+        self.lose_the_connection()
+        for _ in range(20 * self.count + 20):
+            for end in (0, 1):
+                self.send(end, 1)
+                self.receive(1 - end, 1)
+        for end in (0, 1):
+            assert not self.missing[end]
+            assert not self.ends[end].unsettled
+            assert not self.ends[end].ready
+            assert not self.ends[end].holds
+
+
+def test_all_arrives_once_and_in_its_order_whatever_is_lost() -> None:
+    run_state_machine_as_test(
+        TwoConnections, settings=settings(derandomize=True, deadline=None, max_examples=200, stateful_step_count=60)
+    )
