@@ -135,6 +135,8 @@ class BulkLane(Lane):
         """Held while a frame is taken in."""
         self.urgent = False
         """Whether a message has come whole of which the other side is to be told at once."""
+        self.news = False
+        """Whether a frame has come that nobody who sends has looked at."""
 
     @property
     def ack_due(self) -> bool:
@@ -156,6 +158,7 @@ class BulkLane(Lane):
         """
         with self.lock:
             self._acknowledge(self.acknowledged if received is None else received)
+            self.news = True
             self._again = deque(self._kept)
 
     @property

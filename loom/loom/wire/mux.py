@@ -244,10 +244,6 @@ class Outbox:
         if keyed:
             self._release()
 
-    def settles(self, chunks: int) -> bool:
-        """Whether there is something to `settle`."""
-        return bool(self._arriving) and self._arriving[0].last <= chunks
-
     @property
     def waits(self) -> bool:
         """Whether something waits for a large message to leave, or to arrive."""

@@ -78,13 +78,13 @@ class Stream(Lane):
 
     @property
     def ready(self) -> bool:
-        """Whether there is a `next_frame`."""
+        """Whether there is a `next_frame`, or may be."""
         if self._again or self.due:
             return True
         outbox = self.outbox
-        if self.kept_bytes < WINDOW and (outbox if self.bulk is None else outbox.has_small):
-            return True
-        return not self.apart and self.bulk_ready
+        if self.bulk is None:
+            return bool(outbox) and self.kept_bytes < WINDOW
+        return (outbox.has_small and self.kept_bytes < WINDOW) or (not self.apart and self.bulk_ready)
 
     @property
     def bulk_ready(self) -> bool:
@@ -95,8 +95,7 @@ class Stream(Lane):
     @property
     def due(self) -> bool:
         """Whether something has to be sent, or may be now, because of what has come."""
-        bulk = self.bulk
-        return self.ack_due or (bulk is not None and (bulk.ack_due or self.outbox.settles(bulk.acknowledged)))
+        return self.ack_due or (self.bulk is not None and self.bulk.news)
 
     @property
     def unsettled(self) -> bool:
@@ -114,9 +113,11 @@ class Stream(Lane):
             return self._again.popleft()
         outbox, bulk = self.outbox, self.bulk
         if bulk is not None:
-            if bulk.ack_due:
-                return bulk.acknowledgement()
-            outbox.settle(bulk.acknowledged)
+            if bulk.news:
+                bulk.news = False  # before looking at it
+                outbox.settle(bulk.acknowledged)
+                if bulk.ack_due:
+                    return bulk.acknowledgement()
             if self._chunk_turn and not self.apart:
                 self._chunk_turn = False
                 if (frame := self.next_bulk_frame()) is not None:
@@ -229,6 +230,7 @@ class Stream(Lane):
                     if complete is not None:
                         self._arrived.append(complete)
                         bulk.urgent = whole = True
+            bulk.news = True
         return whole
 
     @property
