@@ -36,7 +36,7 @@ COPIED = 1 << 20
 class Wire(Protocol):
     """What frames are sent over."""
 
-    def encode(self, frame: bytes) -> Buffer:
+    def encode(self, frame: bytes) -> bytes:
         """The bytes that carry a frame, which is given behind its length (`loom.wire.stream.LENGTH`)."""
 
     def try_send(self, data: Buffer) -> int:
@@ -82,6 +82,8 @@ class _BulkWriter:
         self._sender = sender
         self.wire = wire
         self.sends = False
+        self.raw = b""
+        """What is to be sent before the next frame and is no part of the stream."""
         self._work = threading.Semaphore(0)
         self._woken = False
         threading.Thread(target=self._write, name=name, daemon=True).start()
@@ -98,9 +100,10 @@ class _BulkWriter:
             self._woken = False
             if not self._sender.writes_bulk(self):
                 return
-            while (frame := self._sender.take_bulk(self)) is not None:
+            while (taken := self._sender.take_bulk(self)) is not None:
+                raw, frame = taken
                 try:
-                    self.wire.send_all(self.wire.encode(frame))
+                    self.wire.send_all(raw + self.wire.encode(frame) if frame is not None else raw)
                 except OSError:
                     self._sender.detach_bulk(self.wire)
 
@@ -189,15 +192,23 @@ class FrameSender:
         """Whether the connection of that writer carries the bulk lane."""
         return writer is self._bulk
 
-    def take_bulk(self, writer: _BulkWriter) -> bytes | None:
-        """What that writer is to send next, if anything."""
+    def take_bulk(self, writer: _BulkWriter) -> tuple[bytes, bytes | None] | None:
+        """What that writer is to send next, if anything: bytes as they are, and a frame."""
         with self._idle:
             frame = self._stream.next_bulk_frame() if writer is self._bulk else None
-            writer.sends = frame is not None
+            raw, writer.raw = writer.raw, b""
+            writer.sends = frame is not None or bool(raw)
             self._see_room()
-            if self._watchers or frame is None:
+            if self._watchers:
                 self._idle.notify_all()
-            return frame
+            return (raw, frame) if writer.sends else None
+
+    def put_raw_bulk(self, data: bytes) -> None:
+        """As `put_raw`, over the connection of the bulk lane."""
+        with self._lock:
+            if self._bulk is not None:
+                self._bulk.raw += data
+                self._bulk.wake()
 
     @property
     def attached(self) -> bool:

@@ -11,9 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from loom.errors import ProtocolMismatch
 from loom.wire import lane, mux, stream
-from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey

@@ -157,6 +157,7 @@ class DriverServer:
             stream=client.name,
             received=client.stream.received,
             max_message=self._max_message,
+            received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )
 
     def connected(self, client: Client, is_new: bool) -> None:

@@ -6,8 +6,8 @@ messages, back to back::
     u32 length │ [seq, ack, [[kind, id, body, [part length, …]], …]] │ part │ part │ …
 
 A frame of the bulk lane, whose messages are all chunks, has a fourth element in its header, which is 1; see
-`loom.wire.stream`. ``seq`` numbers the frames of one direction and lane from 1; 0 is a frame outside the numbered stream, such as the
-handshake. ``ack`` is the highest ``seq`` that the sender has received from the other side.
+`loom.wire.stream`. ``seq`` numbers the frames of one direction and lane from 1; 0 is a frame outside the numbered
+stream, such as the handshake. ``ack`` is the highest ``seq`` that the sender has received from the other side.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ The receiver puts chunks together with `Inbox`. The first chunk of a message bri
 
     [kind, id, body, [part length, …], [whether the part is read-only, …], after]
 
-``after`` is left out where chunks do not travel apart. A read-only part arrives as ``bytes``, another as a ``bytearray``; neither is copied once it is whole.
+``after`` is left out where chunks do not travel apart. A read-only part arrives as ``bytes``, another as a
+``bytearray``; neither is copied once it is whole.
 """
 
 from __future__ import annotations
@@ -250,8 +251,9 @@ class Outbox:
         return bool(self._waiting)
 
     def first_chunk(self, ident: int) -> int:
-        """Number of the first chunk of a large message that has begun to leave and may not have come whole, or 0."""
-        return next((one.first for one in (*self._large, *self._arriving) if one.ident == ident), 0)
+        """Number of the first chunk of a large message that has begun to leave and may not have arrived; or 0."""
+        begun = (*self._large, *self._arriving) if self._apart else ()
+        return next((one.first for one in begun if one.ident == ident), 0)
 
     def next_small(self) -> list[Message]:
         """The small messages of the next frame; an empty list when there are none."""
@@ -333,7 +335,7 @@ class _Assembly:
 
     def __init__(self, head: Sequence[Any], total: int, in_pieces: Collection[int]) -> None:
         self.kind, self.ident, self.body, self.lengths, self.read_only, *rest = head
-        (self.after,) = rest or (0,)
+        self.after: int = rest[0] if rest else 0
         counts = (self.kind, self.ident, self.after, *self.lengths)
         countable = all(type(count) is int and count >= 0 for count in counts)
         if not countable or self.kind == Kind.CHUNK or type(self.body) is not tuple:

@@ -14,8 +14,8 @@ network's queues are not ahead of a small message. It comes and goes without har
 Acknowledgements of both lanes go over the first, where they are not behind bulk, and frames may bring them as well.
 
 The order of `loom.wire.mux` holds across lanes. A small message that may not overtake a large one waits here until
-that has been acknowledged. A large one that may not overtake small ones says in its head after which frame it comes,
-and the receiver holds it until then. So of two lanes only one ever waits for the other.
+that has been acknowledged. A large one that may not overtake small ones says in its head after which frame it
+comes, and the receiver holds it until then. So of two lanes only one ever waits for the other.
 """
 
 from __future__ import annotations
