@@ -196,7 +196,10 @@ def test_large_results_are_awaited_in_every_way(job: loom.Job) -> None:
 
 
 def test_where_one_connection_is_allowed_one_carries_all(cluster: LocalCluster) -> None:
-    with NarrowProxy(port_of(cluster), rate=1 << 30, queue=MIB, most=1) as proxy, through(proxy.port, cluster) as job:
+    with (
+        NarrowProxy(port_of(cluster), rate=1 << 30, queue=MIB, most=1) as proxy,
+        through(proxy.port, cluster) as job,
+    ):
         notes = spawn(job)
         until(lambda: proxy.refused > 1)
         large = notes.echo.call_one(bytes(20 * MIB))

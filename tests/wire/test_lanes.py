@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from unittest.mock import patch
 
+import msgpack
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from loom.errors import ProtocolMismatch
 from loom.wire import lane, mux, stream
+from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
@@ -211,3 +214,122 @@ def test_all_arrives_once_and_in_its_order_whatever_is_lost() -> None:
     run_state_machine_as_test(
         TwoConnections, settings=settings(derandomize=True, deadline=None, max_examples=200, stateful_step_count=60)
     )
+
+
+def send_all(sender: Stream, receiver: Stream) -> list[int]:
+    """What arrives of all that may leave, each lane on its own connection, bulk before control."""
+    arrived: list[int] = []
+    while sender.bulk_ready:
+        receiver.receive_bulk(content(sender.next_bulk_frame()))
+    arrived += idents(receiver.arrived())
+    while (framed := sender.next_frame()) is not None:
+        arrived += idents(receiver.receive(content(framed)))
+    return arrived
+
+
+def apart() -> tuple[Stream, Stream]:
+    ends = pair()
+    for end in ends:
+        end.apart = True
+    return ends
+
+
+def test_what_waits_for_a_large_message_leaves_when_that_is_acknowledged() -> None:
+    client, driver = apart()
+    client.put(call(1, 3 * CHUNK), 1)
+    client.put(call(2, 1), 1)
+    client.put(call(3, 1), BARRIER)
+    client.put(call(4, 1))
+
+    assert send_all(client, driver) == [1, 4]
+    assert client.unsettled
+    acknowledgement = driver.next_frame()  # at once, though little has come
+    client.receive(content(acknowledgement))
+    assert send_all(client, driver) == [2, 3]
+
+
+def test_a_large_message_waits_for_no_large_one_that_has_left() -> None:
+    client, driver = apart()
+    for ident in (1, 2):
+        client.put(call(ident, 3 * CHUNK), 1)
+
+    assert send_all(client, driver) == [1, 2]
+
+
+def test_a_large_message_is_held_until_the_small_ones_before_it_have_come() -> None:
+    client, driver = apart()
+    client.put(call(1, 1), 1)
+    client.put(call(2, 3 * CHUNK), 1)
+    client.put(call(3, 3 * CHUNK))
+    small = content(client.next_frame())
+    while client.bulk_ready:
+        driver.receive_bulk(content(client.next_bulk_frame()))
+
+    assert idents(driver.arrived()) == [3]
+    assert driver.holds
+    assert idents(driver.receive(small)) == [1, 2]
+    assert not driver.holds
+
+
+def test_bulk_goes_over_the_first_connection_again_when_the_second_is_lost() -> None:
+    client, driver = apart()
+    client.put(call(1, 3 * CHUNK))
+    driver.receive_bulk(content(client.next_bulk_frame()))
+    client.next_bulk_frame()  # which is lost
+    assert client.next_frame() is None
+
+    assert client.bulk is not None
+    client.bulk.resume()
+    client.apart = False
+
+    assert send_one_way(client, driver) == [1]
+
+
+def send_one_way(sender: Stream, receiver: Stream) -> list[int]:
+    arrived: list[int] = []
+    while (framed := sender.next_frame()) is not None:
+        arrived += idents(receiver.receive(content(framed)))
+    return arrived
+
+
+def test_an_operation_of_which_nothing_has_come_can_be_taken_back() -> None:
+    client, driver = apart()
+    client.put(call(1, 3 * CHUNK))
+    framed = client.next_bulk_frame()
+    first = client.outbox.first_chunk(1)
+
+    assert driver.expects(1, first)
+    assert not driver.expects(1)
+    driver.receive_bulk(content(framed))
+    assert driver.expects(1)
+    while client.bulk_ready:
+        driver.receive_bulk(content(client.next_bulk_frame()))
+    assert driver.expects(1)
+    assert idents(driver.arrived()) == [1]
+    assert not driver.expects(1, first)
+
+
+def test_what_was_put_and_has_not_come_is_what_is_left_behind() -> None:
+    client, _ = apart()
+    client.put(call(1, 3 * CHUNK), 1)
+    client.put(call(2, 1), 1)
+    client.put(call(3, 1))
+    client.next_frame()
+    while client.bulk_ready:
+        client.next_bulk_frame()
+
+    assert sorted(idents(client.abandon())) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_only_chunks_come_on_the_bulk_lane_and_only_where_it_was_agreed_on(lanes: bool) -> None:
+    kind = Kind.CALL if lanes else Kind.CHUNK
+    with pytest.raises(ProtocolMismatch, match="bulk lane"):
+        Stream(lanes=lanes).receive(b"".join(encode_frame(1, 0, [Message(kind, 1, ())], lane=1)))
+
+
+@pytest.mark.parametrize("rest", [[0], [2], ["1"], [1, 1]])
+def test_a_header_that_ends_with_something_else_is_refused(rest: list[object]) -> None:
+    header = msgpack.packb([1, 0, [], *rest])
+    with pytest.raises(ProtocolMismatch, match="its header ends with"):
+        decode_frame(len(header).to_bytes(4, "big") + header)
