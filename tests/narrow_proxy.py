@@ -42,7 +42,7 @@ class NarrowProxy(DelayProxy):
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
             await asyncio.gather(self._pass(reader, back, 0), self._pass(there, writer, 1))
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # or the proxy is told to stop
             writer.transport.abort()
         finally:
             self.open -= 1

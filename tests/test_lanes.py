@@ -258,10 +258,11 @@ def test_any_connection_is_lost_at_any_time(lines: Lines, far_job: loom.Job, see
 @pytest.mark.parametrize("way", ["there", "back"])
 def test_small_calls_are_not_behind_what_moves_over_a_narrow_line(cluster: LocalCluster, way: str) -> None:
     with NarrowProxy(port_of(cluster), 4 * MIB, 2 * MIB) as proxy, through(proxy.port, cluster) as job:
-        actors = spawn(job, 2)
-        busy, idle = actors.slice(gpus=0), actors.slice(gpus=1)
+        procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="procs")
+        # Not slices of one mesh: what goes to one mesh keeps its order.
+        busy, idle = (procs.slice(gpus=gpu).spawn(f"notes{gpu}", Notes) for gpu in (0, 1))
         for one in (busy, idle):
-            one.note.call_one(0).get(BOUND)  # a slice is made known before all that follows
+            one.note.call_one(0).get(BOUND)
         until(lambda: has_two(job))
         if way == "there":
             moving = busy.note.call_one(1, bytes(32 * MIB))

@@ -71,9 +71,12 @@ def decode_frame(data: Buffer) -> Frame:
         if position > len(view):
             raise ValueError(f"its header claims {length} bytes of {len(view) - _LENGTH.size}")
         header = msgpack.unpackb(view[_LENGTH.size : position], use_list=False, strict_map_key=False)
-        seq, ack, heads, *rest = header
-        if rest and rest != [1]:
-            raise ValueError(f"its header ends with {rest!r:.40}")
+        lane = 0
+        if len(header) == 4:
+            *header, lane = header
+            if type(lane) is not int or lane != 1:
+                raise ValueError(f"it is of lane {lane!r:.40}")
+        seq, ack, heads = header
         _check_counts(seq, ack)
         messages = []
         for kind, ident, body, lengths in heads:
@@ -92,7 +95,7 @@ def decode_frame(data: Buffer) -> Frame:
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {error}") from error
     if position != len(view):
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {len(view) - position} bytes left over")
-    return Frame(seq, ack, messages, len(rest))
+    return Frame(seq, ack, messages, lane)
 
 
 def _check_counts(*values: Any) -> None:

@@ -191,7 +191,7 @@ class Outbox:
             self._chunk_turn = False
             return self.next_chunk()
         self._chunk_turn = bool(self._large)
-        return self.next_small()
+        return self.next_small() if self._small else []
 
     def _promote(self) -> None:
         """Let large messages begin that have no small one before them any more."""
@@ -257,10 +257,11 @@ class Outbox:
 
     def next_small(self) -> list[Message]:
         """The small messages of the next frame; an empty list when there are none."""
-        self._promote()
+        small = self._small
+        if small and isinstance(small[0], _Transfer):
+            self._promote()
         batch: list[Message] = []
         room = CHUNK_SIZE
-        small = self._small
         while small and len(batch) < _FRAME_MESSAGES:
             message = small[0]
             if isinstance(message, _Transfer):

@@ -81,10 +81,9 @@ class Stream(Lane):
         """Whether there is a `next_frame`, or may be."""
         if self._again or self.due:
             return True
-        outbox = self.outbox
         if self.bulk is None:
-            return bool(outbox) and self.kept_bytes < WINDOW
-        return (outbox.has_small and self.kept_bytes < WINDOW) or (not self.apart and self.bulk_ready)
+            return bool(self.outbox) and self.kept_bytes < WINDOW
+        return (self.outbox.has_small and self.kept_bytes < WINDOW) or (not self.apart and self.bulk_ready)
 
     @property
     def bulk_ready(self) -> bool:
@@ -118,18 +117,18 @@ class Stream(Lane):
                 outbox.settle(bulk.acknowledged)
                 if bulk.ack_due:
                     return bulk.acknowledgement()
-            if self._chunk_turn and not self.apart:
+            if self._chunk_turn:
                 self._chunk_turn = False
                 if (frame := self.next_bulk_frame()) is not None:
                     return frame
-        if self.kept_bytes < WINDOW:
+        if outbox and self._bytes_sent - self._bytes_acknowledged < WINDOW:
             messages = outbox.next_frame() if bulk is None else outbox.next_small()
             if messages:
-                self._chunk_turn = True
+                self._chunk_turn = not self.apart and self.bulk_ready
                 return self._frame(messages)
         if self.ack_due:
             return self.acknowledgement()
-        return None if self.apart else self.next_bulk_frame()
+        return None if self.apart or bulk is None else self.next_bulk_frame()
 
     def next_bulk_frame(self) -> bytes | None:
         """The next frame of the bulk lane, as `next_frame`, for the connection of its own."""
