@@ -27,7 +27,10 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before it is tried again: after it was lost, and after it was refused time and again."""
 
 PING_AFTER, SILENCE = 5.0, 15.0
-"""Seconds without a word after which the other side is asked for one, and after which the connection is lost."""
+"""Seconds without a word after which the other side is asked for one, and after which the connection is lost.
+
+While bulk goes out, the question and its answer are behind it. Then that it goes out is a sign of life.
+"""
 
 
 class BulkConnection:
@@ -114,10 +117,13 @@ class BulkConnection:
                 transport.close()
 
     def _receive(self, transport: WebSocketTransport) -> None:
+        assert self._stream.bulk is not None
         heard, pinged = time.monotonic(), False
+        progress = self._stream.bulk.progress
         while (frames := transport.receive()) is not None:
-            if frames:
+            if frames or progress != self._stream.bulk.progress:
                 heard, pinged = time.monotonic(), False
+                progress = self._stream.bulk.progress
                 self._take(frames)
                 continue
             silence = time.monotonic() - heard

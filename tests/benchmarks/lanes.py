@@ -178,7 +178,7 @@ class LanesCaller:
         return [self._small_call() for _ in range(count)]
 
     def meanwhile(self, size: int) -> list[float]:
-        """Seconds of each small call while an argument of ``size`` bytes is on its way; one every `PACE` seconds."""
+        """Seconds of small calls made every `PACE` seconds while an argument of ``size`` bytes is on its way."""
         moving = self._large.take.call_one(bytes(size))
         calls = []
         while not moving.done():

@@ -162,6 +162,11 @@ class BulkLane(Lane):
             self._again = deque(self._kept)
 
     @property
+    def progress(self) -> tuple[int, int, int]:
+        """Changes whenever a frame is sent or acknowledged."""
+        return self.sent, self.acknowledged, len(self._again)
+
+    @property
     def resends(self) -> bool:
         """Whether there is a `next_again`."""
         return bool(self._again)
