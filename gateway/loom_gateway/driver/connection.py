@@ -40,6 +40,9 @@ GOODBYE_TIMEOUT = 5.0
 
 _RECEIVE = 256 << 10
 
+_RUNG = b"the bell was rung"
+"""Stands among the frames for what came elsewhere; compared by identity."""
+
 
 class ConnectionServer(Protocol):
     """What a connection asks of the session that it leads to."""
@@ -68,6 +71,7 @@ class ClientConnection:
         self._unread: bool | None = None
         """Whether what was read of the socket and not yet returned has a whole frame; None: there is nothing."""
         self._bell: Bell | None = None
+        self._poll = select.poll()
 
     # -- what the sender sends over -------------------------------------------------------------------------
 
@@ -92,7 +96,7 @@ class ClientConnection:
             self._serve(self._frames())
         except LoomError as error:
             logger.warning("refusing the client: %s", error)
-            (self._first or self).say_goodbye(refusal(error))
+            self.say_goodbye(refusal(error))
         except OSError:
             pass  # the gateway is gone
         finally:
@@ -136,7 +140,7 @@ class ClientConnection:
             self._client.turn.release()
 
     def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
-        self._bell = client.bell
+        self._listen_for(client.bell)
         try:
             self._take_arrived(client)
             self._start(client, frames)  # what an earlier connection has left
@@ -150,13 +154,13 @@ class ClientConnection:
                 pass
 
     def _take(self, client: Client, frame: Buffer) -> None:
-        if frame:
-            client.backlog.add(client.stream.receive(frame), len(frame))
-            client.sender.received()
-            if not client.taken.is_set() and not client.stream.holds:
-                client.taken.set()
-        else:  # the bell was rung
+        if frame is _RUNG:
             self._take_arrived(client)
+            return
+        client.backlog.add(client.stream.receive(frame), len(frame))
+        client.sender.received()
+        if not client.taken.is_set() and not client.stream.holds:
+            client.taken.set()
 
     def _take_arrived(self, client: Client) -> None:
         client.backlog.add(client.stream.arrived(), 0)
@@ -186,11 +190,6 @@ class ClientConnection:
 
     # -- the bulk lane --------------------------------------------------------------------------------------
 
-    @property
-    def _first(self) -> ClientConnection | None:
-        """The connection of the client that all but the bulk lane goes over."""
-        return None if self._client is None else self._client.connection
-
     def _serve_bulk(self, client: Client, hello: Hello, session: str, frames: Iterator[Buffer]) -> None:
         with client.bulk_turn:
             if self._over:
@@ -198,17 +197,24 @@ class ClientConnection:
             welcome = self._server.welcome(client, hello, session)
             self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
             client.sender.attach_bulk(self, hello.received_bulk)
-            for frame in frames:
-                self._take_bulk(client, frame)
+            try:
+                for frame in frames:
+                    self._take_bulk(client, frame)
+            except LoomError as error:
+                logger.warning("refusing the client: %s", error)
+                if client.connection is not None:
+                    client.connection.say_goodbye(refusal(error))
 
     def _take_bulk(self, client: Client, frame: Buffer) -> None:
-        client.taken.clear()
         if client.stream.receive_bulk(frame):
             assert client.bell is not None
             client.bell.ring()
         client.sender.received()
         # A client whose operations are not started does not get to send more.
-        while client.stream.holds and not self._over:
+        while True:
+            client.taken.clear()
+            if self._over or not client.stream.holds:
+                return
             client.taken.wait()
 
     # -- the socket -----------------------------------------------------------------------------------------
@@ -225,25 +231,29 @@ class ClientConnection:
         here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
         return bool(here >= LENGTH.size + LENGTH.unpack(length)[0])
 
+    def _listen_for(self, bell: Bell | None) -> None:
+        self._bell = bell
+        if bell is not None:
+            self._poll.register(self._socket, select.POLLIN)
+            self._poll.register(bell, select.POLLIN)
+
     def _rings(self) -> bool:
         """Wait until something has come; whether it is the bell that does."""
         bell = self._bell
         if bell is None:
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(bell, select.POLLIN)
-        if all(number != bell.fileno() for number, _ in poll.poll()):
-            return False
-        bell.silence()
-        return True
+        for number, _ in self._poll.poll():
+            if number == bell.fileno():
+                bell.silence()
+                return True
+        return False
 
     def _frames(self) -> Iterator[Buffer]:
-        """The frames that come; an empty one when the bell was rung."""
+        """The frames that come, and `_RUNG` whenever the bell was rung."""
         head = b""
         while True:
             if self._rings():
-                yield b""
+                yield _RUNG
                 continue
             data = self._socket.recv(_RECEIVE)
             if not data:

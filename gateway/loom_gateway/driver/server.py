@@ -141,7 +141,8 @@ class DriverServer:
         self._lifetime.check_goes_on(session)
         self._open(session)
         admitted = self._clients.admit(connection, hello)
-        self._lifetime.client_came(connection)
+        if not hello.lane:  # the second connection of a client does not keep a session alive
+            self._lifetime.client_came(connection)
         return admitted
 
     def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
