@@ -370,8 +370,10 @@ class Relay:
             if session.state is SessionState.STARTING:
                 await self._manager.end(session, "it could not be opened")
             return
-        self._manager.connected(session, lambda: link.written)
-        logger.info("session %s: client connected", session.name)
+        if not hello.lane:  # another is the second connection of a client that is counted already
+            self._manager.connected(session, lambda: link.written)
+            logger.info("session %s: client connected", session.name)
+            self._doors.entered(visit, session, hello)
         socket.relay_to(link)
         link.relay_to(socket)
         farewell = asyncio.ensure_future(self._farewell(session, link, send))
@@ -384,7 +386,6 @@ class Relay:
             except asyncio.TimeoutError:  # it takes nothing, not even this
                 socket.abort()
 
-        self._doors.entered(visit, session, hello)
         try:
             with self._doors.inside(visit, cut):
                 while (await receive())["type"] != "websocket.disconnect":
@@ -392,9 +393,10 @@ class Relay:
         finally:
             link.close()
             farewell.cancel()
-            self._doors.left(visit, session)
-            self._manager.disconnected(session)
-            logger.info("session %s: client disconnected", session.name)
+            if not hello.lane:
+                self._doors.left(visit, session)
+                self._manager.disconnected(session)
+                logger.info("session %s: client disconnected", session.name)
 
     async def _farewell(self, session: Session, link: DriverLink, send: AsgiSend) -> None:
         """Wait until the driver has closed the connection, and tell the client why."""

@@ -3,6 +3,8 @@
 The thread that puts a message sends it, as long as the socket takes the bytes at once: to hand each over to an
 event loop would cost more than to send it. What the socket does not take is left to a writer thread, so that nobody
 waits for the other side. The proxy and the driver both send this way.
+
+Where the stream's bulk lane has a connection of its own, that has a writer thread of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Protocol
 
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
-from loom.wire.stream import WINDOW, Stream
+from loom.wire.stream import Stream
 
 __all__ = ["COPIED", "HIGH_WATER", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
 
@@ -34,7 +36,7 @@ COPIED = 1 << 20
 class Wire(Protocol):
     """What frames are sent over."""
 
-    def encode(self, frame: bytes) -> Buffer:
+    def encode(self, frame: bytes) -> bytes:
         """The bytes that carry a frame, which is given behind its length (`loom.wire.stream.LENGTH`)."""
 
     def try_send(self, data: Buffer) -> int:
@@ -73,6 +75,39 @@ def try_send(sock: socket.socket, data: Buffer) -> int:
     return sent[0]
 
 
+class _BulkWriter:
+    """The thread that sends over a connection of the bulk lane, until that is over."""
+
+    def __init__(self, sender: FrameSender, wire: Wire, name: str) -> None:
+        self._sender = sender
+        self.wire = wire
+        self.sends = False
+        self.raw = b""
+        """What is to be sent before the next frame and is no part of the stream."""
+        self._work = threading.Semaphore(0)
+        self._woken = False
+        threading.Thread(target=self._write, name=name, daemon=True).start()
+
+    def wake(self) -> None:
+        """Have it look for what there is to send, or notice that it is over. With the sender's lock held."""
+        if not self._woken:
+            self._woken = True
+            self._work.release()
+
+    def _write(self) -> None:
+        while True:
+            self._work.acquire()
+            self._woken = False
+            if not self._sender.writes_bulk(self):
+                return
+            while (taken := self._sender.take_bulk(self)) is not None:
+                raw, frame = taken
+                try:
+                    self.wire.send_all(raw + self.wire.encode(frame) if frame is not None else raw)
+                except OSError:
+                    self._sender.detach_bulk(self.wire)
+
+
 class FrameSender:
     """The sending half of a stream, over one connection after the other. Any thread may call any method.
 
@@ -82,7 +117,9 @@ class FrameSender:
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
+        self._name = name
         self._wire: Wire | None = None
+        self._bulk: _BulkWriter | None = None
         self._lock = threading.Lock()
         self._rest: Buffer = b""
         self._writer_sends = False
@@ -99,14 +136,17 @@ class FrameSender:
 
     # -- connections ----------------------------------------------------------------------------------------
 
-    def attach(self, wire: Wire, received: int = 0) -> None:
-        """Send over a new connection, whose other side has received the frames up to a number.
+    def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:
+        """Send over a new connection, whose other side has received the frames up to a number, and those of bulk.
 
         Raises:
             ProtocolMismatch: as `Stream.resume`.
         """
         with self._lock:
             self._stream.resume(received)
+            bulk = self._stream.bulk
+            if bulk is not None and not self._stream.apart:
+                bulk.resume(received_bulk)
             self._wire = wire
             self._rest = b""
             self._wake_writer()
@@ -119,6 +159,57 @@ class FrameSender:
                 self._rest = b""
                 self._idle.notify_all()
 
+    def attach_bulk(self, wire: Wire, received: int) -> None:
+        """Send the bulk lane over a connection of its own, whose other side has received its frames up to a number.
+
+        Raises:
+            ProtocolMismatch: as `Stream.resume`.
+        """
+        with self._lock:
+            assert self._stream.bulk is not None
+            self._stream.bulk.resume(received)
+            if not self._closed:
+                self._replace_bulk(_BulkWriter(self, wire, f"{self._name}-bulk"))
+
+    def detach_bulk(self, wire: Wire) -> None:
+        """Send the bulk lane over the first connection again; nothing happens if another has taken its place."""
+        with self._idle:
+            if self._bulk is not None and wire is self._bulk.wire:
+                assert self._stream.bulk is not None
+                self._stream.bulk.resume()
+                self._replace_bulk(None)
+                self._wake_writer()
+                self._idle.notify_all()
+
+    def _replace_bulk(self, writer: _BulkWriter | None) -> None:
+        previous, self._bulk = self._bulk, writer
+        self._stream.apart = writer is not None
+        for each in (previous, writer):
+            if each is not None:
+                each.wake()
+
+    def writes_bulk(self, writer: _BulkWriter) -> bool:
+        """Whether the connection of that writer carries the bulk lane."""
+        return writer is self._bulk
+
+    def take_bulk(self, writer: _BulkWriter) -> tuple[bytes, bytes | None] | None:
+        """What that writer is to send next, if anything: bytes as they are, and a frame."""
+        with self._idle:
+            frame = self._stream.next_bulk_frame() if writer is self._bulk else None
+            raw, writer.raw = writer.raw, b""
+            writer.sends = frame is not None or bool(raw)
+            self._see_room()
+            if self._watchers:
+                self._idle.notify_all()
+            return (raw, frame) if writer.sends else None
+
+    def put_raw_bulk(self, data: bytes) -> None:
+        """As `put_raw`, over the connection of the bulk lane."""
+        with self._lock:
+            if self._bulk is not None:
+                self._bulk.raw += data
+                self._bulk.wake()
+
     @property
     def attached(self) -> bool:
         """Whether there is a connection to send over."""
@@ -127,7 +218,7 @@ class FrameSender:
     def received(self) -> None:
         """Note that a frame has come; send what is due because of it."""
         stream = self._stream
-        if stream.ack_due or (self._stalled and stream.kept_bytes < WINDOW):
+        if stream.due or (self._stalled and stream.ready):
             self.flush()
 
     # -- sending --------------------------------------------------------------------------------------------
@@ -143,12 +234,14 @@ class FrameSender:
             outbox = self._stream.outbox
             outbox.put(message, key)
             pending = outbox.pending_bytes
-            if pending <= INLINE and (eager or len(outbox) >= GATHER):
+            if pending > INLINE:
+                self._wake_bulk()
+                if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
+                    self._room.clear()
+            if self._stream.payload_ahead <= INLINE and (eager or len(outbox) >= GATHER):
                 self._pump()
-                return True
-            if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
-                self._room.clear()
-            self._wake_writer()
+            else:
+                self._wake_writer()
             return True
 
     def gather(self, message: Message) -> bool:
@@ -161,7 +254,9 @@ class FrameSender:
                 return False
             self._stream.outbox.put(message)
             if self._stream.outbox.pending_bytes > INLINE:
-                self._wake_writer()
+                self._wake_bulk()
+                if self._stream.payload_ahead > INLINE:
+                    self._wake_writer()
             return True
 
     def withdraw(self, ident: int) -> bool:
@@ -169,7 +264,13 @@ class FrameSender:
         with self._lock:
             withdrawn = self._stream.outbox.withdraw(ident)
             self._see_room()
+            self._wake_bulk()
             return withdrawn
+
+    def first_chunk(self, ident: int) -> int:
+        """As `loom.wire.mux.Outbox.first_chunk`."""
+        with self._lock:
+            return self._stream.outbox.first_chunk(ident)
 
     def put_raw(self, data: Buffer) -> None:
         """Send bytes that are no part of the stream, such as a frame outside the numbering."""
@@ -182,7 +283,7 @@ class FrameSender:
         """Send what has been gathered, as far as the socket takes it at once."""
         if self._stream.ready:
             with self._lock:
-                if self._stream.outbox.pending_bytes > INLINE:
+                if self._stream.payload_ahead > INLINE:
                     self._wake_writer()
                 else:
                     self._pump()
@@ -209,18 +310,32 @@ class FrameSender:
                 self._watchers -= 1
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything has been sent; False if it has not within ``timeout`` seconds."""
+        """Wait until everything has been sent; False if it has not within ``timeout`` seconds.
+
+        What goes over the connection of the bulk lane has to have arrived: it may be behind what follows here.
+        """
         with self._idle:
             self._pump()
-            return self._idle.wait_for(
-                lambda: self._wire is None or not (self._rest or self._writer_sends or self._stream.ready), timeout
-            )
+            self._watchers += 1
+            try:
+                return self._idle.wait_for(lambda: self._wire is None or not self._sends, timeout)
+            finally:
+                self._watchers -= 1
+
+    @property
+    def _sends(self) -> bool:
+        """Whether anything is still to be sent. With the lock held."""
+        stream, bulk = self._stream, self._bulk
+        if self._rest or self._writer_sends or stream.ready or stream.unsettled:
+            return True
+        return bulk is not None and (bulk.sends or stream.bulk_ready)
 
     def close(self) -> None:
         """Let go of the writer thread and of whoever waits."""
         with self._idle:
             self._closed = True
             self._wire = None
+            self._replace_bulk(None)
             self._room.set()
             self._idle.notify_all()
         self._work.release()
@@ -245,6 +360,8 @@ class FrameSender:
     def _next(self) -> bytes | None:
         frame = self._stream.next_frame()
         self._stalled = frame is None and bool(self._stream.outbox)
+        if frame is None:
+            self._wake_bulk()  # what has left or was acknowledged may have let large ones go
         if self._watchers:
             self._idle.notify_all()
         return frame
@@ -253,6 +370,10 @@ class FrameSender:
         if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
             self._room.set()
             self._idle.notify_all()
+
+    def _wake_bulk(self) -> None:
+        if self._bulk is not None and self._stream.bulk_ready:
+            self._bulk.wake()
 
     def _wake_writer(self) -> None:
         if not self._woken:

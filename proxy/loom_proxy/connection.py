@@ -12,10 +12,13 @@ import functools
 import itertools
 import logging
 import math
+import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -29,12 +32,13 @@ from loom.errors import (
 )
 from loom.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.codec import Decoder, Encoder, Made
-from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
 from loom.wire.messages import READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.stream import Stream
 from loom.wire.texts import unpack_texts
 from loom_proxy import progress
+from loom_proxy.bulk import BulkConnection
 from loom_proxy.dialling import TRANSIENT, Dialled, client_name, delays, dial
 from loom_proxy.events import Event, EventLog
 from loom_proxy.futures import FutureProxy
@@ -46,6 +50,7 @@ from loom_proxy.rank_states import ON_MESHES, UNLOGGED, MeshStates
 from loom_proxy.reading import Reading
 from loom_proxy.runs import KnownRuns
 from loom_proxy.shape import Extent, Point
+from loom_proxy.transport import WebSocketTransport
 from loom_proxy.transports import Transport
 from loom_proxy.values import ValueMeshProxy
 
@@ -135,8 +140,9 @@ class Connection:
         self._leaving = threading.Event()
         self.gone: Callable[[], str | None] = lambda: None
         """Says why there is nobody to connect to again, if it knows."""
-        self._attach(dialled.transport, 0)
-        self.reading = Reading(self)
+        self._bulk = self._second_connection()
+        self._attach(dialled.transport, 0, 0)
+        self.reading = Reading(self, None if self._bulk is None else self._bulk.bell)
         self._reader = threading.Thread(target=self.reading.run, name="loom-reader", daemon=True)
 
     @classmethod
@@ -146,16 +152,35 @@ class Connection:
         Raises:
             LoomError: as `loom_proxy.dialling.dial`.
         """
+        hello = replace(hello, capabilities=_capabilities())
         dialled = dial(address.url, address.token, hello, timeout, address.ca, address.transport)
-        connection = cls(dialled, address, Stream())
+        connection = cls(dialled, address, Stream(lanes="lanes" in dialled.welcome.capabilities))
         connection._take_all(dialled.frames)
         connection._reader.start()
+        if connection._bulk is not None:
+            connection._bulk.start()
         return connection
 
     @property
     def transport_kind(self) -> str:
         """What carries the frames: ``websocket`` or ``http``."""
         return self._transport.kind
+
+    def _second_connection(self) -> BulkConnection | None:
+        """The one of the bulk lane, which is still to be made; None where there can be none."""
+        can_poll = isinstance(self._transport, WebSocketTransport) and hasattr(select, "poll")
+        if self._stream.bulk is None or self.watching or not can_poll:
+            return None
+        return BulkConnection(self._stream, self._sender, self._dial_second, self._break)
+
+    def _dial_second(self) -> Dialled:
+        hello = replace(self._hello(), lane=1)
+        return dial(self.url, self._address.token, hello, DIAL_TIMEOUT, self._address.ca, "websocket")
+
+    def _break(self, error: LoomError) -> None:
+        """End the connection because of what came."""
+        self._last_words = error
+        self._transport.close()
 
     def _make(self, made: Made) -> Any:
         return made if self.make_proxy is None else self.make_proxy(made)
@@ -233,7 +258,9 @@ class Connection:
         try:
             with Uninterrupted():
                 withdrawn = self._sender.withdraw(ident)
-            withdrawn = withdrawn or self.ask(Kind.CANCEL, (ident,), key=None).get()
+            first_chunk = self._sender.first_chunk(ident)
+            body = (ident, first_chunk) if first_chunk else (ident,)
+            withdrawn = withdrawn or self.ask(Kind.CANCEL, body, key=None).get()
         except LoomError:  # the connection is over; the operation's own future says how
             return False
         if withdrawn:
@@ -315,6 +342,9 @@ class Connection:
         broken: LoomError | None = None
         try:
             frames = self._transport.receive(wait)
+            if self._bulk is not None and self._bulk.bell.rung:
+                self._bulk.bell.silence()
+                self._take_arrived()
             if frames:
                 self._take_all(frames)
                 self.flush()
@@ -353,12 +383,14 @@ class Connection:
         self.events.add(Event("disconnected", {"url": self.url}))
         try:
             dialled = self._dial_again(lost)
-            self._attach(dialled.transport, dialled.welcome.received)
+            self._attach(dialled.transport, dialled.welcome.received, dialled.welcome.received_bulk)
             self._take_all(dialled.frames)
         except LoomError as error:
             self._fail(self._last_words or error)
             return False
         self.away = False
+        if self._bulk is not None:
+            self._bulk.try_now()
         self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
         return True
 
@@ -367,13 +399,7 @@ class Connection:
         if patience is None:
             patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
         for delay in delays():
-            hello = Hello(
-                client=client_name(),
-                session=self.welcome.session,
-                mode=self.welcome.mode,
-                stream=self.welcome.stream,
-                received=self._stream.received,
-            )
+            hello = self._hello()
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
             try:
@@ -390,11 +416,31 @@ class Connection:
                 logger.debug("connecting to %s again: %s", self.url, error)
         raise AssertionError("unreachable")
 
-    def _attach(self, transport: Transport, received: int) -> None:
+    def _hello(self) -> Hello:
+        """What to say on another connection of this stream."""
+        bulk = self._stream.bulk
+        return Hello(
+            capabilities=_capabilities(),
+            client=client_name(),
+            session=self.welcome.session,
+            mode=self.welcome.mode,
+            stream=self.welcome.stream,
+            received=self._stream.received,
+            received_bulk=0 if bulk is None else bulk.received,
+        )
+
+    def _attach(self, transport: Transport, received: int, received_bulk: int) -> None:
         self._transport = transport
+        if self._bulk is not None and isinstance(transport, WebSocketTransport):
+            transport.listen_for(self._bulk.bell)
         self._pinged = False
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
-        self._sender.attach(transport, received)
+        self._sender.attach(transport, received, received_bulk)
+
+    def _take_arrived(self) -> None:
+        """Take what the bulk lane has brought on a connection of its own."""
+        for message in self._stream.arrived():
+            self._take(message)
 
     def _take_all(self, frames: Sequence[bytes]) -> None:
         for data in frames:
@@ -478,6 +524,8 @@ class Connection:
         self.ports.end(error)
         self.events.close(Event("ended", {"reason": str(error)}, error))
         self._transport.close()
+        if self._bulk is not None:
+            self._bulk.close()
 
     def end_session(self, timeout: float) -> None:
         """Ask the driver to end the session, and wait until it has."""
@@ -497,6 +545,14 @@ class Connection:
             self._error = SessionClosed(reason) if self._error is None else self._error
         self._leaving.set()
         self._transport.close()
+        if self._bulk is not None:
+            self._bulk.close()
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join(5.0)
         self.logs.drain(5.0)
+
+
+def _capabilities() -> Sequence[str]:
+    """What this side offers; with ``LOOM_LANES=1`` everything shares one lane, and one connection."""
+    one_lane = os.environ.get("LOOM_LANES") == "1"
+    return [name for name in CAPABILITIES if name != "lanes"] if one_lane else CAPABILITIES

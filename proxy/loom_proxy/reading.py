@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from loom.bell import Bell
 from loom_proxy.interrupts import Uninterrupted
 
 __all__ = ["REST", "Reading", "Source"]
@@ -47,10 +48,12 @@ class Reading:
 
     Args:
         source: what is read from.
+        bell: what is rung when there is something to take in from elsewhere, if anything.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, bell: Bell | None = None) -> None:
         self._source = source
+        self._bell = bell
         self._turn = threading.Lock()
         """Held by the thread that reads."""
         self._awaited: set[object] = set()
@@ -68,6 +71,8 @@ class Reading:
             return None
         poll = select.poll()
         poll.register(self._source.fileno(), select.POLLIN)
+        if self._bell is not None:
+            poll.register(self._bell, select.POLLIN)
         return poll
 
     def awaits(self, thing: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import select
 import socket
 import struct
 import time
@@ -20,6 +21,7 @@ from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
+from loom.bell import Bell
 from loom.errors import (
     AuthenticationError,
     GatewayUnreachable,
@@ -85,6 +87,7 @@ class WebSocketTransport:
         self._pieces: list[bytes] = []
         self.heard = time.monotonic()
         """When the other side last said anything, be it only the answer to a ping."""
+        self._bell: Bell | None = None
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
@@ -152,14 +155,28 @@ class WebSocketTransport:
         """The socket's."""
         return self._socket.fileno()
 
+    def listen_for(self, bell: Bell) -> None:
+        """End a wait in `receive` when a bell rings."""
+        self._bell = bell
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(bell, select.POLLIN)
+
+    def _comes(self, bell: Bell) -> bool:
+        """Wait as `receive` does; whether there is something to receive, or an end."""
+        return any(number != bell.fileno() for number, _ in self._poll.poll(LONGEST_WAIT * 1000))
+
     def receive(self, wait: bool = True) -> list[bytes] | None:
         """The binary messages that have come, perhaps none; None when the connection is over.
 
         Args:
-            wait: wait for something to come, if nothing has, for `LONGEST_WAIT` seconds at most.
+            wait: wait for something to come, if nothing has, for `LONGEST_WAIT` seconds at most, or until the bell
+                rings that `listen_for` was given.
         """
         if self._protocol.close_expected():
             return None
+        if wait and self._bell is not None and not self._comes(self._bell):
+            return []
         try:
             data = self._socket.recv(_RECEIVE, 0 if wait else socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):

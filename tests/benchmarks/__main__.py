@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.console import Console, RenderableType
 
-from tests.benchmarks import calls, doors, large, over_http, ports, ray_environment, report
+from tests.benchmarks import calls, doors, lanes, large, over_http, ports, ray_environment, report
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 
@@ -143,6 +143,18 @@ def measure_http(
         return report.Report(_command(), describe_machine(), measured, report.ratios(measured), notes)
 
     _report(measure, as_json, check=False)
+
+
+@app.command("lanes")
+def measure_lanes(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 3,
+    mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the argument.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+) -> None:
+    """Small calls while a large argument moves over a narrow line: with a connection for bulk, and without."""
+    plan = lanes.LanesPlan(rounds, mebibytes << 20)
+    _report(lambda say: lanes.measure(plan, _command(), say), as_json, check)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tests.benchmarks.caller_process import CallerProcess
 from tests.benchmarks.machine import Machine, describe_machine
-from tests.benchmarks.report import Ratio
+from tests.benchmarks.report import Ratio, percentile
 
 __all__ = ["LargeFigures", "LargePlan", "LargeRound", "measure"]
 
@@ -89,7 +89,7 @@ class LargeFigures:
         bandwidths = tuple(one.echo_s["raw"] / one.echo_s["loom"] for one in self.rounds)
         found = [Ratio(f"{size} echo, bandwidth", "loom / raw-sync", "at least", 0.5, bandwidths)]
         for way, title in WAYS.items():
-            slower = tuple(_percentile(one.busy_s[way], 99) / _percentile(one.idle_s, 99) for one in self.rounds)
+            slower = tuple(percentile(one.busy_s[way], 99) / percentile(one.idle_s, 99) for one in self.rounds)
             found.append(Ratio(f"small call, p99, {size} {title}", "streaming / idle", "at most", 3.0, slower))
         peaks = tuple(one.gateway_peak / GATEWAY_BUDGET for one in self.rounds)
         found.append(Ratio("gateway's memory, growth", "peak / 128 MiB", "at most", 1.0, peaks))
@@ -128,8 +128,8 @@ class LargeFigures:
             "echo_s": {name: self.median(lambda one, name=name: one.echo_s[name]) for name in _SUBJECTS},  # type: ignore[misc]
             "small_calls_ms": {
                 title: {
-                    "p50": self.median(lambda one, of=of: _percentile(of(one), 50) * 1e3),  # type: ignore[misc]
-                    "p99": self.median(lambda one, of=of: _percentile(of(one), 99) * 1e3),  # type: ignore[misc]
+                    "p50": self.median(lambda one, of=of: percentile(of(one), 50) * 1e3),  # type: ignore[misc]
+                    "p99": self.median(lambda one, of=of: percentile(of(one), 99) * 1e3),  # type: ignore[misc]
                     "calls": [len(of(one)) for one in self.rounds],
                 }
                 for title, of in self._calls().items()
@@ -214,7 +214,3 @@ def _echo(caller: CallerProcess, name: str, size: int) -> float:
     payload = {"payload": "bytes"} if name == "raw" else {}
     (seconds,) = caller.ask("echo", size=size, count=1, **payload)
     return float(seconds)
-
-
-def _percentile(seconds: Sequence[float], percent: int) -> float:
-    return sorted(seconds)[min(len(seconds) * percent // 100, len(seconds) - 1)]

@@ -15,9 +15,14 @@ from rich.text import Text
 from tests.benchmarks.calls import Figures, Measured, Subject, SubjectName
 from tests.benchmarks.machine import Machine
 
-__all__ = ["Ratio", "Report", "ratios"]
+__all__ = ["Ratio", "Report", "percentile", "ratios"]
 
 RAW_CLIENTS = (SubjectName.RAW_ASYNCIO, SubjectName.RAW_SYNC)
+
+
+def percentile(seconds: Sequence[float], percent: int) -> float:
+    """What so many of a hundred do not exceed."""
+    return sorted(seconds)[min(len(seconds) * percent // 100, len(seconds) - 1)]
 
 
 @dataclass(frozen=True)

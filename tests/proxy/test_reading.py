@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from loom.bell import Bell
 from loom_proxy import reading
 from loom_proxy.reading import Reading
 from tests.proxy.test_interrupts import SignalAt
@@ -109,6 +110,21 @@ def test_a_wait_that_is_too_long_is_given_up_and_reads_nothing(source: Bytes) ->
 def test_a_wait_of_no_time_does_not_wait(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LOOK", float("nan"))  # not a time that can be waited for
     assert Reading(source).visit(source.has(1), 0.0) is False
+
+
+def test_a_bell_ends_the_wait(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LOOK", BOUND)
+    bell, arrived = Bell(), threading.Event()
+    alone = Reading(source, bell)
+
+    def ring() -> None:
+        arrived.set()
+        bell.ring()
+
+    timer = threading.Timer(0.01, ring)
+    timer.start()
+    assert alone.visit(arrived.is_set, 10 * BOUND) is True
+    timer.join()
 
 
 def test_what_came_already_is_not_waited_for(source: Bytes) -> None:

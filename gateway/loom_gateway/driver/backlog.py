@@ -29,12 +29,13 @@ class Backlog:
 
     Args:
         start: starts an operation.
-        expects: whether a large message with an id has come in part.
+        expects: whether a large message with an id has not come whole; with the id, the number of its first chunk
+            if that may not have come.
         answer: sends an answer.
     """
 
     def __init__(
-        self, start: Callable[[Message], None], expects: Callable[[int], bool], answer: Callable[[Message], object]
+        self, start: Callable[[Message], None], expects: Callable[..., bool], answer: Callable[[Message], object]
     ) -> None:
         self._start = start
         self._expects = expects
@@ -73,14 +74,14 @@ class Backlog:
         return False
 
     def _cancel(self, message: Message) -> None:
-        ident = message.body[0]
+        ident, *first_chunk = message.body
         for place, waiting in enumerate(self._messages):
             if waiting.id == ident:
                 del self._messages[place]
                 in_time = True
                 break
         else:
-            in_time = self._expects(ident)
+            in_time = self._expects(ident, *first_chunk)
             if in_time:
                 self._withdrawn.add(ident)
         self._answer(Message(Kind.RESULT, message.id, [0.0], dumps(in_time)))

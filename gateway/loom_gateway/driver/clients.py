@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from loom.bell import Bell
 from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
 from loom.sender import HIGH_WATER, FrameSender
 from loom.wire.handshake import Hello, refusal
@@ -65,17 +66,23 @@ class Client:
         number: 0 drives, the others watch.
         first_id: the first id that it may use.
         start: takes its operations in order.
+        lanes: whether it knows lanes, see `loom.wire.stream`.
     """
 
     def __init__(
-        self, number: int, first_id: int, start: Callable[[Message], None], max_message: int = MAX_MESSAGE
+        self,
+        number: int,
+        first_id: int,
+        start: Callable[[Message], None],
+        max_message: int = MAX_MESSAGE,
+        lanes: bool = False,
     ) -> None:
         self.number = number
         self.first_id = first_id
         self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)
         """By which its next connection knows it: nobody else can guess it."""
-        self.stream = Stream(max_message, _PASSED_ON)
+        self.stream = Stream(max_message, _PASSED_ON, lanes)
         self.sender = FrameSender(self.stream, "client-writer")
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
         self.turn = threading.Lock()
@@ -84,6 +91,14 @@ class Client:
         """Set while the client has no connection."""
         self._changing = threading.Lock()
         self._connection: ClientConnection | None = None
+        self.bulk: ClientConnection | None = None
+        """The connection that its bulk lane has of its own."""
+        self.bulk_turn = threading.Lock()
+        """Held by the thread that receives from that."""
+        self.bell = Bell() if lanes else None
+        """Rung when a large message has come on that, for the thread that has the `turn`."""
+        self.taken = threading.Event()
+        """Set by that thread when it has taken all such messages."""
 
     @property
     def connection(self) -> ClientConnection | None:
@@ -116,6 +131,8 @@ class Client:
             connection.say_goodbye(refusal(why))
             connection.give_up()
         self.carry_by(None)
+        if self.bulk is not None:
+            self.bulk.give_up()
         self.sender.close()
 
 
@@ -162,6 +179,13 @@ class Clients:
             SessionTakenOver: the stream that is to be resumed has ended.
         """
         with self._admitting:
+            lanes = "lanes" in hello.capabilities
+            if hello.lane:
+                client = self._resumed(hello)
+                if client.bulk is not None:
+                    client.bulk.give_up()
+                client.bulk = connection
+                return client, False
             if hello.stream:
                 client = self._resumed(hello)
                 if client.connection is not None:
@@ -169,12 +193,12 @@ class Clients:
             elif hello.mode == "watch":
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = Client(self._watchers, first_id, self._read, self._max_message)
+                client = Client(self._watchers, first_id, self._read, self._max_message, lanes)
                 self._watching[self._watchers] = client
             else:
                 if self._driving is not None:
                     self._put_out(self._driving, hello)
-                client = self._driving = Client(0, self._next_id(), self._start, self._max_message)
+                client = self._driving = Client(0, self._next_id(), self._start, self._max_message, lanes)
             client.carry_by(connection)
             return client, not hello.stream
 
@@ -183,6 +207,8 @@ class Clients:
             if secrets.compare_digest(client.name.encode(), hello.stream.encode()):
                 if client.mode != hello.mode:
                     raise ProtocolMismatch(f"a client in mode {client.mode!r} came back in mode {hello.mode!r}")
+                if hello.lane and client.stream.bulk is None:
+                    raise ProtocolMismatch("a client that has one lane only asked for a connection for the other")
                 return client
         raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
@@ -195,6 +221,7 @@ class Clients:
             )
         client.end(SessionTakenOver("another client has taken the place of this one"))
         client.take_turn()  # and never let go of: nobody receives from this client again
+        client.backlog.add(client.stream.arrived(), 0)
         while client.backlog.start_some():
             pass
         self._left(client.stream.abandon())
@@ -218,7 +245,10 @@ class Clients:
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection of a client is gone; another may come."""
         client.sender.detach(connection)
+        client.sender.detach_bulk(connection)
         client.carry_by(None, instead_of=connection)
+        if client.bulk is connection:
+            client.bulk = None
 
     # -- what is sent ---------------------------------------------------------------------------------------
 

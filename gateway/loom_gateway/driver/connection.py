@@ -3,6 +3,9 @@
 On the socket a frame is preceded by its length (4 bytes, big endian). The gateway opens a connection for each
 client, says with an `Kind.OPEN` frame which session this is, and relays the client's frames from then on.
 
+A client may have a second connection, for its bulk lane (`loom.wire.stream`), whose thread puts large messages
+together and hands them to that of the first.
+
 A thread reads each connection and starts the operations that come; answers are sent by the threads that have them.
 An event loop in between would add two thread switches to every call, a quarter of a millisecond together.
 """
@@ -12,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import select
 import socket
 import sys
 import termios
 from collections.abc import Iterator
 from typing import Protocol
 
+from loom.bell import Bell
 from loom.errors import LoomError, ProtocolMismatch
 from loom.sender import try_send
 from loom.wire.frames import MAX_FRAME
@@ -34,6 +39,9 @@ GOODBYE_TIMEOUT = 5.0
 """Seconds that the client has to take what is still to be sent when the session ends."""
 
 _RECEIVE = 256 << 10
+
+_RUNG = b"the bell was rung"
+"""Stands among the frames for what came elsewhere; compared by identity."""
 
 
 class ConnectionServer(Protocol):
@@ -62,6 +70,8 @@ class ClientConnection:
         self._over = False
         self._unread: bool | None = None
         """Whether what was read of the socket and not yet returned has a whole frame; None: there is nothing."""
+        self._bell: Bell | None = None
+        self._poll = select.poll()
 
     # -- what the sender sends over -------------------------------------------------------------------------
 
@@ -99,6 +109,8 @@ class ClientConnection:
         self._over = True
         if self._client is not None:
             self._client.sender.detach(self)
+            self._client.sender.detach_bulk(self)
+            self._client.taken.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -112,27 +124,48 @@ class ClientConnection:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
         self._client, is_new = self._server.admit(self, hello, session)
+        if hello.lane:
+            self._serve_bulk(self._client, hello, session, frames)
+            return
         self._client.take_turn()
         try:
             if self._over:
                 return  # a later connection of the client was faster
             welcome = self._server.welcome(self._client, hello, session)
             self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
-            self._client.sender.attach(self, hello.received)
+            self._client.sender.attach(self, hello.received, hello.received_bulk)
             self._server.connected(self._client, is_new)
             self._receive(self._client, frames)
         finally:
             self._client.turn.release()
 
     def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
-        self._start(client, frames)  # what an earlier connection has left
-        for frame in frames:
-            self._take(client, frame)
-            self._start(client, frames)
+        self._listen_for(client.bell)
+        try:
+            self._take_arrived(client)
+            self._start(client, frames)  # what an earlier connection has left
+            for frame in frames:
+                self._take(client, frame)
+                self._start(client, frames)
+        finally:
+            # What the client was told has come is started, though it has left.
+            self._take_arrived(client)
+            while client.backlog.start_some():
+                pass
 
     def _take(self, client: Client, frame: Buffer) -> None:
+        if frame is _RUNG:
+            self._take_arrived(client)
+            return
         client.backlog.add(client.stream.receive(frame), len(frame))
         client.sender.received()
+        if not client.taken.is_set() and not client.stream.holds:
+            client.taken.set()
+
+    def _take_arrived(self, client: Client) -> None:
+        client.backlog.add(client.stream.arrived(), 0)
+        if not client.stream.holds:
+            client.taken.set()
 
     def _start(self, client: Client, frames: Iterator[Buffer]) -> None:
         """Start what has come. A client that does not take its results does not get to ask for more."""
@@ -155,6 +188,37 @@ class ClientConnection:
                 return
             self._take(client, frame)
 
+    # -- the bulk lane --------------------------------------------------------------------------------------
+
+    def _serve_bulk(self, client: Client, hello: Hello, session: str, frames: Iterator[Buffer]) -> None:
+        with client.bulk_turn:
+            if self._over:
+                return  # a later connection was faster
+            welcome = self._server.welcome(client, hello, session)
+            self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
+            client.sender.attach_bulk(self, hello.received_bulk)
+            try:
+                for frame in frames:
+                    self._take_bulk(client, frame)
+            except LoomError as error:
+                logger.warning("refusing the client: %s", error)
+                if client.connection is not None:
+                    client.connection.say_goodbye(refusal(error))
+
+    def _take_bulk(self, client: Client, frame: Buffer) -> None:
+        if client.stream.receive_bulk(frame):
+            assert client.bell is not None
+            client.bell.ring()
+        client.sender.received()
+        # A client whose operations are not started does not get to send more.
+        while True:
+            client.taken.clear()
+            if self._over or not client.stream.holds:
+                return
+            client.taken.wait()
+
+    # -- the socket -----------------------------------------------------------------------------------------
+
     def _frame_is_here(self) -> bool:
         """Whether the next frame can be had without waiting."""
         if self._unread is not None:
@@ -167,9 +231,33 @@ class ClientConnection:
         here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
         return bool(here >= LENGTH.size + LENGTH.unpack(length)[0])
 
+    def _listen_for(self, bell: Bell | None) -> None:
+        self._bell = bell
+        if bell is not None:
+            self._poll.register(self._socket, select.POLLIN)
+            self._poll.register(bell, select.POLLIN)
+
+    def _rings(self) -> bool:
+        """Wait until something has come; whether it is the bell that does."""
+        bell = self._bell
+        if bell is None:
+            return False
+        for number, _ in self._poll.poll():
+            if number == bell.fileno():
+                bell.silence()
+                return True
+        return False
+
     def _frames(self) -> Iterator[Buffer]:
+        """The frames that come, and `_RUNG` whenever the bell was rung."""
         head = b""
-        while data := self._socket.recv(_RECEIVE):
+        while True:
+            if self._rings():
+                yield _RUNG
+                continue
+            data = self._socket.recv(_RECEIVE)
+            if not data:
+                return
             if not head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
                 yield data[4:]  # one frame that came whole, as small ones do
                 continue
@@ -208,6 +296,8 @@ class ClientConnection:
         else:
             with contextlib.suppress(OSError):
                 self._socket.sendall(farewell)
+        if self._client is not None and self._client.bulk is not None:
+            self._client.bulk.give_up()
         with contextlib.suppress(OSError):  # the gateway was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -141,7 +141,8 @@ class DriverServer:
         self._lifetime.check_goes_on(session)
         self._open(session)
         admitted = self._clients.admit(connection, hello)
-        self._lifetime.client_came(connection)
+        if not hello.lane:  # the second connection of a client does not keep a session alive
+            self._lifetime.client_came(connection)
         return admitted
 
     def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
@@ -157,6 +158,7 @@ class DriverServer:
             stream=client.name,
             received=client.stream.received,
             max_message=self._max_message,
+            received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )
 
     def connected(self, client: Client, is_new: bool) -> None:

@@ -5,8 +5,9 @@ messages, back to back::
 
     u32 length │ [seq, ack, [[kind, id, body, [part length, …]], …]] │ part │ part │ …
 
-``seq`` numbers the frames of one direction from 1; 0 is a frame outside the numbered stream, such as the
-handshake. ``ack`` is the highest ``seq`` that the sender has received from the other side.
+A frame of the bulk lane, whose messages are all chunks, has a fourth element in its header, which is 1; see
+`loom.wire.stream`. ``seq`` numbers the frames of one direction and lane from 1; 0 is a frame outside the numbered
+stream, such as the handshake. ``ack`` is the highest ``seq`` that the sender has received from the other side.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class Frame(NamedTuple):
     seq: int
     ack: int
     messages: list[Message]
+    lane: int = 0
 
 
-def encode_frame(seq: int, ack: int, messages: Sequence[Message]) -> list[Buffer]:
+def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0) -> list[Buffer]:
     """Lay out a frame, as the buffers to write one after the other. Payload is not copied."""
     heads: list[tuple[int, int, Sequence[Any], Sequence[int]]] = []
     buffers: list[Buffer] = [b""]
@@ -49,7 +51,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message]) -> list[Buffer
             buffers.extend(parts)
         else:
             heads.append((int(kind), ident, body, ()))
-    header: bytes = msgpack.packb((seq, ack, heads))
+    header: bytes = msgpack.packb((seq, ack, heads, lane) if lane else (seq, ack, heads))
     buffers[0] = _LENGTH.pack(len(header)) + header
     return buffers
 
@@ -69,6 +71,11 @@ def decode_frame(data: Buffer) -> Frame:
         if position > len(view):
             raise ValueError(f"its header claims {length} bytes of {len(view) - _LENGTH.size}")
         header = msgpack.unpackb(view[_LENGTH.size : position], use_list=False, strict_map_key=False)
+        lane = 0
+        if len(header) == 4:
+            *header, lane = header
+            if type(lane) is not int or lane != 1:
+                raise ValueError(f"it is of lane {lane!r:.40}")
         seq, ack, heads = header
         _check_counts(seq, ack)
         messages = []
@@ -88,7 +95,7 @@ def decode_frame(data: Buffer) -> Frame:
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {error}") from error
     if position != len(view):
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {len(view) - position} bytes left over")
-    return Frame(seq, ack, messages)
+    return Frame(seq, ack, messages, lane)
 
 
 def _check_counts(*values: Any) -> None:

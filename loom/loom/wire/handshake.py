@@ -31,7 +31,7 @@ __all__ = [
 PROTOCOL = (1, 0)
 """Version of the protocol that this side speaks, as ``(major, minor)``."""
 
-CAPABILITIES = ("chunks", "buffers", "stream", "run")
+CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes")
 """What this side can do beyond the bare protocol."""
 
 T = TypeVar("T", bound="_Body")
@@ -100,6 +100,10 @@ class Hello(_Body):
     """Name of the stream that this connection resumes, as a `Welcome` gave it; empty for a new stream."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
+    received_bulk: int = 0
+    """The same of the bulk lane, see `loom.wire.stream`."""
+    lane: int = 0
+    """1 for the second connection of a stream, which carries its bulk lane."""
 
     def message(self) -> Message:
         return Message(Kind.HELLO, 0, self.to_body())
@@ -129,6 +133,8 @@ class Welcome(_Body):
     """Number of the last frame received on an earlier connection of this stream."""
     max_message: int = MAX_MESSAGE
     """Bytes of the largest message that the driver takes."""
+    received_bulk: int = 0
+    """The same of the bulk lane, see `loom.wire.stream`."""
 
     def message(self) -> Message:
         return Message(Kind.WELCOME, 0, self.to_body())

@@ -91,7 +91,10 @@ class Kind(enum.IntEnum):
     RUN_END = 45
     """Be done with a run. Body: ``[run, "cancel"]``, result: whether it was going; or ``[run, "forget"]``."""
     CANCEL = 46
-    """Do not start an operation. Body: ``[operation]``. Result: whether that was in time."""
+    """Do not start an operation. Body: ``[operation]``. Result: whether that was in time.
+
+    Where chunks travel in a lane of their own, the number of the operation's first chunk may follow in the body.
+    """
     END = 48
     """End the session and stop its meshes. Body: ``[]``."""
     PORT_OPEN = 50

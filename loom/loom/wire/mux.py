@@ -8,11 +8,16 @@ What must not overtake is told by a message's *order key*. Messages of one key l
 which they were put in; `BARRIER` keeps its place among all keys; None keeps none. The proxy uses the mesh that a
 call goes to as the key, since Monarch delivers the messages from one sender to one actor in order.
 
+Chunks may also travel apart from the small messages, on a connection of their own. Then neither may overtake the
+other there: a small message that waits for a large one leaves when the other side has all of it (`Outbox.settle`),
+and the head of a large one ends with the number of the frame of small messages after which it may be delivered.
+
 The receiver puts chunks together with `Inbox`. The first chunk of a message brings its head::
 
-    [kind, id, body, [part length, …], [whether the part is read-only, …]]
+    [kind, id, body, [part length, …], [whether the part is read-only, …], after]
 
-A read-only part arrives as ``bytes``, another as a ``bytearray``; neither is copied once it is whole.
+``after`` is left out where chunks do not travel apart. A read-only part arrives as ``bytes``, another as a
+``bytearray``; neither is copied once it is whole.
 """
 
 from __future__ import annotations
@@ -84,6 +89,8 @@ class _Transfer:
         self.key = key
         self.total = message.size
         self.offset = 0
+        self.first = self.last = 0
+        """Numbers of its first chunk and of its last, among all chunks; 0 until they have left."""
         parts = message.parts
         read_only = [part.read_only if isinstance(part, Pieces) else memoryview(part).readonly for part in parts]
         self._head: tuple[Any, ...] | None = (
@@ -91,8 +98,10 @@ class _Transfer:
         )  # fmt: skip
         self._parts = deque(view for part in parts for view in _views(part))
 
-    def next_chunk(self) -> Message:
+    def next_chunk(self, after: Sequence[int]) -> Message:
         head, self._head = self._head, None
+        if head is not None:
+            head = (*head, *after)
         pieces: list[Buffer] = []
         room = CHUNK_SIZE
         while room and self._parts:
@@ -112,18 +121,31 @@ class _Transfer:
 
 
 class Outbox:
-    """What one side has still to send."""
+    """What one side has still to send.
 
-    def __init__(self) -> None:
+    Args:
+        apart: whether chunks may travel apart from small messages.
+    """
+
+    def __init__(self, apart: bool = False) -> None:
+        self._apart = apart
         self._small: deque[Message | _Transfer] = deque()
         self._large: deque[_Transfer] = deque()
         self._waiting: deque[tuple[Message, int, OrderKey]] = deque()
         self._blocked: set[OrderKey] = set()
         self._moving: set[OrderKey] = set()
+        self._arriving: deque[_Transfer] = deque()
+        """What has left whole and, as far as is known here, has not come whole; only where chunks travel apart."""
+        self._unsettled: set[OrderKey] = set()
+        """The order keys of those."""
         self._transfers = 0
         self._chunk_turn = False
+        self.chunks = 0
+        """Chunks that have left."""
         self.pending_bytes = 0
         """Bytes of payload that have been put in and not yet taken out."""
+        self.small_bytes = 0
+        """Those of them that are of small messages and wait for nothing but their turn."""
 
     def __bool__(self) -> bool:
         return bool(self._small or self._large)
@@ -135,19 +157,21 @@ class Outbox:
         """Queue a message; see the module's text for ``key``."""
         size = message.size if message.parts else 0
         self.pending_bytes += size
-        if self._blocked and self._must_wait(key):
+        if (self._blocked or self._unsettled) and self._must_wait(key, size):
             self._blocked.add(key)
             self._waiting.append((message, size, key))
         else:
             self._admit(message, size, key)
 
-    def _must_wait(self, key: OrderKey) -> bool:
+    def _must_wait(self, key: OrderKey, size: int) -> bool:
         if key is None:
             return False
-        return key == BARRIER or key in self._blocked or BARRIER in self._blocked
+        # Large messages do not overtake each other anywhere: none waits for one that has left.
+        return _conflicts(key, self._blocked) or (size <= CHUNK_SIZE and _conflicts(key, self._unsettled))
 
     def _admit(self, message: Message, size: int, key: OrderKey) -> None:
         if size <= CHUNK_SIZE:
+            self.small_bytes += size
             self._small.append(_joined(message) if len(message.parts) > 1 else message)
             return
         self._transfers += 1
@@ -161,25 +185,83 @@ class Outbox:
         (self._small if self._small else self._large).append(transfer)
 
     def next_frame(self) -> list[Message]:
-        """The messages of the next frame; an empty list when there is nothing to send."""
+        """The messages of the next frame, a chunk or small ones in turns; an empty list when there are none."""
+        self._promote()
+        if self._large and (self._chunk_turn or not self._small):
+            self._chunk_turn = False
+            return self.next_chunk()
+        self._chunk_turn = bool(self._large)
+        return self.next_small() if self._small else []
+
+    def _promote(self) -> None:
+        """Let large messages begin that have no small one before them any more."""
         while self._small and isinstance(first := self._small[0], _Transfer):
             self._large.append(first)
             self._small.popleft()
-        if self._large and (self._chunk_turn or not self._small):
-            self._chunk_turn = False
-            transfer = self._large.popleft()
-            chunk = transfer.next_chunk()
-            if not transfer.done:
-                self._large.insert(MAX_TRANSFERS - 1, transfer)  # those behind have not begun
-            elif transfer.key is not None:
-                self._moving.remove(transfer.key)
-                self._release()
-            self.pending_bytes -= chunk.size
-            return [chunk]
-        self._chunk_turn = bool(self._large)
+
+    @property
+    def has_small(self) -> bool:
+        """Whether anything is queued before which no large message has to leave; perhaps only one of those."""
+        return bool(self._small)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether there is a `next_chunk`."""
+        return bool(self._large) or bool(self._small and isinstance(self._small[0], _Transfer))
+
+    def next_chunk(self, after: int = 0) -> list[Message]:
+        """The next chunk, as a list; an empty one when there is none.
+
+        Args:
+            after: number of the last frame of small messages that has left.
+        """
+        self._promote()
+        if not self._large:
+            return []
+        transfer = self._large.popleft()
+        self.chunks += 1
+        transfer.first = transfer.first or self.chunks
+        chunk = transfer.next_chunk([0 if transfer.key is None else after] if self._apart else [])
+        if not transfer.done:
+            self._large.insert(MAX_TRANSFERS - 1, transfer)  # those behind have not begun
+        else:
+            self._left(transfer)
+        self.pending_bytes -= chunk.size
+        return [chunk]
+
+    def _left(self, transfer: _Transfer) -> None:
+        if self._apart:
+            transfer.last = self.chunks
+            self._arriving.append(transfer)
+        if transfer.key is not None:
+            self._moving.remove(transfer.key)
+            self._release()
+
+    def settle(self, chunks: int) -> None:
+        """Note that the other side has so many chunks: let go what waited for the messages that they complete."""
+        keyed = False
+        while self._arriving and self._arriving[0].last <= chunks:
+            keyed |= self._arriving.popleft().key is not None
+        if keyed:
+            self._release()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for a large message to leave, or to arrive."""
+        return bool(self._waiting)
+
+    def first_chunk(self, ident: int) -> int:
+        """Number of the first chunk of a large message that has begun to leave and may not have arrived; or 0."""
+        begun = (*self._large, *self._arriving) if self._apart else ()
+        return next((one.first for one in begun if one.ident == ident), 0)
+
+    def next_small(self) -> list[Message]:
+        """The small messages of the next frame; an empty list when there are none."""
+        small = self._small
+        if small and isinstance(small[0], _Transfer):
+            self._promote()
         batch: list[Message] = []
         room = CHUNK_SIZE
-        small = self._small
         while small and len(batch) < _FRAME_MESSAGES:
             message = small[0]
             if isinstance(message, _Transfer):
@@ -191,6 +273,7 @@ class Outbox:
             small.popleft()
             room -= size
         self.pending_bytes -= CHUNK_SIZE - room
+        self.small_bytes -= CHUNK_SIZE - room
         return batch
 
     def withdraw(self, ident: int) -> bool:
@@ -208,6 +291,7 @@ class Outbox:
                 elif item.id == ident:
                     del queue[place]
                     self.pending_bytes -= item.size
+                    self.small_bytes -= item.size
                     return True
         for place, (message, size, _) in enumerate(self._waiting):
             if message.id == ident:
@@ -230,23 +314,30 @@ class Outbox:
         return any((item.ident if isinstance(item, _Transfer) else item.id) == ident for item in queued)
 
     def _release(self) -> None:
-        """A large message with a key has gone out whole: let go what waited for it."""
+        """A large message with a key has gone out whole, or has arrived: let go what waited for it."""
         self._blocked = set(self._moving)
+        self._unsettled = {transfer.key for transfer in self._arriving} - {None}
         waiting, self._waiting = self._waiting, deque()
         for message, size, key in waiting:
-            if self._blocked and self._must_wait(key):
+            if self._must_wait(key, size):
                 self._blocked.add(key)
                 self._waiting.append((message, size, key))
             else:
                 self._admit(message, size, key)
 
 
+def _conflicts(key: int, keys: set[OrderKey]) -> bool:
+    """Whether a message of a key must not overtake those of some keys."""
+    return bool(keys) and (key == BARRIER or key in keys or BARRIER in keys)
+
+
 class _Assembly:
     """A large message on its way in. It takes no more memory than what has come of it."""
 
     def __init__(self, head: Sequence[Any], total: int, in_pieces: Collection[int]) -> None:
-        self.kind, self.ident, self.body, self.lengths, self.read_only = head
-        counts = (self.kind, self.ident, *self.lengths)
+        self.kind, self.ident, self.body, self.lengths, self.read_only, *rest = head
+        self.after: int = rest[0] if rest else 0
+        counts = (self.kind, self.ident, self.after, *self.lengths)
         countable = all(type(count) is int and count >= 0 for count in counts)
         if not countable or self.kind == Kind.CHUNK or type(self.body) is not tuple:
             raise ValueError("the head of a large message is not that of a message")
@@ -325,11 +416,20 @@ class Inbox:
         """Take a message from a frame; return a whole message, or None while chunks are missing.
 
         Raises:
-            TooLarge: the message is larger than ``max_message`` bytes.
-            ProtocolMismatch: the chunks do not fit together.
+            LoomError: as `receive_chunk`.
         """
         if message.kind != Kind.CHUNK:
             return message
+        complete = self.receive_chunk(message)
+        return None if complete is None else complete[0]
+
+    def receive_chunk(self, message: Message) -> tuple[Message, int] | None:
+        """Take a chunk; return the message that it completes, if any, and after which frame it may be delivered.
+
+        Raises:
+            TooLarge: the message is larger than ``max_message`` bytes.
+            ProtocolMismatch: the chunks do not fit together.
+        """
         try:
             return self._chunk(message)
         except TooLarge:
@@ -337,7 +437,7 @@ class Inbox:
         except (ValueError, TypeError) as error:
             raise ProtocolMismatch(f"not a chunk of Loom's protocol: {error}") from error
 
-    def _chunk(self, message: Message) -> Message | None:
+    def _chunk(self, message: Message) -> tuple[Message, int] | None:
         offset, total, head = message.body
         if type(offset) is not int or type(total) is not int:
             raise ValueError("offset and total must be numbers")
@@ -360,4 +460,4 @@ class Inbox:
         if assembly.filled < assembly.total:
             return None
         del self._assemblies[message.id]
-        return assembly.message()
+        return assembly.message(), assembly.after

@@ -7,40 +7,32 @@ acknowledged: when a connection is lost, the next one begins with each side sayi
 last, and what the other kept after that is sent again. So every message arrives once, in order.
 
 What is kept is bounded by `WINDOW`: when that is full nothing new is sent until some of it is acknowledged.
+
+Where both sides know lanes, the chunks of large messages have numbers and a window of their own: the bulk lane. One
+connection can carry both lanes, in turns. A second connection may carry the bulk lane, so that megabytes in the
+network's queues are not ahead of a small message. It comes and goes without harm: meanwhile, the first carries all.
+Acknowledgements of both lanes go over the first, where they are not behind bulk, and frames may bring them as well.
+
+The order of `loom.wire.mux` holds across lanes. A small message that may not overtake a large one waits here until
+that has been acknowledged. A large one that may not overtake small ones says in its head after which frame it
+comes, and the receiver holds it until then. So of two lanes only one ever waits for the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch
-from loom.wire.frames import decode_frame, encode_frame
+from loom.wire.frames import Frame, decode_frame, encode_frame
+from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, behind_length
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, Inbox, OrderKey, Outbox
 
 __all__ = ["LENGTH", "WINDOW", "Stream", "behind_length", "unnumbered_frame"]
 
-WINDOW = 32 << 20
-"""Bytes of frames that are kept at most; one more frame may go over it."""
-
-ACK_FRAMES = 128
-"""Frames after which an acknowledgement is due, though nothing else is to be sent."""
-
-ACK_BYTES = 2 << 20
-"""Bytes of frames after which it is."""
-
-LENGTH = struct.Struct(">I")
-"""What is written before a frame where the carrier has no messages of its own."""
-
 _UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED})
-
-
-def behind_length(frame: Sequence[Buffer]) -> bytes:
-    """A frame, given as buffers, behind its length."""
-    return b"".join([LENGTH.pack(sum(map(len, frame))), *frame])
 
 
 def unnumbered_frame(message: Message) -> list[Buffer]:
@@ -48,31 +40,31 @@ def unnumbered_frame(message: Message) -> list[Buffer]:
     return encode_frame(0, 0, [message])
 
 
-class Stream:
-    """The numbered messages of one connection, seen from one end. Arguments: as `loom.wire.mux.Inbox`.
+class Stream(Lane):
+    """The numbered messages of one client, seen from one end; by itself it is the lane of the small ones.
 
-    One thread may receive while another sends.
+    One thread may receive while another sends, and a third from the connection of the bulk lane.
+
+    Args:
+        max_message: as of `loom.wire.mux.Inbox`.
+        in_pieces: as of `loom.wire.mux.Inbox`.
+        lanes: whether both sides know lanes; otherwise chunks and small messages share one.
     """
 
-    def __init__(self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = ()) -> None:
-        self.outbox = Outbox()
+    def __init__(
+        self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = (), lanes: bool = False
+    ) -> None:
+        super().__init__()
+        self.outbox = Outbox(apart=lanes)
         self._inbox = Inbox(max_message, in_pieces)
-        self.sent = 0
-        """Number of the last frame that was sent."""
-        self.received = 0
-        """Number of the last frame that was received."""
-        self.acknowledged = 0
-        """Number of the last sent frame that the other side has acknowledged."""
-        self._kept: deque[bytes] = deque()
-        """The frames after `acknowledged`, behind their lengths."""
-        # Counted by one thread each: their difference is what is kept.
-        self._bytes_sent = 0
-        self._bytes_acknowledged = 0
-        self._again: deque[bytes] = deque()
-        """Frames that are to be sent again."""
-        self._told = 0
-        """The last frame that was received when the other side was last told."""
-        self._untold_bytes = 0
+        self.bulk = BulkLane() if lanes else None
+        self.apart = False
+        """Whether the bulk lane has a connection of its own."""
+        self._chunk_turn = False
+        self._arrived: deque[tuple[Message, int]] = deque()
+        """Large messages that have come whole on the bulk lane, each with the frame after which it comes."""
+        self._held: list[tuple[Message, int]] = []
+        """Those that have been looked at, and come after a frame that has not been received."""
 
     def incoming(self) -> tuple[int, int]:
         """As `loom.wire.mux.Inbox.incoming`."""
@@ -85,68 +77,70 @@ class Stream:
     # -- sending --------------------------------------------------------------------------------------------
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of the frames that are kept."""
-        return self._bytes_sent - self._bytes_acknowledged
-
-    @property
-    def ack_due(self) -> bool:
-        """Whether so much has come since the other side was told that it has to be told now."""
-        return self.received - self._told >= ACK_FRAMES or self._untold_bytes >= ACK_BYTES
-
-    @property
-    def untold(self) -> bool:
-        """Whether anything has come of which the other side has not been told."""
-        return self.received > self._told
-
-    @property
     def ready(self) -> bool:
-        """Whether there is a `next_frame`."""
-        return bool(self._again) or self.ack_due or (bool(self.outbox) and self.kept_bytes < WINDOW)
+        """Whether there is a `next_frame`, or may be."""
+        if self._again or self.due:
+            return True
+        if self.bulk is None:
+            return bool(self.outbox) and self.kept_bytes < WINDOW
+        return (self.outbox.has_small and self.kept_bytes < WINDOW) or (not self.apart and self.bulk_ready)
+
+    @property
+    def bulk_ready(self) -> bool:
+        """Whether there is a `next_bulk_frame`."""
+        bulk = self.bulk
+        return bulk is not None and (bulk.resends or (not bulk.full and self.outbox.has_chunks))
+
+    @property
+    def due(self) -> bool:
+        """Whether something has to be sent, or may be now, because of what has come."""
+        return self.ack_due or (self.bulk is not None and self.bulk.news)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something waits for acknowledgements of the bulk lane, or for the rest of it to arrive."""
+        return self.outbox.waits or (self.bulk is not None and self.apart and self.bulk.kept_bytes > 0)
+
+    @property
+    def payload_ahead(self) -> int:
+        """Bytes of payload that are to leave on the connection of the small messages."""
+        return self.outbox.small_bytes if self.apart else self.outbox.pending_bytes
 
     def next_frame(self) -> bytes | None:
         """The next frame to send, behind its length; None if there is none, or the window is full."""
         if self._again:
             return self._again.popleft()
-        if self.kept_bytes < WINDOW:
-            messages = self.outbox.next_frame()
+        outbox, bulk = self.outbox, self.bulk
+        if bulk is not None:
+            if bulk.news:
+                bulk.news = False  # before looking at it
+                outbox.settle(bulk.acknowledged)
+                if bulk.ack_due:
+                    return bulk.acknowledgement()
+            if self._chunk_turn:
+                self._chunk_turn = False
+                if (frame := self.next_bulk_frame()) is not None:
+                    return frame
+        if outbox and self._bytes_sent - self._bytes_acknowledged < WINDOW:
+            messages = outbox.next_frame() if bulk is None else outbox.next_small()
             if messages:
-                self.sent += 1
-                frame = behind_length(encode_frame(self.sent, self._tell(), messages))
-                self._bytes_sent += len(frame)
-                self._kept.append(frame)
-                return frame
-        return self.acknowledgement() if self.ack_due else None
+                self._chunk_turn = not self.apart and self.bulk_ready
+                return self._frame(messages)
+        if self.ack_due:
+            return self.acknowledgement()
+        return None if self.apart or bulk is None else self.next_bulk_frame()
 
-    def acknowledgement(self) -> bytes:
-        """A frame that only acknowledges, behind its length."""
-        return behind_length(encode_frame(0, self._tell(), []))
-
-    def _tell(self) -> int:
-        # In this order: what comes in between is told of next time.
-        self._untold_bytes = 0
-        self._told = self.received
-        return self._told
-
-    def resume(self, received: int) -> None:
-        """Begin on a new connection, whose other side has received the frames up to that number.
-
-        Raises:
-            ProtocolMismatch: it cannot have: what is lacking is no longer kept, or was never sent.
-        """
-        self._acknowledge(received)
-        if received < self.acknowledged:
-            raise ProtocolMismatch(
-                f"the other side has received up to frame {received}, though it acknowledged {self.acknowledged}"
-            )
-        self._again = deque(self._kept)
-
-    def _acknowledge(self, number: int) -> None:
-        if number > self.sent:
-            raise ProtocolMismatch(f"frame {number} was acknowledged; {self.sent} have been sent")
-        while self.acknowledged < number:  # frames that are sent again carry old numbers
-            self._bytes_acknowledged += len(self._kept.popleft())
-            self.acknowledged += 1
+    def next_bulk_frame(self) -> bytes | None:
+        """The next frame of the bulk lane, as `next_frame`, for the connection of its own."""
+        bulk = self.bulk
+        if bulk is None:
+            return None
+        if bulk.resends:
+            return bulk.next_again()
+        if bulk.full:
+            return None
+        chunk = self.outbox.next_chunk(after=self.sent)
+        return bulk.frame(chunk) if chunk else None
 
     def abandon(self) -> list[Message]:
         """What the other side has not received, as far as it is still here whole; nothing more may be sent."""
@@ -160,27 +154,41 @@ class Stream:
                     if complete is not None:
                         left.append(complete)
 
-        for frame in self._kept:
+        for frame in (*self._kept, *(self.bulk.kept_frames if self.bulk is not None else ())):
             collect(decode_frame(memoryview(frame)[LENGTH.size :]).messages)
         self._kept.clear()
-        while messages := self.outbox.next_frame():
-            collect(messages)
+        outbox = self.outbox
+        while outbox or outbox.waits:
+            outbox.settle(outbox.chunks)
+            collect(outbox.next_frame())
         return left
 
     # -- receiving ------------------------------------------------------------------------------------------
 
-    def expects(self, ident: int) -> bool:
-        """Whether a large message with that id has come in part."""
-        return self._inbox.expects(ident)
+    def expects(self, ident: int, first_chunk: int = 0) -> bool:
+        """Whether a large message with that id has not come whole, or is held.
+
+        Args:
+            first_chunk: number of the message's first chunk where it may not have come, as `Outbox.first_chunk`.
+        """
+        bulk = self.bulk
+        if bulk is None:
+            return self._inbox.expects(ident)
+        with bulk.lock:
+            here = any(message.id == ident for message, _ in (*self._arrived, *self._held))
+            return here or bulk.received < first_chunk or self._inbox.expects(ident)
 
     def receive(self, data: Buffer) -> Sequence[Message]:
-        """Take one frame; return the messages that are whole now. A frame that had come already is passed over.
+        """Take one frame; return the messages that may be delivered now. One that had come already is passed over.
 
         Raises:
             ProtocolMismatch: the bytes are not a frame that could come next.
             TooLarge: a message is over the limit.
         """
         frame = decode_frame(data)
+        if frame.lane:
+            self._receive_chunk(frame, len(data))
+            return self.arrived()
         if frame.seq == 0:
             strange = [message.kind for message in frame.messages if message.kind not in _UNNUMBERED]
             if strange:
@@ -188,15 +196,52 @@ class Stream:
             self._acknowledge(frame.ack)
             return frame.messages
         self._acknowledge(frame.ack)
-        if frame.seq <= self.received:
+        if not self._is_new(frame.seq, len(data)):
             return ()
-        if frame.seq != self.received + 1:
-            raise ProtocolMismatch(f"frame {frame.seq} came where frame {self.received + 1} had to come")
-        self.received = frame.seq
-        self._untold_bytes += len(data)
         whole = []
         for message in frame.messages:
             complete = self._inbox.receive(message)
             if complete is not None:
                 whole.append(complete)
+        if self._held or self._arrived:
+            whole += self.arrived()
         return whole
+
+    def receive_bulk(self, data: Buffer) -> bool:
+        """Take one frame from the connection of the bulk lane; whether it completes a message, see `arrived`.
+
+        Raises:
+            ProtocolMismatch, TooLarge: as `receive`.
+        """
+        frame = decode_frame(data)
+        # What the gateway says by itself it says on the other connection, too.
+        return bool(frame.lane) and self._receive_chunk(frame, len(data))
+
+    def _receive_chunk(self, frame: Frame, size: int) -> bool:
+        bulk = self.bulk
+        if bulk is None or any(message.kind != Kind.CHUNK for message in frame.messages):
+            raise ProtocolMismatch("what came on the bulk lane does not belong there")
+        whole = False
+        with bulk.lock:
+            if bulk.take(frame.seq, frame.ack, size):
+                for message in frame.messages:
+                    complete = self._inbox.receive_chunk(message)
+                    if complete is not None:
+                        self._arrived.append(complete)
+                        bulk.urgent = whole = True
+            bulk.news = True
+        return whole
+
+    @property
+    def holds(self) -> bool:
+        """Whether a large message has come whole that nobody has taken from `arrived`."""
+        return bool(self._arrived or self._held)
+
+    def arrived(self) -> list[Message]:
+        """The large messages of the bulk lane that may be delivered now. For the thread of `receive`."""
+        while self._arrived:
+            self._held.append(self._arrived.popleft())
+        ready = [message for message, after in self._held if after <= self.received]
+        if ready:
+            self._held = [(message, after) for message, after in self._held if after > self.received]
+        return ready
