@@ -89,6 +89,11 @@ def through(port: int, cluster: LocalCluster) -> Iterator[loom.Job]:
         yield job
 
 
+@pytest.fixture(autouse=True)
+def _two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOM_LANES", "2")
+
+
 @pytest.fixture
 def lines(cluster: LocalCluster) -> Iterator[Lines]:
     with Lines(port_of(cluster)) as lines:

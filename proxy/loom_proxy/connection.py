@@ -553,6 +553,6 @@ class Connection:
 
 
 def _capabilities() -> Sequence[str]:
-    """What this side offers; with ``LOOM_LANES=1`` everything shares one lane, and one connection."""
-    one_lane = os.environ.get("LOOM_LANES") == "1"
-    return [name for name in CAPABILITIES if name != "lanes"] if one_lane else CAPABILITIES
+    """What this side offers; without ``LOOM_LANES=2`` everything shares one lane, and one connection."""
+    two_lanes = os.environ.get("LOOM_LANES") == "2"
+    return CAPABILITIES if two_lanes else [name for name in CAPABILITIES if name != "lanes"]

@@ -197,6 +197,5 @@ class LanesCaller:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "one":
-        os.environ["LOOM_LANES"] = "1"
+    os.environ["LOOM_LANES"] = "2" if sys.argv[1] == "two" else "1"
     serve(LanesCaller)  # type: ignore[arg-type]

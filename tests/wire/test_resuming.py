@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from loom.errors import ProtocolMismatch
-from loom.wire import mux, stream
+from loom.wire import lane, mux, stream
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.stream import LENGTH, Stream
@@ -34,7 +34,7 @@ def _small() -> Iterator[None]:
         patch.object(mux, "CHUNK_SIZE", CHUNK),
         patch.object(mux, "_FRAME_MESSAGES", 3),
         patch.object(stream, "WINDOW", WINDOW),
-        patch.object(stream, "ACK_FRAMES", ACK_FRAMES),
+        patch.object(lane, "ACK_FRAMES", ACK_FRAMES),
     ):
         yield
 
