@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 
 from loom.errors import WatcherTooSlow
-from loom.wire.frames import decode_frame
+from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import LENGTH
@@ -33,3 +34,40 @@ def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
     assert isinstance(error_from_refusal(message), WatcherTooSlow)
     assert client.left.wait(BOUND)
     far.close()
+
+
+def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
+    """What waits to be sent is looked at for every large answer, while the writer thread takes from it."""
+    clients = Clients(
+        lambda message: None, lambda message: None, lambda unsent: None, lambda message: None, lambda: 1
+    )
+    near, far = socket.socketpair()
+    connection = ClientConnection(None, near)  # type: ignore[arg-type]
+    client, _ = clients.admit(connection, Hello())
+    client.sender.attach(connection)
+    raised: list[BaseException] = []
+
+    def answer(number: int) -> None:
+        try:
+            for ident in range(1, 400):
+                size = (256 << 10) if ident % 4 == 0 else 100
+                clients.send(Message(Kind.RESULT, number * 1000 + ident, [0.0], [bytes(size)]))
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    def take() -> None:
+        while far.recv(1 << 20):
+            client.stream.receive(b"".join(encode_frame(0, client.stream.sent, [])))
+            client.sender.received()
+
+    taker = threading.Thread(target=take)
+    answering = [threading.Thread(target=answer, args=(number,)) for number in range(3)]
+    for thread in [taker, *answering]:
+        thread.start()
+    for thread in answering:
+        thread.join(BOUND)
+    client.sender.drain(BOUND)
+    near.shutdown(socket.SHUT_RDWR)
+    taker.join(BOUND)
+
+    assert not raised

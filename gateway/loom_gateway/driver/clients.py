@@ -103,7 +103,7 @@ class Client:
     @property
     def crowded(self) -> bool:
         """Whether so much waits to be sent that large answers are better off on the disk."""
-        return self.stream.outbox.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
+        return self.sender.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
 
     def take_turn(self) -> None:
         """Acquire `turn`, once a connection that was given up has finished what it is at."""
