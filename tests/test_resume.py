@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 import loom
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.sender import HIGH_WATER
 from loom.wire.messages import Kind
-from loom_gateway.driver.clients import AWAY_CROWD
+from loom_gateway.driver.clients import AWAY_CROWD, WATCHERS_AWAY
 from loom_proxy.local import LocalCluster
 from tests.gate import Gate
 from tests.test_failures import driver_pid
@@ -379,6 +380,16 @@ def test_two_that_watch_get_their_own_answers(job: loom.Job, cluster: LocalClust
     finally:
         for one in watching:
             one.detach()
+
+
+def test_clients_that_watched_and_left_are_let_go_of(job: loom.Job, cluster: LocalCluster) -> None:
+    tally(job).all.call_one().get(BOUND)
+    threads = psutil.Process(driver_pid(cluster, job)).num_threads
+    before = threads()
+    for _ in range(3 * WATCHERS_AWAY):
+        loom.connect(cluster.url, cluster.token, session=job.session, mode="watch").detach()
+
+    assert threads() - before < 2 * WATCHERS_AWAY  # each has one
 
 
 @pytest.mark.parametrize(("options", "text"), [({"mode": "look"}, "'look'"), ({"mode": "watch"}, "needs session")])

@@ -288,6 +288,12 @@ class FrameSender:
                 else:
                     self._pump()
 
+    @property
+    def backlog(self) -> int:
+        """As `loom.wire.mux.Outbox.backlog`, which only one thread at a time may look at."""
+        with self._lock:
+            return self._stream.outbox.backlog
+
     def wait_for_room(self, timeout: float | None = None, on: Wire | None = None) -> bool:
         """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it.
 

@@ -45,6 +45,9 @@ LOG_ROOM = 16 << 20
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a client that is connected, and for one that is away."""
 
+WATCHERS_AWAY = 8
+"""Clients that watch and are not connected that may come back; of more, those that came first are let go of."""
+
 LEAVE_GRACE = 1.0
 """Seconds for which a client that comes waits for another to be gone."""
 
@@ -115,7 +118,7 @@ class Client:
     @property
     def crowded(self) -> bool:
         """Whether so much waits to be sent that large answers are better off on the disk."""
-        return self.stream.outbox.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
+        return self.sender.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
 
     def take_turn(self) -> None:
         """Acquire `turn`, once a connection that was given up has finished what it is at."""
@@ -191,6 +194,7 @@ class Clients:
                 if client.connection is not None:
                     client.connection.give_up()
             elif hello.mode == "watch":
+                self._let_watchers_go()
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
                 client = Client(self._watchers, first_id, self._read, self._max_message, lanes)
@@ -201,6 +205,12 @@ class Clients:
                 client = self._driving = Client(0, self._next_id(), self._start, self._max_message, lanes)
             client.carry_by(connection)
             return client, not hello.stream
+
+    def _let_watchers_go(self) -> None:
+        away = [client for client in self._watching.copy().values() if client.connection is None]
+        for client in away[:-WATCHERS_AWAY]:
+            self._watching.pop(client.number, None)
+            client.sender.close()
 
     def _resumed(self, hello: Hello) -> Client:
         for client in self.all():
@@ -289,7 +299,9 @@ class Clients:
         if client.stream.outbox.pending_bytes > WATCHER_ROOM:
             logger.warning("client %d, which watches, does not take what it is sent, and is put out", client.number)
             self._watching.pop(client.number, None)
-            client.end(WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches"))
+            error = WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches")
+            # On a thread of its own, because it waits for the client to take its last words.
+            threading.Thread(target=client.end, args=(error,), name="put-out", daemon=True).start()
         else:
             client.sender.put(message)
 

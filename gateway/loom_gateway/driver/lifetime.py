@@ -129,4 +129,5 @@ class Lifetime:
 
     def over(self) -> None:
         """Note that the driver has come to its own end."""
-        self._files.say(LastWords(exit_code=0))
+        if not self._remove_folder:  # else nobody will read it, and the folder may be going just now
+            self._files.say(LastWords(exit_code=0))

@@ -223,9 +223,13 @@ class Operations:
         if error is not None:
             self.fail(ident, pending.started, error, index, eager)
             return
-        if pending.convert is not None:
-            value = pending.convert(value)
-        self.succeed(ident, pending.started, value, index, eager)
+        try:
+            if pending.convert is not None:
+                value = pending.convert(value)
+            self.succeed(ident, pending.started, value, index, eager)
+        except Exception as broken:  # of ours: somebody waits, and this thread has others to answer
+            logger.exception("the answer to operation %d could not be given", ident)
+            self.fail(ident, pending.started, broken, index, eager)
 
     def note_asked(self, ident: int, asked: Asked) -> None:
         """Remember an operation whose answers are sent."""

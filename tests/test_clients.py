@@ -1,0 +1,73 @@
+"""A client that watches and does not take what it is sent is put out, and nobody waits for it."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+
+from loom.errors import WatcherTooSlow
+from loom.wire.frames import decode_frame, encode_frame
+from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.messages import Kind, Message
+from loom.wire.stream import LENGTH
+from loom_gateway.driver.clients import WATCHER_ROOM, Clients
+from loom_gateway.driver.connection import ClientConnection
+
+BOUND = 30.0
+
+
+def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
+    taken: queue.Queue[Message] = queue.Queue()
+    clients = Clients(taken.put, taken.put, lambda unsent: None, taken.put, lambda: 1)
+    near, far = socket.socketpair()
+    far.settimeout(BOUND)
+    connection = ClientConnection(None, near)  # type: ignore[arg-type]  # nobody runs it: it is only written to
+    client, _ = clients.admit(connection, Hello(mode="watch"))
+
+    for _ in range(WATCHER_ROOM // (1 << 20) + 2):
+        clients.send(Message(Kind.EVENT, 0, ["something"], [bytes(1 << 20)]))
+
+    assert client not in clients.all()
+    head = far.recv(LENGTH.size, socket.MSG_WAITALL)
+    (message,) = decode_frame(far.recv(*LENGTH.unpack(head), socket.MSG_WAITALL)).messages
+    assert isinstance(error_from_refusal(message), WatcherTooSlow)
+    assert client.left.wait(BOUND)
+    far.close()
+
+
+def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
+    """What waits to be sent is looked at for every large answer, while the writer thread takes from it."""
+    clients = Clients(
+        lambda message: None, lambda message: None, lambda unsent: None, lambda message: None, lambda: 1
+    )
+    near, far = socket.socketpair()
+    connection = ClientConnection(None, near)  # type: ignore[arg-type]
+    client, _ = clients.admit(connection, Hello())
+    client.sender.attach(connection)
+    raised: list[BaseException] = []
+
+    def answer(number: int) -> None:
+        try:
+            for ident in range(1, 400):
+                size = (256 << 10) if ident % 4 == 0 else 100
+                clients.send(Message(Kind.RESULT, number * 1000 + ident, [0.0], [bytes(size)]))
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    def take() -> None:
+        while far.recv(1 << 20):
+            client.stream.receive(b"".join(encode_frame(0, client.stream.sent, [])))
+            client.sender.received()
+
+    taker = threading.Thread(target=take)
+    answering = [threading.Thread(target=answer, args=(number,)) for number in range(3)]
+    for thread in [taker, *answering]:
+        thread.start()
+    for thread in answering:
+        thread.join(BOUND)
+    client.sender.drain(BOUND)
+    near.shutdown(socket.SHUT_RDWR)
+    taker.join(BOUND)
+
+    assert not raised
