@@ -107,11 +107,15 @@ class DelayProxy:
     """Forwards connections to ``port`` of this machine, ``delay`` seconds late in each direction.
 
     The delay is that of a long line, not of a narrow one: what is sent together arrives together.
+
+    Args:
+        listen: port to listen on; 0 picks a free one.
     """
 
-    def __init__(self, port: int, delay: float) -> None:
+    def __init__(self, port: int, delay: float, listen: int = 0) -> None:
         self._target = port
         self._delay = delay
+        self._listen = listen
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
@@ -120,7 +124,7 @@ class DelayProxy:
 
     async def _run(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self._listen)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()

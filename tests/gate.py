@@ -13,8 +13,8 @@ __all__ = ["Gate"]
 class Gate(DelayProxy):
     """Forwards connections to ``port`` of this machine while it is open."""
 
-    def __init__(self, port: int) -> None:
-        super().__init__(port, delay=0)
+    def __init__(self, port: int, listen: int = 0) -> None:
+        super().__init__(port, delay=0, listen=listen)
         self._links: set[Link] = set()
         self._shut = False
         self.knocked = threading.Event()

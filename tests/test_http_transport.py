@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +41,7 @@ from loom_proxy.http_transport import HttpTransport
 from loom_proxy.local import LocalCluster
 from loom_proxy.transports import open_transport
 from tests.actors import BadLuck, Counter, Hang
+from tests.delay_proxy import DelayProxy, Link, Passed
 from tests.gate import Gate
 from tests.http_proxy import Fault, HttpProxy, Lossy, without_websockets
 from tests.test_failures import driver_pid, rest
@@ -251,6 +253,37 @@ def test_a_websocket_that_was_asked_for_is_not_replaced(cluster: LocalCluster) -
         pytest.raises(loom.NotAGateway, match="426"),
     ):
         loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token, transport="websocket")
+
+
+class Swallowing(DelayProxy):
+    """Lets WebSockets be opened, and nothing through them after that."""
+
+    def _passed(self, link: Link, data: bytes, to_server: bool) -> Passed:
+        opened = not to_server and data.startswith(b"HTTP/1.1 101")
+        return data, partial(link.stall, 3600.0) if opened else None
+
+
+@pytest.fixture
+def swallowing(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a gateway behind a network that keeps what WebSockets carry."""
+    monkeypatch.setattr("loom_proxy.transport.LONGEST_WAIT", 1)
+    monkeypatch.setattr("loom_proxy.dialling.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.dialling.SILENCE", 1.5)
+    with Swallowing(port_of(cluster), delay=0) as proxy:
+        yield f"ws://127.0.0.1:{proxy.port}"
+
+
+def test_http_is_used_where_something_keeps_what_websockets_carry(cluster: LocalCluster, swallowing: str) -> None:
+    with loom.connect(swallowing, cluster.token) as job:
+        assert job.transport == "http"
+        assert job.run(len, "four") == 4
+
+
+def test_a_websocket_that_carries_nothing_is_given_up(
+    cluster: LocalCluster, swallowing: str
+) -> None:
+    with pytest.raises(loom.NotAGateway, match="nothing came through it"):
+        loom.connect(swallowing, cluster.token, transport="websocket")
 
 
 @pytest.mark.parametrize("status", [200, 404, 502, None])

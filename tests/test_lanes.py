@@ -21,6 +21,7 @@ from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
 from tests.delay_proxy import Link
 from tests.gate import Gate
+from tests.http_proxy import HttpProxy, without_websockets
 from tests.narrow_proxy import NarrowProxy
 
 BOUND = 30.0
@@ -87,11 +88,6 @@ def port_of(cluster: LocalCluster) -> int:
 def through(port: int, cluster: LocalCluster) -> Iterator[loom.Job]:
     with loom.connect(f"ws://127.0.0.1:{port}", cluster.token) as job:
         yield job
-
-
-@pytest.fixture(autouse=True)
-def _two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOM_LANES", "2")
 
 
 @pytest.fixture
@@ -212,6 +208,28 @@ def test_where_one_connection_is_allowed_one_carries_all(cluster: LocalCluster) 
         assert large.get(BOUND) == bytes(20 * MIB)
         assert not has_two(job)
         assert proxy.open == 1
+
+
+def test_where_there_is_no_websocket_one_connection_carries_all(cluster: LocalCluster) -> None:
+    with Gate(port_of(cluster)) as gate:
+        job = loom.connect(f"ws://127.0.0.1:{gate.port}", cluster.token)
+        until(lambda: has_two(job))
+    with HttpProxy(port_of(cluster), without_websockets(403), listen=gate.port), job:
+        notes = spawn(job)
+        assert notes.echo.call_one(bytes(3 * MIB)).get(BOUND) == bytes(3 * MIB)
+        assert job.transport == "http"
+        assert not has_two(job)
+
+
+def test_a_second_connection_is_made_when_there_is_a_websocket_at_last(cluster: LocalCluster) -> None:
+    blocked = without_websockets(403)
+    with HttpProxy(port_of(cluster), blocked) as proxy:
+        job = loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token)
+        assert job.transport == "http"
+    with Gate(port_of(cluster), listen=proxy.port), job:
+        until(lambda: has_two(job))
+        assert spawn(job).echo.call_one(bytes(3 * MIB)).get(BOUND) == bytes(3 * MIB)
+        assert job.transport == "websocket"
 
 
 def transfer_and(job: loom.Job, cut: Callable[[], None]) -> None:

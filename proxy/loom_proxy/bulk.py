@@ -17,7 +17,7 @@ from loom.errors import LoomError
 from loom.sender import FrameSender
 from loom.wire.stream import Stream
 from loom_proxy.dialling import Dialled
-from loom_proxy.transports import Transport
+from loom_proxy.transports import PING_AFTER, SILENCE, Transport
 
 __all__ = ["BulkConnection"]
 
@@ -25,12 +25,6 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before it is tried again: after it was lost, and after it was refused time and again."""
-
-PING_AFTER, SILENCE = 5.0, 15.0
-"""Seconds without a word after which the other side is asked for one, and after which the connection is lost.
-
-While bulk goes out, the question and its answer are behind it. Then that it goes out is a sign of life.
-"""
 
 
 class BulkConnection:
@@ -59,15 +53,21 @@ class BulkConnection:
         self._lock = threading.Lock()
         self._transport: Transport | None = None
         self._closed = False
+        self._allowed = True
         self._now = threading.Event()
 
     def start(self) -> None:
         """Begin, in the background."""
         threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()
 
-    def try_now(self) -> None:
-        """Do not wait any longer before it is tried again: the network may be another."""
-        self._now.set()
+    def allow(self, allowed: bool) -> None:
+        """Have it, or be without: the thread that is to hear the bell can do so on some transports only."""
+        with self._lock:
+            self._allowed = allowed
+            if not allowed and self._transport is not None:
+                self._transport.close()
+        if allowed:
+            self._now.set()
 
     def close(self) -> None:
         """End it for good."""
@@ -81,12 +81,8 @@ class BulkConnection:
         pause = SHORTEST_PAUSE
         while not self._closed:
             began = time.monotonic()
-            try:
-                dialled = self._dial()
-            except LoomError as error:
-                logger.debug("no second connection: %s", error)
-            else:
-                self._serve(dialled)
+            if self._allowed:
+                self._try()
             if time.monotonic() - began > LONGEST_PAUSE:
                 pause = SHORTEST_PAUSE
             if not self._now.wait(random.uniform(pause / 2, pause)):
@@ -95,10 +91,18 @@ class BulkConnection:
                 self._now.clear()
                 pause = SHORTEST_PAUSE
 
+    def _try(self) -> None:
+        try:
+            dialled = self._dial()
+        except LoomError as error:
+            logger.debug("no second connection: %s", error)
+        else:
+            self._serve(dialled)
+
     def _serve(self, dialled: Dialled) -> None:
         transport = dialled.transport
         with self._lock:
-            if self._closed:
+            if self._closed or not self._allowed:
                 transport.close()
                 return
             self._transport = transport
@@ -118,6 +122,7 @@ class BulkConnection:
 
     def _receive(self, transport: Transport) -> None:
         assert self._stream.bulk is not None
+        # While bulk goes out, a ping and its answer are behind it. Then that it goes out is a sign of life.
         heard, pinged = time.monotonic(), False
         progress = self._stream.bulk.progress
         while (frames := transport.receive()) is not None:

@@ -51,7 +51,7 @@ from loom_proxy.reading import Reading
 from loom_proxy.runs import KnownRuns
 from loom_proxy.shape import Extent, Point
 from loom_proxy.transport import WebSocketTransport
-from loom_proxy.transports import Transport
+from loom_proxy.transports import PING_AFTER, SILENCE, Transport
 from loom_proxy.values import ValueMeshProxy
 
 __all__ = ["Address", "Connection"]
@@ -68,10 +68,6 @@ LEAVE_TIMEOUT = 2.0
 """Seconds that what is still to be sent has when the program leaves."""
 
 _ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
-
-
-PING_AFTER, SILENCE = 5.0, 15.0
-"""Seconds without a word after which the other side is asked for one, and after which the connection is lost."""
 
 
 class Address(NamedTuple):
@@ -168,8 +164,7 @@ class Connection:
 
     def _second_connection(self) -> BulkConnection | None:
         """The one of the bulk lane, which is still to be made; None where there can be none."""
-        can_poll = isinstance(self._transport, WebSocketTransport) and hasattr(select, "poll")
-        if self._stream.bulk is None or self.watching or not can_poll:
+        if self._stream.bulk is None or self.watching or not hasattr(select, "poll"):
             return None
         return BulkConnection(self._stream, self._sender, self._dial_second, self._break)
 
@@ -389,8 +384,6 @@ class Connection:
             self._fail(self._last_words or error)
             return False
         self.away = False
-        if self._bulk is not None:
-            self._bulk.try_now()
         self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
         return True
 
@@ -431,8 +424,10 @@ class Connection:
 
     def _attach(self, transport: Transport, received: int, received_bulk: int) -> None:
         self._transport = transport
-        if self._bulk is not None and isinstance(transport, WebSocketTransport):
-            transport.listen_for(self._bulk.bell)
+        if self._bulk is not None:
+            if isinstance(transport, WebSocketTransport):
+                transport.listen_for(self._bulk.bell)
+            self._bulk.allow(isinstance(transport, WebSocketTransport))
         self._pinged = False
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received, received_bulk)
@@ -553,6 +548,6 @@ class Connection:
 
 
 def _capabilities() -> Sequence[str]:
-    """What this side offers; without ``LOOM_LANES=2`` everything shares one lane, and one connection."""
-    two_lanes = os.environ.get("LOOM_LANES") == "2"
+    """What this side offers; with ``LOOM_LANES=1`` everything shares one lane, and one connection."""
+    two_lanes = os.environ.get("LOOM_LANES") != "1"
     return CAPABILITIES if two_lanes else [name for name in CAPABILITIES if name != "lanes"]

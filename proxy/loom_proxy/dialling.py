@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, Protoco
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, behind_length, unnumbered_frame
-from loom_proxy.transports import Transport, open_transport
+from loom_proxy.transport import NoUpgrade
+from loom_proxy.transports import PING_AFTER, SILENCE, Transport, open_http_instead, open_transport
 
 __all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
 
@@ -43,7 +45,8 @@ def dial(
 
     Raises:
         GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError, UnknownTransport: as
-            `loom_proxy.transports.open_transport`.
+            `loom_proxy.transports.open_transport`. Also `NotAGateway` where a WebSocket brings nothing in `SILENCE`
+            seconds, and there is no HTTP either.
         ConnectionLost: the connection broke before there was an answer.
         UnknownSession, SessionInUse: the session does not live, or has a client.
         WorkerUnreachable: the gateway's workers do not answer.
@@ -51,16 +54,21 @@ def dial(
     """
     transport = open_transport(transport_kind, url, token, timeout, ca)
     try:
+        return _say_hello(transport, url, hello)
+    except NoUpgrade as error:
+        if transport_kind != "auto":
+            raise
+        transport = open_http_instead(error, url, token, timeout, ca)
+    return _say_hello(transport, url, hello)
+
+
+def _say_hello(transport: Transport, url: str, hello: Hello) -> Dialled:
+    try:
         try:
             transport.send_all(transport.encode(behind_length(unnumbered_frame(hello.message()))))
         except OSError as error:
             raise ConnectionLost(f"{url} closed the connection during the handshake: {error}") from error
-        frames: list[bytes] = []
-        while not frames:
-            received = transport.receive()
-            if received is None:
-                raise ConnectionLost(f"{url} closed the connection during the handshake")
-            frames = received
+        frames = _first_frames(transport, url)
         (answer,) = Stream().receive(frames.pop(0))
         if answer.kind == Kind.REFUSE:
             raise error_from_refusal(answer)
@@ -72,6 +80,24 @@ def dial(
         transport.close()
         raise
     return Dialled(transport, welcome, frames)
+
+
+def _first_frames(transport: Transport, url: str) -> list[bytes]:
+    """What comes first: to open a session takes a while, but a gateway answers pings meanwhile."""
+    pinged = False
+    while (frames := transport.receive()) is not None:
+        if frames:
+            return frames
+        silence = time.monotonic() - transport.heard
+        if silence > SILENCE:
+            raise NoUpgrade(
+                f"{url} gave a WebSocket, but in {silence:.0f} s nothing came through it: something on the way "
+                f"keeps what WebSockets carry"
+            )
+        if silence > PING_AFTER and not pinged:
+            pinged = True
+            transport.ping()
+    raise ConnectionLost(f"{url} closed the connection during the handshake")
 
 
 def client_name() -> str:

@@ -72,7 +72,7 @@ def normalise_url(url: str) -> str:
 
 
 class NoUpgrade(NotAGateway):
-    """What answers speaks HTTP, but gave no WebSocket: it is no gateway, or something before it is in the way."""
+    """What answers speaks HTTP, but gave no WebSocket that works: no gateway, or something is in the way."""
 
 
 class WebSocketTransport:

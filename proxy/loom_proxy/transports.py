@@ -11,9 +11,12 @@ from loom.sender import Wire
 from loom_proxy.http_transport import HttpTransport
 from loom_proxy.transport import NoUpgrade, WebSocketTransport
 
-__all__ = ["Transport", "open_transport"]
+__all__ = ["PING_AFTER", "SILENCE", "Transport", "open_http_instead", "open_transport"]
 
 logger = logging.getLogger("loom")
+
+PING_AFTER, SILENCE = 5.0, 15.0
+"""Seconds without a word after which the other side is asked for one, and after which the connection is lost."""
 
 _told: set[str] = set()
 """URLs for which a fallback has been logged."""
@@ -72,11 +75,18 @@ def open_transport(kind: str, url: str, token: str | None, timeout: float, ca: s
     try:
         return WebSocketTransport.open(url, token, timeout, ca)
     except NoUpgrade as error:
-        try:
-            transport = HttpTransport.open(url, token, timeout, ca)
-        except LoomError:
-            raise error from None
-        if url not in _told:
-            _told.add(url)
-            logger.warning("no WebSocket to the gateway, so it is HTTP, which is slower: %s", error)
-        return transport
+        return open_http_instead(error, url, token, timeout, ca)
+
+
+def open_http_instead(
+    error: NoUpgrade, url: str, token: str | None, timeout: float, ca: str | None = None
+) -> Transport:
+    """Connect over HTTP where there was no WebSocket; raise the error that said so if that does not work either."""
+    try:
+        transport = HttpTransport.open(url, token, timeout, ca)
+    except LoomError:
+        raise error from None
+    if url not in _told:
+        _told.add(url)
+        logger.warning("no WebSocket to the gateway, so it is HTTP, which is slower: %s", error)
+    return transport

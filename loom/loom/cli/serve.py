@@ -54,6 +54,12 @@ def gateway(
     session_linger: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long a session lives on without a client.")
     ] = 3600.0,
+    tunnel_idle: Annotated[
+        float,
+        typer.Option(
+            "--tunnel-idle", min=1, metavar="SECONDS", help="How long a client over HTTP may go without a poll."
+        ),
+    ] = 60.0,
     state_dir: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +107,8 @@ def gateway(
     if token:
         os.environ["LOOM_TOKEN"] = token  # every user of the machine can read a command line
     arguments = ["--host", host, "--port", str(port)]
-    arguments += ["--session-linger", str(session_linger), "--log-level", log_level]
+    arguments += ["--session-linger", str(session_linger), "--tunnel-idle", str(tunnel_idle)]
+    arguments += ["--log-level", log_level]
     for address in worker:
         arguments += ["--worker", address]
     given = {
