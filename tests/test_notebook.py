@@ -183,10 +183,11 @@ def test_get_and_await_both_work_in_a_cell(kernel: Kernel) -> None:
     assert output.stdout == "3\n4\n[0, 1, 2]\n"
 
 
-def test_a_mesh_a_value_mesh_and_a_future_are_shown_as_html(kernel: Kernel) -> None:
+def test_a_mesh_a_value_mesh_and_a_future_are_shown_as_html(kernel: Kernel, pipe: Pipe) -> None:
     assert "2 actors: 2 alive" in kernel.check("counters").value["text/html"]
     assert "ValueMesh" in kernel.check("counters.length.call(b'').get()").value["text/html"]
-    assert "pending" in kernel.check("gates.wait.call('/nowhere')").value["text/html"]
+    assert "pending" in kernel.check(f"gates.wait.call({pipe.path!r})").value["text/html"]
+    pipe.open()
     assert "2 hosts: 2 alive" in kernel.check("job").value["text/html"]
     assert "Counter.add(k)" in kernel.check("counters.add").value["text/html"]
 
