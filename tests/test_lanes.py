@@ -23,6 +23,7 @@ from tests.delay_proxy import Link
 from tests.gate import Gate
 from tests.http_proxy import HttpProxy, without_websockets
 from tests.narrow_proxy import NarrowProxy
+from tests.test_http_transport import lose_tunnel
 
 BOUND = 30.0
 MIB = 1 << 20
@@ -227,6 +228,7 @@ def test_a_second_connection_is_made_when_there_is_a_websocket_at_last(cluster: 
         job = loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token)
         assert job.transport == "http"
     with Gate(port_of(cluster), listen=proxy.port), job:
+        lose_tunnel(job)
         until(lambda: has_two(job))
         assert spawn(job).echo.call_one(bytes(3 * MIB)).get(BOUND) == bytes(3 * MIB)
         assert job.transport == "websocket"
