@@ -279,9 +279,7 @@ def test_http_is_used_where_something_keeps_what_websockets_carry(cluster: Local
         assert job.run(len, "four") == 4
 
 
-def test_a_websocket_that_carries_nothing_is_given_up(
-    cluster: LocalCluster, swallowing: str
-) -> None:
+def test_a_websocket_that_carries_nothing_is_given_up(cluster: LocalCluster, swallowing: str) -> None:
     with pytest.raises(loom.NotAGateway, match="nothing came through it"):
         loom.connect(swallowing, cluster.token, transport="websocket")
 
