@@ -1,0 +1,147 @@
+"""``python -m loom.weaver``: the weaver's process. A gateway starts it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import gc
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+
+from loom.cli.exit_codes import report
+from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.weaver.folder import WeaverFolder
+from loom.weaver.link import WeaverAddress
+from loom.weaver.server import Server, monotonic_clock
+from loom.weaver.store import Store
+from loom.weaver.weaver import Timing, Weaver
+
+_log = logging.getLogger("loom.weaver")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
+    parser.add_argument("--folder", required=True, help="of its store and its socket")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",
+                        help="where threadlets find it; port 0: the one before, else a free one")  # fmt: skip
+    parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if another")
+    parser.add_argument("--beat", type=float, default=1.0, metavar="SECONDS", help="between a replica's heartbeats")
+    parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
+    options = parser.parse_args()
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if options.exit_with_parent:
+        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+    try:
+        host, port = _host_and_port(options.listen)
+        if not options.beat > 0:
+            raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
+        folder = WeaverFolder.open(options.folder)
+        store = Store(folder.store)
+        tcp = _listen(host, port, folder.remembered())
+        remembered = folder.remembered()
+        key = remembered.key if remembered else folder.new_key()
+        bound = tcp.getsockname()
+        folder.remember(WeaverAddress(host, bound[1], key))
+        address = WeaverAddress(options.advertise or _connectable(host), bound[1], key)
+    except LoomError as error:
+        return report(error)
+    loop = _new_loop()
+    try:
+        failure = loop.run_until_complete(_serve(store, tcp, folder, address, options.beat))
+    finally:
+        loop.close()
+    return 0 if failure is None else report(LoomError(f"the weaver cannot store anything any more: {failure}"))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()  # type: ignore[no-any-return]
+
+
+async def _serve(
+    store: Store, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, beat: float
+) -> Exception | None:
+    loop = asyncio.get_running_loop()
+    clock = monotonic_clock()
+    weaver = Weaver(store, address.key, clock(), Timing(beat=beat))
+    # What was loaded stays: looking through it again and again finds nothing.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    server = Server(weaver, clock)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.ended.set)
+    await server.start(tcp, _listen_unix(folder))
+    line = {"event": "ready", "address": str(address), "socket": str(folder.socket), "pid": os.getpid()}
+    print(json.dumps(line), flush=True)  # noqa: T201
+    await server.ended.wait()
+    await server.stop()
+    folder.socket.unlink(missing_ok=True)
+    store.close()
+    return server.failure
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", text)
+    if match is None or int(match["port"]) > 65535:
+        raise InvalidAddress(f"{text!r} is not an address to listen on: write HOST:PORT, such as 127.0.0.1:0")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _listen(host: str, port: int, before: WeaverAddress | None) -> socket.socket:
+    """Listen where threadlets look for the weaver, if there was one and no port is asked for."""
+    if port == 0 and before is not None and before.host == host:
+        try:
+            return _bind(host, before.port)
+        except PortInUse as error:
+            _log.warning("threadlets of the weaver before will not find this one: %s", error)
+    return _bind(host, port)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {port} of {host} is in use: choose another (0 picks one)") from error
+        raise InvalidAddress(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def _listen_unix(folder: WeaverFolder) -> socket.socket:
+    folder.socket.unlink(missing_ok=True)  # of a weaver that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder.socket))
+    folder.socket.chmod(0o600)
+    listener.listen(128)
+    return listener
+
+
+def _connectable(host: str) -> str:
+    """An address that reaches a listener on ``host``."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+
+
+def _end_with_parent() -> None:
+    """End as SIGTERM does when the parent is gone."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What the gateway can ask of the weaver: operations by name, with their arguments checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from loom.errors import WrongArguments
+from loom.weaver.device_map import Device
+from loom.weaver.weaver import Weaver
+
+__all__ = ["Asking"]
+
+_MAX_EVENTS = 10_000
+_MAX_POINTS = 20_000
+
+
+class Asking:
+    """Answers what can be answered at once. ``outcome`` and ``stacks`` take time, and are the server's.
+
+    Args:
+        weaver: that knows.
+    """
+
+    def __init__(self, weaver: Weaver) -> None:
+        self._weaver = weaver
+        self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
+            "status": self.status,
+            "replicas": self._replicas,
+            "replica": self._replica,
+            "devices": self._devices,
+            "events": self._events,
+            "metrics": self._metrics,
+            "history": self._history,
+            "command": self._command,
+            "fail_device": self._fail_device,
+            "policy": self._policy,
+            "policies": self._policies,
+            "spawned": self._spawned,
+            "supervision": self._supervision,
+            "numbers": self._numbers,
+        }
+
+    def answer(self, operation: str, arguments: dict[str, Any], now: float) -> Any:
+        """Do an operation and return what it gives.
+
+        Raises:
+            WrongArguments: there is no such operation, or its arguments are wrong.
+            LoomError: it cannot be done.
+        """
+        found = self._operations.get(operation)
+        if found is None:
+            known = ", ".join([*self._operations, "outcome", "stacks"])
+            raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
+        return found(arguments, now)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """All that there is now, for somebody who is told of changes from here on."""
+        return {
+            "status": self.status({}, now),
+            "replicas": self._replicas({}, now),
+            "devices": self._devices({}, now),
+        }
+
+    def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        """The weaver in short."""
+        weaver = self._weaver
+        return {
+            "weaver": weaver.instance,
+            "started": weaver.started,
+            "time": now,
+            "replicas": {state.value: count for state, count in weaver.states.items() if count},
+            "devices": len(weaver.devices),
+            "commands": sum(not command.done for command in weaver.commands),
+            "event": weaver.events.last,
+            "reports": weaver.reports,
+        }
+
+    def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
+        return [self._summary(id) for id in self._weaver.replicas]
+
+    def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        return self._summary(self._weaver.replica(_text(arguments, "id")).id)
+
+    def _summary(self, id: str) -> dict[str, Any]:
+        weaver = self._weaver
+        return {**weaver.replicas[id].summary(), "devices": weaver.devices.devices_of(id)}
+
+    def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
+        return [self._device(device) for device in self._weaver.devices]
+
+    def _device(self, device: Device) -> dict[str, Any]:
+        weaver = self._weaver
+        return {
+            **device.to_dict(),
+            "state": weaver.devices.state(device.uuid).value,
+            "reason": weaver.devices.reason(device.uuid),
+            "replicas": weaver.devices.replicas_of(device.uuid),
+            "status": weaver.device_status.get(device.uuid),
+        }
+
+    def _events(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
+        after = _count(arguments, "after", 0)
+        limit = min(_count(arguments, "limit", 100), _MAX_EVENTS)
+        replica, kind = _text_or_none(arguments, "replica"), _text_or_none(arguments, "kind")
+        newest = arguments.get("after") is None
+        return [event.to_dict() for event in self._weaver.events.after(after, limit, replica, kind, newest)]
+
+    def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
+        return self._weaver.history.metrics(self._weaver.replica(_text(arguments, "replica")).id)
+
+    def _history(self, arguments: dict[str, Any], now: float) -> list[tuple[float, int | None, float]]:
+        replica, metric = self._weaver.replica(_text(arguments, "replica")).id, _text(arguments, "metric")
+        known = self._weaver.history.metrics(replica)
+        if metric not in known:
+            raise WrongArguments(
+                f"replica {replica!r} reports no metric {metric!r:.80}; it reports {', '.join(known)}"
+            )
+        since, until = _time(arguments, "since", -math.inf), _time(arguments, "until", math.inf)
+        points = min(max(1, _count(arguments, "points", 500)), _MAX_POINTS)
+        return self._weaver.history.between(replica, metric, since, until, points)
+
+    def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
+        command = self._weaver.command(_text(arguments, "kind"), arguments.get("params") or {}, target, by, now)
+        return {"id": command.id, "replicas": command.replicas}
+
+    def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        reason, by = _text_or_none(arguments, "reason") or "", _text_or_none(arguments, "by") or "gateway"
+        return self._weaver.fail_device(_text(arguments, "device"), reason, by, now).to_dict()
+
+    def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
+        by = _text_or_none(arguments, "by") or "gateway"
+        self._weaver.set_policy(_text(arguments, "group"), _text(arguments, "action"), by, now)
+        return self._policies(arguments, now)
+
+    def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
+        return {group: action.value for group, action in self._weaver.policy}
+
+    def _spawned(self, arguments: dict[str, Any], now: float) -> None:
+        self._weaver.spawned(arguments, now)
+
+    def _supervision(self, arguments: dict[str, Any], now: float) -> list[str]:
+        return self._weaver.supervision(arguments, now)
+
+    def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        weaver = self._weaver
+        return {
+            **self.status(arguments, now),
+            "command_latency": weaver.latencies.to_dict(),
+            "history_bytes": weaver.history.size,
+            "of_replicas": {
+                replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}
+                for replica in weaver.replicas.values()
+            },
+            "of_devices": weaver.device_status,
+        }
+
+
+def _text(arguments: dict[str, Any], name: str) -> str:
+    value = _text_or_none(arguments, name)
+    if not value:
+        raise WrongArguments(f"{name} is missing")
+    return value
+
+
+def _text_or_none(arguments: dict[str, Any], name: str) -> str | None:
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, str):
+        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
+    return value
+
+
+def _count(arguments: dict[str, Any], name: str, default: int) -> int:
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise WrongArguments(f"{name} is a count, not {value!r:.80}")
+    return value
+
+
+def _time(arguments: dict[str, Any], name: str, default: float) -> float:
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float):
+        raise WrongArguments(f"{name} is a time in seconds, not {value!r:.80}")
+    return float(value)

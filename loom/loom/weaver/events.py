@@ -1,0 +1,121 @@
+"""The event log: everything that happened, with what made it happen."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+__all__ = ["Event", "EventLog"]
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened. ``time`` is in seconds since the epoch, ``cause`` the id of the event that led to
+    it."""
+
+    id: int
+    time: float
+    kind: str
+    replica: str | None
+    data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it goes over the wire."""
+        return {"id": self.id, "time": self.time, "kind": self.kind, "replica": self.replica, **self.data}
+
+
+class EventLog:
+    """The last events, in the store's file.
+
+    Args:
+        db: the store's connection.
+        keep: how many to keep; older ones are dropped.
+    """
+
+    def __init__(self, db: sqlite3.Connection, keep: int = 200_000) -> None:
+        self._db = db
+        self._keep = keep
+        (self.last,) = db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()
+        (first,) = db.execute("SELECT COALESCE(MIN(id), 1) FROM events").fetchone()
+        self._first: int = first
+        self._new: list[Event] = []
+        self._amended: list[Event] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to commit."""
+        return bool(self._new or self._amended)
+
+    def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> Event:
+        """Log an event; the next commit writes it."""
+        self.last += 1
+        event = Event(self.last, time, kind, replica, data)
+        self._new.append(event)
+        return event
+
+    def amend(self, id: int, **data: Any) -> Event | None:
+        """Add to what an event says; None where it is too old to be there."""
+        found = self.after(id - 1, 1)
+        if not found or found[0].id != id:
+            return None
+        event = found[0]
+        event.data.update(data)
+        if event not in self._new:
+            self._amended.append(event)
+        return event
+
+    def after(
+        self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
+    ) -> list[Event]:
+        """Events after one, the oldest first.
+
+        Args:
+            id: of the event after which to begin; 0 for all.
+            limit: how many at most.
+            replica: only those of this replica.
+            kind: only those of this kind.
+            newest: where there are more than ``limit``, the last of them instead of the first.
+        """
+        wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
+        clauses = [(clause, value) for clause, value in wanted if value is not None]
+        where = " AND ".join(clause for clause, _ in clauses)
+        order = "DESC" if newest else "ASC"
+        rows = self._db.execute(
+            f"SELECT id, time, kind, replica, data FROM events WHERE {where} ORDER BY id {order} LIMIT ?",
+            (*(value for _, value in clauses), limit),
+        )
+        amended = {event.id: event for event in self._amended}
+        found = [
+            amended.get(row[0]) or Event(row[0], row[1], row[2], row[3], msgpack.unpackb(row[4])) for row in rows
+        ]
+        if newest:
+            found.reverse()
+        found += [
+            event
+            for event in self._new
+            if event.id > id and replica in (None, event.replica) and kind in (None, event.kind)
+        ]
+        return found[-limit:] if newest else found[:limit]
+
+    def write(self) -> None:
+        """Write what is new; only while the store commits."""
+        self._db.executemany(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
+            [(new.id, new.time, new.kind, new.replica, msgpack.packb(new.data)) for new in self._new],
+        )
+        self._db.executemany(
+            "UPDATE events SET data = ? WHERE id = ?",
+            [(msgpack.packb(event.data), event.id) for event in self._amended],
+        )
+        if self.last - self._first >= self._keep + self._keep // 100:
+            self._first = self.last - self._keep + 1
+            self._db.execute("DELETE FROM events WHERE id < ?", (self._first,))
+
+    def take_new(self) -> list[Event]:
+        """What `write` has written since this was last called: new events and amended ones."""
+        taken = self._new + self._amended
+        self._new, self._amended = [], []
+        return taken

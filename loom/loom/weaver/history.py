@@ -1,0 +1,331 @@
+"""The history of every metric of every replica.
+
+Points are kept as they come for a while, then as means over longer and longer times, and the oldest go when there
+are too many. They lie in the store in chunks of up to 128, so that a metric's history is read from few rows; the
+points of a chunk that is not full are in memory, and in the store's journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sqlite3
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from loom.errors import ProtocolMismatch
+
+__all__ = ["CHUNK", "LEVELS", "History", "Level"]
+
+CHUNK = 128
+"""Points of a full chunk."""
+
+MAX_METRICS = 1000
+"""Metrics of one replica."""
+
+_MAX_NAME = 200
+_POINT = 3  # time, step, value: three doubles
+
+_Row = tuple[int, int, int, float, float, bytes]
+
+
+class Level(NamedTuple):
+    """Points older than ``age`` become means over ``bucket`` seconds."""
+
+    age: float
+    bucket: float
+
+
+LEVELS = (Level(3600.0, 10.0), Level(86_400.0, 60.0), Level(7 * 86_400.0, 600.0))
+"""Full history for an hour, ten seconds for a day, a minute for a week, and ten minutes after that."""
+
+
+class _Series:
+    """One metric of one replica."""
+
+    __slots__ = ("chunk", "id", "open", "stored", "upto")
+
+    def __init__(self, id: int, upto: int) -> None:
+        self.id = id
+        self.upto = upto
+        """The points of the journal's rows up to this one were in chunks when the weaver started."""
+        self.begin_chunk()
+
+    def begin_chunk(self) -> None:
+        self.open = array("d")
+        """The points of the chunk that is not full."""
+        self.chunk = 0
+        """The row in which that chunk is, in part; 0 while it is in none."""
+        self.stored = 0
+        """Bytes of it in that row."""
+
+
+class History:
+    """Points of metrics, in the store's file.
+
+    Args:
+        db: the store's connection.
+        levels: when points become coarser, and how coarse; from fine to coarse.
+        max_bytes: of points, in chunks; over it the coarsest and oldest are dropped.
+        write_after: seconds after which points are written though their chunk is not full.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        levels: Sequence[Level] = LEVELS,
+        max_bytes: int = 1 << 30,
+        write_after: float = 60.0,
+    ) -> None:
+        self._db = db
+        self._levels = tuple(levels)
+        self._max_bytes = max_bytes
+        self._write_after = write_after
+        self._series: dict[str, dict[str, _Series]] = {}
+        (self._next_chunk,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM chunks").fetchone()
+        (self._next_series,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM series").fetchone()
+        (stored,) = db.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks").fetchone()
+        self._bytes: int = stored
+        for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
+            self._series.setdefault(replica, {})[metric] = _Series(id, upto)
+        self._begun: list[tuple[int, str, str, int]] = []
+        self._full: list[tuple[_Series, _Row]] = []
+        self._open_chunks: dict[int, _Series] = {}
+        """The series of chunks that are not full, by the row in which they are in part."""
+        self._unwritten: dict[_Series, int] = {}
+        """Series with points only in the journal, and the first row of it that has one; in the order of the
+        rows."""
+        self._journal_times: deque[tuple[int, float]] = deque()
+
+    @property
+    def size(self) -> int:
+        """Bytes of points in the store."""
+        return self._bytes
+
+    def metrics(self, replica: str) -> list[str]:
+        """The names of a replica's metrics, in order."""
+        return sorted(self._series.get(replica, ()))
+
+    def record(
+        self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
+    ) -> None:
+        """Take the metrics of a status report.
+
+        Args:
+            replica: whose.
+            journal_id: the row of the journal in which the report is, or will be.
+            time: of the report, in seconds since the epoch.
+            step: at which they were measured.
+            metrics: names and values.
+
+        Raises:
+            ProtocolMismatch: a value is no number, a name is too long, or there are too many.
+        """
+        known = self._series.get(replica)
+        if known is None:
+            known = self._series[replica] = {}
+        at = math.nan if step is None else step
+        for name, value in metrics.items():
+            series = known.get(name)
+            if series is None:
+                series = self._begin(replica, known, name, journal_id)
+            points = series.open
+            try:
+                points.extend((time, at, value))
+            except (TypeError, OverflowError):
+                del points[len(points) // _POINT * _POINT :]
+                raise ProtocolMismatch(f"the metric {name!r:.80} is {value!r:.80}, which is no number") from None
+            if series not in self._unwritten:
+                self._unwritten[series] = journal_id
+            if len(points) >= CHUNK * _POINT:
+                self._full.append((series, self._row(series)))
+                self._open_chunks.pop(series.chunk, None)
+                del self._unwritten[series]
+                series.begin_chunk()
+
+    def record_again(
+        self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
+    ) -> None:
+        """Take a status report from the journal, but for what had been written when the weaver ended."""
+        known = self._series.get(replica, {})
+        left = {
+            name: value for name, value in metrics.items() if name not in known or known[name].upto < journal_id
+        }
+        self.record(replica, journal_id, time, step, left)
+
+    def between(
+        self, replica: str, metric: str, since: float = -math.inf, until: float = math.inf, points: int = 500
+    ) -> list[tuple[float, int | None, float]]:
+        """A metric's history, as (time, step, value).
+
+        Args:
+            replica: whose.
+            metric: its name.
+            since: seconds since the epoch.
+            until: likewise.
+            points: how many at most; where there are more, each is the mean of several.
+        """
+        series = self._series.get(replica, {}).get(metric)
+        if series is None:
+            return []
+        found = array("d")
+        for id, data in self._db.execute(
+            "SELECT id, data FROM chunks WHERE series = ? AND last >= ? AND first <= ? ORDER BY first",
+            (series.id, since, until),
+        ):
+            if id != series.chunk:
+                found.frombytes(data)
+        for waiting, row in self._full:
+            if waiting is series:
+                found.frombytes(row[-1])
+        found += series.open
+        times = found[::_POINT]
+        chosen = [place for place, time in enumerate(times) if since <= time <= until]
+        chosen.sort(key=times.__getitem__)
+        every = max(1, -(-len(chosen) // max(1, points)))
+        return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
+
+    def forget(self, replica: str) -> None:
+        """Drop everything about a replica; only while the store commits."""
+        for series in self._series.pop(replica, {}).values():
+            self._unwritten.pop(series, None)
+            self._open_chunks.pop(series.chunk, None)
+            self._full = [entry for entry in self._full if entry[0] is not series]
+            self._begun = [entry for entry in self._begun if entry[0] != series.id]
+            (gone,) = self._db.execute(
+                "SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks WHERE series = ?", (series.id,)
+            ).fetchone()
+            self._bytes -= gone
+            self._db.execute("DELETE FROM chunks WHERE series = ?", (series.id,))
+            self._db.execute("DELETE FROM series WHERE id = ?", (series.id,))
+
+    def write(self, journal_id: int, now: float) -> int:
+        """Write the points that are due, and make old ones coarser; only while the store commits.
+
+        Args:
+            journal_id: the row of the journal of this commit: all points up to now are in it or in those before.
+            now: seconds since the epoch.
+
+        Returns:
+            The first row of the journal that is still needed.
+        """
+        self._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", self._begun)
+        self._begun = []
+        if not self._journal_times or self._journal_times[-1][0] != journal_id:
+            self._journal_times.append((journal_id, now))
+        old = 0
+        while self._journal_times and self._journal_times[0][1] <= now - self._write_after:
+            old = self._journal_times.popleft()[0]
+        # A journal row may hold points of a full chunk and of the next, so that both are written together.
+        due = {series: None for series, _ in self._full} | dict.fromkeys(_begun_by(self._unwritten, old))
+        rows = [row for _, row in self._full]
+        self._full = []
+        for series in due:
+            self._unwritten.pop(series, None)
+            if series.open:
+                rows.append(self._row(series))
+                self._open_chunks[series.chunk] = series
+        if rows:
+            self._db.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._db.executemany("UPDATE series SET upto = ? WHERE id = ?", [(journal_id, s.id) for s in due])
+        self._age(now)
+        return next(iter(self._unwritten.values()), journal_id + 1)
+
+    def _begin(self, replica: str, known: dict[str, _Series], name: str, journal_id: int) -> _Series:
+        if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
+            raise ProtocolMismatch(f"the name of a metric has 1 to {_MAX_NAME} characters, not {name!r:.80}")
+        if len(known) >= MAX_METRICS:
+            raise ProtocolMismatch(f"replica {replica!r} reports more than {MAX_METRICS} metrics, such as {name!r}")
+        series = known[name] = _Series(self._next_series, journal_id - 1)
+        self._next_series += 1
+        self._begun.append((series.id, replica, name, journal_id - 1))
+        return series
+
+    def _row(self, series: _Series) -> _Row:
+        """The row for a series' open chunk."""
+        if not series.chunk:
+            series.chunk = self._next_chunk
+            self._next_chunk += 1
+        data = series.open.tobytes()
+        self._bytes += len(data) - series.stored
+        series.stored = len(data)
+        times = series.open[::_POINT]
+        return series.chunk, series.id, 0, min(times), max(times), data
+
+    def _delete(self, chunk: int, size: int) -> bool:
+        """Delete a chunk; not one to which points are about to be added."""
+        series = self._open_chunks.get(chunk)
+        if series is not None:
+            if series in self._unwritten:
+                return False
+            del self._open_chunks[chunk]
+            series.begin_chunk()
+        self._db.execute("DELETE FROM chunks WHERE id = ?", (chunk,))
+        self._bytes -= size
+        return True
+
+    def _age(self, now: float, at_most: int = 32) -> None:
+        """Make a few old chunks coarser, and drop a few of the oldest where there are too many."""
+        for level, (age, bucket) in enumerate(self._levels):
+            for id, series, data in self._db.execute(
+                "SELECT id, series, data FROM chunks WHERE level = ? AND last < ? ORDER BY last LIMIT ?",
+                (level, now - age, at_most),
+            ).fetchall():
+                if self._delete(id, len(data)):
+                    self._add_coarse(series, level + 1, data, bucket)
+        for level in range(len(self._levels), -1, -1):
+            if self._bytes <= self._max_bytes:
+                return
+            for id, size in self._db.execute(
+                "SELECT id, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?", (level, at_most)
+            ).fetchall():
+                self._delete(id, size)
+
+    def _add_coarse(self, series: int, level: int, data: bytes, bucket: float) -> None:
+        """Add means of a chunk's points to the series' last chunk of a level."""
+        points = array("d")
+        last = self._db.execute(
+            "SELECT id, data FROM chunks WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1",
+            (series, level),
+        ).fetchone()
+        if last is not None and len(last[1]) < CHUNK * _POINT * points.itemsize:
+            id, before = last
+        else:
+            id, before = self._next_chunk, b""
+            self._next_chunk += 1
+        points.frombytes(data)
+        points = array("d", before) + _means(points, bucket)
+        times = points[::_POINT]
+        row = (id, series, level, min(times), max(times), points.tobytes())
+        self._db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._bytes += len(row[-1]) - len(before)
+
+
+def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:
+    """Those of which the first point is in this row of the journal or in one before."""
+    return (series for series, _ in itertools.takewhile(lambda entry: entry[1] <= row, unwritten.items()))
+
+
+def _mean(points: array[float], places: Sequence[int]) -> tuple[float, int | None, float]:
+    """One point for several: when and at which step the last was, and the mean of the values."""
+    last = places[-1] * _POINT
+    value = math.fsum(points[place * _POINT + 2] for place in places) / len(places)
+    return points[last], None if math.isnan(points[last + 1]) else int(points[last + 1]), value
+
+
+def _means(points: array[float], bucket: float) -> array[float]:
+    """One point for all in each ``bucket`` seconds."""
+    means = array("d")
+    group: list[int] = []
+    for place in range(len(points) // _POINT):
+        if group and points[place * _POINT] // bucket != points[group[-1] * _POINT] // bucket:
+            time, step, value = _mean(points, group)
+            means.extend((time, math.nan if step is None else step, value))
+            group = []
+        group.append(place)
+    if group:
+        time, step, value = _mean(points, group)
+        means.extend((time, math.nan if step is None else step, value))
+    return means

@@ -1,0 +1,119 @@
+"""The framing of the weaver's link: bytes cut anywhere give the frames that were sent, nonsense gives an error."""
+
+from __future__ import annotations
+
+import struct
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loom.errors import InvalidAddress, ProtocolMismatch, TooLarge
+from loom.weaver.link import MAX_FRAME, Splitter, WeaverAddress, pack, parse_weaver_address
+
+texts = st.text("a\0é€😀", max_size=40)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+frames = st.lists(values, max_size=4).flatmap(lambda rest: texts.map(lambda kind: [kind, *rest]))
+
+
+def raw(value: object) -> bytes:
+    body = msgpack.packb(value)
+    return struct.pack(">I", len(body)) + body
+
+
+@given(st.lists(frames, max_size=5), st.data())
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent: list[list], data: st.DataObject) -> None:
+    stream = b"".join(map(pack, sent))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    splitter = Splitter()
+
+    got = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += splitter.feed(stream[start:end])
+
+    assert got == sent
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_frames_or_an_error_of_the_protocol(noise: bytes) -> None:
+    splitter = Splitter(limit=1000)
+
+    try:
+        got = splitter.feed(noise)
+    except ProtocolMismatch:
+        return
+    assert all(type(frame) is list and type(frame[0]) is str for frame in got)
+
+
+@pytest.mark.parametrize(
+    "value", [[], {}, "hello", None, [1, 2], [b"hello"], {"kind": 1}, ["x", msgpack.ExtType(5, b"")], ["x", {1: 2}]]
+)
+def test_what_is_no_list_that_begins_with_its_kind_is_refused(value: object) -> None:
+    with pytest.raises(ProtocolMismatch, match="not a frame"):
+        Splitter().feed(raw(value))
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_has_come() -> None:
+    splitter = Splitter(limit=100)
+
+    with pytest.raises(ProtocolMismatch, match="claims 101 bytes; the limit is 100"):
+        splitter.feed(struct.pack(">I", 101))
+
+
+def test_the_limit_can_be_raised_once_a_peer_is_known() -> None:
+    splitter = Splitter(limit=16)
+    splitter.feed(pack(["hello"]))
+    splitter.limit = MAX_FRAME
+
+    assert splitter.feed(pack(["status", "x" * 1000])) == [["status", "x" * 1000]]
+
+
+def test_a_frame_that_is_too_large_is_not_sent() -> None:
+    with pytest.raises(TooLarge, match=f"a 'status' frame has .* the limit is {MAX_FRAME}"):
+        pack(["status", b"x" * MAX_FRAME])
+
+
+def test_lists_in_lists_without_end_are_refused() -> None:
+    body = b"\x91" * 100_000
+
+    with pytest.raises(ProtocolMismatch):
+        Splitter().feed(struct.pack(">I", len(body)) + body)
+
+
+def test_text_that_is_no_unicode_loses_what_is_not() -> None:
+    assert Splitter().feed(pack(["bye", "a\udc80b"])) == [["bye", "a?b"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("tcp://10.0.0.5:8471/a-Key_1", WeaverAddress("10.0.0.5", 8471, "a-Key_1")),
+        ("tcp://gateway.loom:1/k", WeaverAddress("gateway.loom", 1, "k")),
+        ("tcp://[::1]:65535/k", WeaverAddress("::1", 65535, "k")),
+    ],
+)
+def test_an_address_is_read_and_written(text: str, address: WeaverAddress) -> None:
+    assert parse_weaver_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tcp://h:1", "tcp://h:1/", "tcp://h:0/k", "tcp://h:65536/k", "tcp://h/k", "http://h:1/k", "tcp://h:1/k k"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidAddress, match="tcp://HOST:PORT/KEY"):
+        parse_weaver_address(text)
+
+
+def test_an_address_that_is_refused_does_not_show_its_key() -> None:
+    with pytest.raises(InvalidAddress) as caught:
+        parse_weaver_address("tcp://h:99999/secret")
+
+    assert "secret" not in str(caught.value)
+    assert "tcp://h:99999/" in str(caught.value)
