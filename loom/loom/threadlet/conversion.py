@@ -186,7 +186,7 @@ def _union(value: Any, wanted: Any) -> Any:
     members = typing.get_args(wanted)
     if type(value) in members:
         return convert(value, type(value))
-    # None before str, which every text is.
+    # None before str, which every text that is no None could be too.
     for member in sorted(members, key=lambda member: (member is str, member is not type(None))):
         try:
             return convert(value, member)

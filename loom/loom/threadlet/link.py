@@ -44,6 +44,9 @@ HIGH_WATER = 1 << 18
 SILENCE = 30.0
 """Seconds after which a peer that acknowledges no bytes is given up."""
 
+GOODBYE_TIMEOUT = 0.4
+"""Seconds that the weaver has at most to read the last frame and close."""
+
 _CHUNK = 1 << 16
 
 
@@ -139,7 +142,7 @@ class WeaverLink:
         return self._connected.is_set()
 
     def send(self, frame: list[Any]) -> None:
-        """Send a frame soon. If the connection breaks it is lost: whoever needs it asks again, or is told in hello."""
+        """Send a frame soon. A connection that breaks loses it: whoever needs it asks again, or is told in hello."""
         if self._open:
             self._frames.append(frame)
             self.wake()
@@ -175,7 +178,7 @@ class WeaverLink:
         self._closing.set()
         self.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout + 0.5)
+            self._thread.join(timeout + 2 * GOODBYE_TIMEOUT)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's sockets. Nothing is sent and nothing shut down."""
@@ -320,7 +323,7 @@ class WeaverLink:
     def _say_goodbye(self, connection: _Connection) -> None:
         """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
         connection.put(self._goodbye or ["bye", "", "finished"])
-        deadline = max(self._deadline, time.monotonic() + 0.2)
+        deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, _Over, ProtocolMismatch):
             ended = False
             while (left := deadline - time.monotonic()) > 0:
