@@ -94,7 +94,10 @@ def test_what_refers_to_itself_becomes_plain() -> None:
 def test_a_row_has_a_number_of_its_own() -> None:
     maker = RowMaker()
 
-    rows = [maker.make(given(0, 7, {"loss": 1}, epoch=2, max_step=9, config={"lr": Color.RED})), maker.make(given(1))]
+    rows = [
+        maker.make(given(0, 7, {"loss": 1}, epoch=2, max_step=9, config={"lr": Color.RED})),
+        maker.make(given(1)),
+    ]
 
     assert rows == [[1, 12.5, 7, 2, 9, {"loss": 1.0}, {"lr": "RED"}], [2, 12.5, 1, None, None, {}, None]]
     assert maker.missed == 0

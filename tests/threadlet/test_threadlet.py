@@ -137,7 +137,8 @@ def test_without_a_weaver_everything_works_and_it_is_said_once(caplog: pytest.Lo
         assert not made.check_and_apply_updates()
         assert made.get_config_update() is None
         made.wait_while_paused()
-        assert not (made.should_stop or made.paused or made.draining or made.connected)
+        states = (made.should_stop, made.paused, made.draining, made.connected)
+        assert states == (False, False, False, False)
 
     assert [record.getMessage() for record in caplog.records] == [
         "no weaver (LOOM_WEAVER is not set): the status of alone is not sent"
@@ -731,7 +732,7 @@ def test_a_step_that_raises_is_not_published(weaver: FakeWeaver, threadlet: Make
     made = threadlet()
     connection, _ = weaver.welcome()
     with pytest.raises(ZeroDivisionError), made.step(3):
-        1 / 0  # noqa: B018
+        1 / 0
     made.publish_status(step=4)
 
     assert connection.rows(1)[0][2] == 4

@@ -32,6 +32,12 @@ _log = logging.getLogger("loom")
 CONNECT_TIMEOUT = 5.0
 """Seconds that a connection may take."""
 
+FIRST_WAIT = 0.1
+"""Seconds before the second attempt to connect, at most."""
+
+LONGEST_WAIT = 5.0
+"""Seconds between two attempts to connect, at most."""
+
 WELCOME_TIMEOUT = 10.0
 """Seconds within which the weaver has to answer a hello."""
 
@@ -56,13 +62,13 @@ class Backoff:
     Args:
         first: seconds before the second attempt, at most.
         limit: seconds before any attempt, at most.
-        random: where the jitter comes from.
+        jitter: where the differences come from.
     """
 
-    def __init__(self, first: float = 0.1, limit: float = 5.0, random: random.Random | None = None) -> None:
+    def __init__(self, first: float, limit: float, jitter: random.Random) -> None:
         self._first = first
         self._limit = limit
-        self._random = random or _fresh_random()
+        self._random = jitter
         self._bound = first
 
     def reset(self) -> None:
@@ -78,10 +84,6 @@ class Backoff:
         bound = self._bound
         self._bound = min(self._limit, 2 * bound)
         return bound * self._random.uniform(0.5, 1.0)
-
-
-def _fresh_random() -> random.Random:
-    return random.Random()
 
 
 class _Refused(Exception):
@@ -142,7 +144,7 @@ class WeaverLink:
         return self._connected.is_set()
 
     def send(self, frame: list[Any]) -> None:
-        """Send a frame soon. A connection that breaks loses it: whoever needs it asks again, or is told in hello."""
+        """Send a frame soon. A connection that breaks loses it: who needs it asks again, or is told in hello."""
         if self._open:
             self._frames.append(frame)
             self.wake()
@@ -189,7 +191,7 @@ class WeaverLink:
     # -- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(FIRST_WAIT, LONGEST_WAIT, random.Random())
         # At least once, for a process that has something to say and ends at once.
         while True:
             try:
