@@ -1,0 +1,241 @@
+"""The devices of this process: GPUs through NVML, and where there are none the CPU.
+
+NVML is asked through ``pynvml`` (the ``gpu`` extra), which needs neither torch nor CUDA and sees what a training
+process does not: temperature, power, and the use by other processes. psutil tells the same of a CPU; without it a
+CPU is still a device, about which less is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["DeviceUse", "LocalDevice", "device_status", "local_devices"]
+
+_log = logging.getLogger("loom")
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """A GPU or a CPU slot of this host."""
+
+    uuid: str
+    """NVML's uuid of a GPU, ``CPU-host-slot`` of a CPU slot: the same again after a restart."""
+    kind: str
+    """``gpu`` or ``cpu``."""
+    server: str
+    """Name of the host."""
+    type: str
+    """The model, such as ``NVIDIA H100 80GB HBM3``."""
+    memory: int
+    """Bytes; 0 where it is not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is told to the weaver."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """How a device is used now. None stands for what cannot be found out."""
+
+    utilization: float | None = None
+    """Share of the last moments in which it was busy, 0 to 1."""
+    memory_used: int | None = None
+    """Bytes."""
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    """Watts."""
+    error: str | None = None
+    """Why nothing is known of it: a GPU that is gone, or NVML's own words."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is told to the weaver; the error only where there is one."""
+        told = asdict(self)
+        if self.error is None:
+            del told["error"]
+        return told
+
+
+def local_devices() -> list[LocalDevice]:
+    """What this process may use: the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, or its CPU slot if there are none.
+
+    GPUs are numbered as NVML does, in the order of the PCI bus (``CUDA_DEVICE_ORDER=PCI_BUS_ID``). The CPU slot is
+    ``LOCAL_RANK``, which ``torchrun`` sets, or 0. A GPU that NVML lists but cannot describe is left out.
+    """
+    pynvml = _nvml()
+    if pynvml is not None:
+        gpus = [gpu for handle in _visible(pynvml) if (gpu := _described(pynvml, handle)) is not None]
+        if gpus:
+            return gpus
+    return [_cpu()]
+
+
+def device_status(devices: Sequence[LocalDevice] | None = None) -> dict[str, DeviceUse]:
+    """How devices are used now, by uuid. Asks the hardware, which may take long where a GPU is broken.
+
+    Args:
+        devices: of this host; None: those of `local_devices`.
+    """
+    return {
+        device.uuid: _gpu_use(device.uuid) if device.kind == "gpu" else _cpu_use()
+        for device in (local_devices() if devices is None else devices)
+    }
+
+
+# -- GPUs ---------------------------------------------------------------------------------------------------
+
+
+def _nvml() -> Any:
+    """The module ``pynvml``, ready for use in this process, or None where there is no NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml if _started(os.getpid(), pynvml) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _started(pid: int, pynvml: Any) -> bool:
+    """Start NVML, once a process: what a parent started is of no use to its fork."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        _log.debug("no GPUs are looked for: %s", error)
+        return False
+    return True
+
+
+def _visible(pynvml: Any) -> Iterator[Any]:
+    """NVML's handles of the GPUs that CUDA would show this process.
+
+    As CUDA does, whatever follows a number or a uuid that names no GPU is not seen:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    """
+    count = _asked(pynvml, pynvml.nvmlDeviceGetCount) or 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        for index in range(count):
+            if (handle := _asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)) is not None:
+                yield handle
+        return
+    for name in (part.strip() for part in chosen.split(",")):
+        if name.isdecimal():
+            if int(name) >= count:
+                return
+            handle = _asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, int(name))
+        else:
+            handle = _by_uuid(pynvml, name, count)
+        if handle is None:
+            return
+        yield handle
+
+
+def _by_uuid(pynvml: Any, name: str, count: int) -> Any:
+    """The handle of the one GPU or MIG slice whose uuid is or begins with a name; None if there is no such one."""
+    if name.startswith("MIG-"):
+        return _asked(pynvml, pynvml.nvmlDeviceGetHandleByUUID, name)
+    if not name.startswith("GPU-"):
+        return None
+    handles = [_asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    found = [
+        handle
+        for handle in handles
+        if handle is not None and _text(_asked(pynvml, pynvml.nvmlDeviceGetUUID, handle)).startswith(name)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _described(pynvml: Any, handle: Any) -> LocalDevice | None:
+    uuid = _asked(pynvml, pynvml.nvmlDeviceGetUUID, handle)
+    if uuid is None:
+        return None
+    model = _asked(pynvml, pynvml.nvmlDeviceGetName, handle)
+    memory = _asked(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return LocalDevice(
+        _text(uuid), "gpu", socket.gethostname(), _text(model) or "GPU", 0 if memory is None else int(memory.total)
+    )
+
+
+def _gpu_use(uuid: str) -> DeviceUse:
+    pynvml = _nvml()
+    if pynvml is None:
+        return DeviceUse(error="NVML does not work here")
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return DeviceUse(error=str(error))
+    rates = _asked(pynvml, pynvml.nvmlDeviceGetUtilizationRates, handle)
+    temperature = _asked(pynvml, pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    milliwatts = _asked(pynvml, pynvml.nvmlDeviceGetPowerUsage, handle)
+    return DeviceUse(
+        utilization=None if rates is None else rates.gpu / 100,
+        memory_used=int(memory.used),
+        temperature=None if temperature is None else float(temperature),
+        power=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML answers; None where this GPU does not know, does not tell, or does not answer any more."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        _log.debug("NVML: %s", error)
+        return None
+
+
+def _text(answer: str | bytes | None) -> str:
+    """NVML's texts are bytes in older releases of pynvml."""
+    return answer.decode() if isinstance(answer, bytes) else answer or ""
+
+
+# -- CPUs ---------------------------------------------------------------------------------------------------
+
+
+def _cpu() -> LocalDevice:
+    host = socket.gethostname()
+    slot = os.environ.get("LOCAL_RANK", "")
+    uuid = f"CPU-{host}-{int(slot) if slot.isdecimal() else 0}"
+    return LocalDevice(uuid, "cpu", host, _cpu_model(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+@functools.lru_cache(maxsize=1)
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name" and value.strip():
+                    return value.strip()
+    except OSError as error:
+        _log.debug("the CPU's model is not known: %s", error)
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _cpu_use() -> DeviceUse:
+    try:
+        import psutil
+    except ImportError:
+        return DeviceUse()
+    return DeviceUse(_cpu_utilization(psutil), int(psutil.virtual_memory().used))
+
+
+def _cpu_utilization(psutil: Any) -> float | None:
+    """The share since the last call; None at the first, when there is no last."""
+    first = not _measured
+    _measured.add("cpu")
+    percent: float = psutil.cpu_percent(interval=None)
+    return None if first else percent / 100
+
+
+_measured: set[str] = set()
+"""What has been measured before in this process."""

@@ -1,0 +1,11 @@
+"""The threadlet: what a training process runs to be seen and changed from outside while it trains.
+
+It imports neither Monarch nor torch, so that any program that trains can use it, whoever started it.
+"""
+
+from __future__ import annotations
+
+from loom.threadlet.handlers import HandlerRegistry
+from loom.threadlet.threadlet import Step, Threadlet
+
+__all__ = ["HandlerRegistry", "Step", "Threadlet"]

@@ -1,0 +1,108 @@
+"""What a training process lets others change, and how: a handler for each key of its configuration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loom.errors import WrongArguments
+from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
+
+__all__ = ["HandlerRegistry", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one key of an update."""
+
+    key: str
+    value: Any
+    """As the handler got it; as it came if it was refused."""
+    refused: str | None = None
+    """Why it was refused; None if it was applied."""
+
+
+@dataclass(frozen=True)
+class _Handler:
+    function: Callable[[Any], Any]
+    wanted: Any
+
+    def apply(self, key: str, value: Any) -> Outcome:
+        try:
+            converted = convert(value, self.wanted)
+        except BadValue as error:
+            return Outcome(key, value, f"{key}: {error}")
+        try:
+            self.function(converted)
+        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
+            return Outcome(key, converted, f"{key}: the handler raised {type(error).__name__}: {error}")
+        return Outcome(key, converted)
+
+
+class HandlerRegistry:
+    """Handlers by key. Any thread may register, and any may apply."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, _Handler] = {}
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._handlers
+
+    def register(self, key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None = None) -> None:
+        """Have a function called with each new value of a key; it takes the place of one before.
+
+        Args:
+            key: of the configuration.
+            function: takes the value, converted to the type its parameter is annotated with. Without annotation,
+                it gets what came.
+            names: what its annotations may name besides the globals of its module, such as a caller's locals.
+
+        Raises:
+            WrongArguments: it cannot be called with one argument, or values cannot be converted to its annotation.
+        """
+        wanted = _wanted(key, function, names)
+        if not is_convertible(wanted):
+            raise WrongArguments(
+                f"the handler for {key!r} asks for {type_name(wanted)}; values are converted to int, float, bool, "
+                "str, Enum, Literal, Optional and list of these"
+            )
+        # A new dict each time: other threads go through the one they have.
+        self._handlers = {**self._handlers, key: _Handler(function, wanted)}
+
+    def types(self) -> dict[str, str]:
+        """For each key the name of its type, as `loom.threadlet.conversion.type_name` writes it."""
+        return {key: type_name(handler.wanted) for key, handler in self._handlers.items()}
+
+    def apply(self, update: Mapping[str, Any]) -> Iterator[Outcome]:
+        """Give each key's value to its handler, in order; each is applied or refused by itself.
+
+        An exception that is no `Exception`, such as `KeyboardInterrupt`, goes through.
+        """
+        for key, value in update.items():
+            handler = self._handlers.get(key)
+            yield Outcome(key, value, self._unknown(key)) if handler is None else handler.apply(key, value)
+
+    def _unknown(self, key: str) -> str:
+        known = ", ".join(sorted(self._handlers)) or "none"
+        return f"{key}: no handler for it in this replica; it has handlers for: {known}"
+
+
+def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:
+    """The type that a handler's parameter is annotated with, or `Any`."""
+    try:
+        signature = inspect.signature(function, locals=names, eval_str=True)
+    except (ValueError, TypeError):
+        return Any  # a function in C that does not say
+    except NameError as error:
+        raise WrongArguments(f"the handler for {key!r} has an annotation that cannot be read: {error}") from error
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise WrongArguments(f"the handler for {key!r} has to take one value: {error}") from None
+    annotation = next(iter(signature.parameters.values())).annotation
+    return Any if annotation is inspect.Parameter.empty else annotation

@@ -1,0 +1,427 @@
+"""A threadlet's end of the link to the weaver: one thread, that nothing in the training process can hold up.
+
+It makes a connection, and another whenever one is over, for as long as the process lives; it sends what there is to
+say and receives commands. It converts nothing and asks no device, which may take for ever when a GPU hangs: its
+heartbeats have to go on then, so that the weaver sees a stalled process and no dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from loom.errors import LoomError, ProtocolMismatch
+from loom.threadlet.commands import Command, Inbox
+from loom.threadlet.reports import KeptReports
+from loom.weaver.link import PROTOCOL, Splitter, WeaverAddress, pack
+
+__all__ = ["Backoff", "WeaverLink", "format_stacks"]
+
+_log = logging.getLogger("loom")
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds that a connection may take."""
+
+FIRST_WAIT = 0.1
+"""Seconds before the second attempt to connect, at most."""
+
+LONGEST_WAIT = 5.0
+"""Seconds between two attempts to connect, at most."""
+
+WELCOME_TIMEOUT = 10.0
+"""Seconds within which the weaver has to answer a hello."""
+
+ROWS = 512
+"""Reports in one frame."""
+
+HIGH_WATER = 1 << 18
+"""Bytes waiting for the socket over which nothing but answers is added to them."""
+
+SILENCE = 30.0
+"""Seconds after which a peer that acknowledges no bytes is given up."""
+
+GOODBYE_TIMEOUT = 0.4
+"""Seconds that the weaver has at most to read the last frame and close."""
+
+_CHUNK = 1 << 16
+
+
+class Backoff:
+    """How long to wait before each attempt to connect: longer each time, and not the same for all replicas.
+
+    Args:
+        first: seconds before the second attempt, at most.
+        limit: seconds before any attempt, at most.
+        jitter: where the differences come from.
+    """
+
+    def __init__(self, first: float, limit: float, jitter: random.Random) -> None:
+        self._first = first
+        self._limit = limit
+        self._random = jitter
+        self._bound = first
+
+    def reset(self) -> None:
+        """Begin again with short waits."""
+        self._bound = self._first
+
+    def raise_to_limit(self) -> None:
+        """Have the next waits be long: the other side does not want us."""
+        self._bound = self._limit
+
+    def next(self) -> float:
+        """Seconds to wait now, from half the bound to the bound, which doubles."""
+        bound = self._bound
+        self._bound = min(self._limit, 2 * bound)
+        return bound * self._random.uniform(0.5, 1.0)
+
+
+class _Refused(Exception):
+    """The weaver does not let this threadlet in."""
+
+
+class _Over(Exception):
+    """The connection is over."""
+
+
+class WeaverLink:
+    """Keeps this process and the weaver in touch, in a thread of its own.
+
+    Args:
+        address: of the weaver.
+        inbox: where commands go.
+        reports: where status reports come from.
+        hello: makes what the weaver is told first on each connection.
+        beat: the step and the phase that a heartbeat tells.
+    """
+
+    def __init__(
+        self,
+        address: WeaverAddress,
+        inbox: Inbox,
+        reports: KeptReports,
+        hello: Callable[[], dict[str, Any]],
+        beat: Callable[[], tuple[int | None, str]],
+    ) -> None:
+        self._address = address
+        self._inbox = inbox
+        self._reports = reports
+        self._hello = hello
+        self._beat = beat
+        self._frames: deque[list[Any]] = deque()
+        self._open = False
+        """Whether there is a connection that frames can be queued for."""
+        self._connected = threading.Event()
+        self._goodbye: list[Any] | None = None
+        self._deadline = 0.0
+        self._closing = threading.Event()
+        self._beat_due = False
+        self._said: set[str] = set()
+        self._socket: socket.socket | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="loom-threadlet", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the weaver has welcomed this process and the connection stands."""
+        return self._connected.is_set()
+
+    def send(self, frame: list[Any]) -> None:
+        """Send a frame soon. A connection that breaks loses it: who needs it asks again, or is told in hello."""
+        if self._open:
+            self._frames.append(frame)
+            self.wake()
+
+    def send_if_idle(self, frame: list[Any]) -> None:
+        """Send a frame that the next of its kind replaces, unless others still wait to be sent."""
+        if not self._frames:
+            self.send(frame)
+
+    def beat_now(self) -> None:
+        """Send a heartbeat soon: the phase has changed."""
+        self._beat_due = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the thread look for what there is to send."""
+        # Full: it will wake anyway. Closed: there is nobody to wake.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_sender.send(b"\0")
+
+    def close(self, reason: str, ending: str, timeout: float) -> None:
+        """Send what is left, say goodbye and end the thread.
+
+        Without a connection, and none about to stand, there is nothing to wait for.
+
+        Args:
+            reason: for people who read the weaver's log.
+            ending: one of `loom.weaver.link.ENDINGS`.
+            timeout: seconds that it may take, over all.
+        """
+        self._goodbye = ["bye", reason, ending]
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout + 2 * GOODBYE_TIMEOUT)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's sockets. Nothing is sent and nothing shut down."""
+        for held in (self._selector, self._socket, self._wake_receiver, self._wake_sender):
+            if held is not None:
+                held.close()
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = Backoff(FIRST_WAIT, LONGEST_WAIT, random.Random())
+        # At least once, for a process that has something to say and ends at once.
+        while True:
+            try:
+                self._connect_and_serve(backoff)
+            except _Refused as refusal:
+                backoff.raise_to_limit()
+                self._say_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
+            except ProtocolMismatch as error:
+                backoff.raise_to_limit()
+                self._say_once("protocol", logging.ERROR, "what answers at the weaver's address is none: %s", error)
+            except (OSError, _Over) as error:
+                self._say_once(
+                    type(error).__name__,
+                    logging.WARNING,
+                    "no weaver: %s; training goes on, and so do attempts",
+                    error,
+                )
+            except Exception:  # noqa: BLE001 - logged below; nothing may end this thread, or reach the training
+                self._say_once("fault", logging.ERROR, "the link to the weaver broke of itself", exc_info=True)
+            finally:
+                self._open = False
+                self._connected.clear()
+                self._frames.clear()
+                self._drop_socket()
+            if self._closing.wait(backoff.next()):
+                break
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _say_once(self, kind: str, level: int, text: str, *arguments: Any, exc_info: bool = False) -> None:
+        if kind not in self._said and not self._closing.is_set():
+            self._said.add(kind)
+            _log.log(level, text, *arguments, exc_info=exc_info)
+
+    def _drop_socket(self) -> None:
+        selector, sock = self._selector, self._socket
+        self._selector = self._socket = None
+        if selector is not None:
+            selector.close()
+        if sock is not None:
+            sock.close()
+
+    def _connect_and_serve(self, backoff: Backoff) -> None:
+        address = self._address
+        self._socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
+        _watch_over(self._socket)
+        self._socket.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        # From here on frames are queued: what changes after hello is made is told behind it.
+        self._frames.clear()
+        self._open = True
+        hello = {"protocol": PROTOCOL, "key": address.key, **self._hello(), "applied": self._inbox.applied()}
+        connection = _Connection(self._socket, self._selector, self._wake_receiver)
+        connection.put(["hello", hello])
+        welcome, rest = self._welcome(connection)
+        self._reports.resume(welcome["seq"])
+        backoff.reset()
+        if self._said:
+            self._said.clear()
+            _log.info("the weaver is there")
+        self._connected.set()
+        for frame in rest:
+            self._take(frame)
+        self._serve(connection, welcome["beat"])
+
+    def _welcome(self, connection: _Connection) -> tuple[dict[str, Any], list[list[Any]]]:
+        """What the weaver answers to hello, and the frames that came behind it."""
+        deadline = time.monotonic() + WELCOME_TIMEOUT
+        while (left := deadline - time.monotonic()) > 0:
+            if self._closing.is_set() and time.monotonic() > self._deadline:
+                raise _Over("this process ends")
+            frames = connection.exchange(min(left, 0.5 if self._closing.is_set() else left))
+            if not frames:
+                continue
+            match frames[0]:
+                case ["welcome", {"protocol": int(), "beat": int() | float() as beat, "seq": int()} as told] if (
+                    0 < beat < 3600
+                ):
+                    return told, frames[1:]
+                case ["refuse", code, text]:
+                    raise _Refused(f"{text} ({code})")
+                case frame:
+                    raise ProtocolMismatch(f"it answered hello with {frame!r:.80}")
+        raise _Over(f"it did not answer within {WELCOME_TIMEOUT:g} s")
+
+    def _serve(self, connection: _Connection, interval: float) -> None:
+        next_beat = time.monotonic()
+        while True:
+            now = time.monotonic()
+            while self._frames:
+                connection.put(self._frames.popleft())
+            if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
+                connection.put(["status", rows])
+                more = True
+            else:
+                more = False
+            if now >= next_beat or self._beat_due:
+                self._beat_due = False
+                next_beat = now + interval
+                # Behind bytes that the weaver does not read, a heartbeat would tell it nothing that those do not.
+                if connection.waiting < HIGH_WATER:
+                    connection.put(["beat", time.time(), *self._beat()])
+            if self._closing.is_set() and (
+                now >= self._deadline or not (self._frames or more or len(self._reports))
+            ):
+                self._say_goodbye(connection)
+                return
+            until = min(next_beat, self._deadline) if self._closing.is_set() else next_beat
+            idle = not more or connection.waiting >= HIGH_WATER
+            for frame in connection.exchange(max(0.0, until - time.monotonic()) if idle else 0.0):
+                self._take(frame)
+
+    def _take(self, frame: list[Any]) -> None:
+        match frame:
+            case ["stored", int() as seq]:
+                self._reports.stored(seq)
+            case ["command", str() | int() as ident, str() as kind, dict() as params]:
+                if (ack := self._inbox.receive(Command(ident, kind, params))) is not None:
+                    self._frames.append(ack)
+            case ["stack", ident]:
+                self._frames.append(["stack", ident, format_stacks()])
+            case ["refuse", code, text]:
+                raise _Refused(f"{text} ({code})")
+            case ["stored" | "command" | "stack", *_]:
+                raise ProtocolMismatch(f"it sent {frame!r:.80}")
+            case _:
+                self._say_once(f"frame {frame[0]}", logging.WARNING, "a newer weaver sent %r, ignored", frame[0])
+
+    def _say_goodbye(self, connection: _Connection) -> None:
+        """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
+        connection.put(self._goodbye or ["bye", "", "finished"])
+        deadline = time.monotonic() + GOODBYE_TIMEOUT
+        with contextlib.suppress(OSError, _Over, ProtocolMismatch):
+            ended = False
+            while (left := deadline - time.monotonic()) > 0:
+                if not ended and not connection.waiting:
+                    ended = True
+                    connection.end_sending()
+                connection.exchange(left)
+
+
+class _Connection:
+    """Bytes to and from one socket, without waiting but where it is said."""
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, wake: socket.socket) -> None:
+        self._socket = sock
+        self._selector = selector
+        self._wake = wake
+        self._splitter = Splitter()
+        self._out = bytearray()
+        self._watched = selectors.EVENT_READ
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the socket has not taken."""
+        return len(self._out)
+
+    def put(self, frame: list[Any]) -> None:
+        """Have a frame be sent. One that cannot be packed is left out, and named in the log."""
+        try:
+            self._out += pack(frame)
+        except (LoomError, TypeError, ValueError, OverflowError) as error:
+            _log.error("a %r frame for the weaver is left out: %s", frame[0], error)
+
+    def end_sending(self) -> None:
+        """Tell the other side that nothing follows."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def exchange(self, timeout: float) -> list[list[Any]]:
+        """Send what can be sent, then wait for something to happen; return the frames that came.
+
+        Raises:
+            OSError, _Over: the connection is over.
+            ProtocolMismatch: what came is no frame.
+        """
+        self._send()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if wanted != self._watched:
+            self._selector.modify(self._socket, wanted)
+            self._watched = wanted
+        frames: list[list[Any]] = []
+        for key, events in self._selector.select(timeout):
+            if key.fileobj is self._wake:
+                _empty(self._wake)
+            elif events & selectors.EVENT_READ:
+                frames += self._receive()
+        self._send()
+        return frames
+
+    def _send(self) -> None:
+        while self._out:
+            try:
+                sent = self._socket.send(self._out[:_CHUNK])
+            except (BlockingIOError, InterruptedError):
+                return
+            del self._out[:sent]
+
+    def _receive(self) -> list[list[Any]]:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return []
+        if not data:
+            raise _Over("it closed the connection")
+        return self._splitter.feed(data)
+
+
+def _empty(wake: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError, InterruptedError):
+        while wake.recv(4096):
+            pass
+
+
+def _watch_over(sock: socket.socket) -> None:
+    """Send small frames at once, and notice a peer whose host is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", int(SILENCE * 1000))):
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def format_stacks() -> str:
+    """Where every thread of this process is, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    return "\n".join(
+        f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+    )

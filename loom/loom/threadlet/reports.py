@@ -1,0 +1,185 @@
+"""Status reports on their way: from what the training loop gave to rows that the weaver has stored."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from loom.weaver.link import MAX_KEPT_REPORTS
+
+__all__ = ["Given", "KeptReports", "Row", "RowMaker", "number", "plain"]
+
+_log = logging.getLogger("loom")
+
+Row = list[Any]
+"""A report as it travels: ``[seq, time, step, epoch, max_step, metrics, config]``."""
+
+LARGEST_INT = 2**64 - 1
+SMALLEST_INT = -(2**63)
+
+
+class Given(NamedTuple):
+    """A report as the training loop gave it, tensors and all."""
+
+    number: int
+    """0 for the first that the process published, then 1, 2, …"""
+    time: float
+    """Seconds since the epoch."""
+    step: Any
+    epoch: Any
+    max_step: Any
+    metrics: dict[str, Any] | None
+    config: dict[str, Any] | None
+
+
+def number(value: Any) -> float:
+    """A Python, numpy or torch scalar as a float. Waits for the device that a tensor is on.
+
+    Raises:
+        TypeError, ValueError, OverflowError, RuntimeError: it is no number, or not one number.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError("text is no number")
+    item = getattr(value, "item", None)
+    return float(value if item is None else item())
+
+
+def plain(value: Any, depth: int = 8) -> Any:
+    """What JSON and msgpack can hold for a value of a configuration; its ``repr``, cut, for what they cannot."""
+    if value is None or type(value) in (bool, float, str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, int) and SMALLEST_INT <= value <= LARGEST_INT:
+        return int(value)
+    if isinstance(value, (float, str)):
+        return float(value) if isinstance(value, float) else str(value)
+    if depth and isinstance(value, Mapping):
+        return {str(key): plain(one, depth - 1) for key, one in list(value.items())}
+    if depth and isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one, depth - 1) for one in list(value)]
+    if callable(getattr(value, "item", None)):
+        try:
+            return plain(value.item(), 0)
+        except (TypeError, ValueError, RuntimeError):
+            return _cut(value)
+    return _cut(value)
+
+
+def _cut(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 - whatever a stranger's __repr__ raises
+        shown = f"<{type(value).__name__}>"
+    return shown if len(shown) <= 200 else shown[:199] + "…"
+
+
+class RowMaker:
+    """Makes rows of what was given. For one thread, which may have to wait for GPUs."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._highest = -1
+        self._made = 0
+        self._warned: set[str] = set()
+
+    @property
+    def missed(self) -> int:
+        """Reports that were published and never came here, dropped on the way because there were too many."""
+        return self._highest + 1 - self._taken
+
+    def make(self, given: Given) -> Row:
+        """A row with the next sequence number. What is no number in it is left out, with one warning a name."""
+        self._taken += 1
+        self._highest = max(self._highest, given.number)
+        self._made += 1
+        counts = [self._count(name, getattr(given, name)) for name in ("step", "epoch", "max_step")]
+        config = None if given.config is None else {str(key): plain(value) for key, value in given.config.items()}
+        return [self._made, given.time, *counts, self._metrics(given.metrics), config]
+
+    def _metrics(self, metrics: dict[str, Any] | None) -> dict[str, float]:
+        made = {}
+        for name, value in (metrics or {}).items():
+            try:
+                made[str(name)] = number(value)
+            except Exception as error:  # noqa: BLE001 - whatever a stranger's __float__ raises
+                self._warn(str(name), f"the metric {name!r} is no number and is not sent: {error}")
+        return made
+
+    def _count(self, name: str, value: Any) -> int | None:
+        if value is None or type(value) is int:
+            return value if value is None or SMALLEST_INT <= value <= LARGEST_INT else None
+        try:
+            count = number(value)
+            if not math.isfinite(count):
+                raise ValueError(f"{count} is no whole number")
+            return int(count)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._warn(f"{name}=", f"{name}={_cut(value)} is no number and is not sent: {error}")
+            return None
+
+    def _warn(self, key: str, text: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            _log.warning("%s", text)
+
+
+class KeptReports:
+    """Rows that the weaver has not stored, the oldest dropped when there are too many. Any thread may call.
+
+    Args:
+        limit: rows that are kept at most.
+    """
+
+    def __init__(self, limit: int = MAX_KEPT_REPORTS) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._rows: deque[Row] = deque()
+        self._sent = 0
+        self.dropped = 0
+        """Rows that were dropped unstored."""
+        self.last_step: int | None = None
+        """The last step that was reported."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: Row) -> None:
+        """Keep a row, whose sequence number follows that of the row before."""
+        with self._lock:
+            self._rows.append(row)
+            if row[2] is not None:
+                self.last_step = row[2]
+            if len(self._rows) > self._limit:
+                self._rows.popleft()
+                self.dropped += 1
+
+    def stored(self, seq: int) -> None:
+        """Forget the rows up to a sequence number."""
+        with self._lock:
+            while self._rows and self._rows[0][0] <= seq:
+                self._rows.popleft()
+
+    def resume(self, seq: int) -> None:
+        """Begin again behind a sequence number, on a new connection."""
+        self.stored(seq)
+        with self._lock:
+            self._sent = seq
+
+    def take(self, count: int) -> list[Row]:
+        """Up to so many rows to send next; they are kept until they are stored."""
+        with self._lock:
+            if not self._rows or self._rows[-1][0] <= self._sent:
+                return []
+            begin = max(0, self._sent + 1 - self._rows[0][0])
+            rows = list(islice(self._rows, begin, begin + count))
+            self._sent = rows[-1][0]
+            return rows

@@ -1,0 +1,587 @@
+"""`Threadlet`: three lines in a training script, and it can be watched and changed while it runs.
+
+::
+
+    t = loom.Threadlet("train_0")
+
+    @t.handler("learning_rate")
+    def set_learning_rate(value: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = value
+
+    for n in range(steps):
+        with t.step(n, max_step=steps) as step:
+            step.metrics["loss"] = train_on(batch)
+        if t.should_stop:
+            break
+
+Nothing that the training thread calls waits for the network, for a GPU or for a lock that somebody else holds for
+long, except `Threadlet.wait_while_paused`, whose purpose it is. What goes wrong on the way to the weaver is
+logged, under the name ``loom``, and never raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+import types
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.util import Finalize
+from typing import Any, TypeVar
+
+from loom.devices import LocalDevice, device_status, local_devices
+from loom.threadlet.commands import Command, Inbox
+from loom.threadlet.handlers import HandlerRegistry
+from loom.threadlet.link import WeaverLink
+from loom.threadlet.reports import Given, KeptReports, RowMaker, plain
+from loom.weaver.link import ADDRESS_VARIABLE, MAX_KEPT_REPORTS, parse_weaver_address
+
+__all__ = ["Step", "Threadlet"]
+
+_log = logging.getLogger("loom")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REPORT_INTERVAL = 0.05
+"""Seconds between two looks for what the training loop has published."""
+
+DEVICES_INTERVAL = 5.0
+"""Seconds between two looks at the devices."""
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds that the end of the process waits at most for the last reports to be stored."""
+
+MAX_CONFIG = 1000
+"""Keys of the configuration that the weaver is told of at the beginning."""
+
+
+class Threadlet:
+    """A training process, as the weaver sees it.
+
+    Any thread may call any method. A forked child does not use its parent's threadlet: there, what is published
+    goes nowhere and no command comes; a child that trains makes its own.
+
+    Args:
+        replica_id: name of the replica; ``LOOM_REPLICA`` where none is given, or else host and process id.
+        group: name of the replicas that belong together; ``LOOM_GROUP`` where none is given.
+        weaver: ``tcp://HOST:PORT/KEY``; ``LOOM_WEAVER`` where none is given. Without either everything works and
+            nothing is sent.
+        devices: what this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for ``torchrun``
+            use it, or else all those of `loom.devices.local_devices`.
+        config: values of the configuration that are known from the beginning.
+
+    Raises:
+        InvalidAddress: the weaver's address has another form.
+    """
+
+    def __init__(
+        self,
+        replica_id: str | None = None,
+        *,
+        group: str | None = None,
+        weaver: str | None = None,
+        devices: Iterable[LocalDevice] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        text = os.environ.get(ADDRESS_VARIABLE, "") if weaver is None else weaver
+        address = parse_weaver_address(text) if text else None
+        # An empty name is none.
+        self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"
+        self.group = group if group is not None else os.environ.get("LOOM_GROUP", "")
+        self.instance = uuid.uuid4().hex
+        """Tells this process from those that had the replica's name before."""
+        self.devices = list(_own_devices() if devices is None else devices)
+        self._config: dict[str, Any] = dict(config or {})
+        self._registry = HandlerRegistry()
+        self._on_failure: list[Callable[[str, str], Any]] = []
+        self._on_change: list[Callable[[str, bool], Any]] = []
+
+        self._numbers = itertools.count()
+        self._published = -1
+        self._given: deque[tuple[Any, ...]] = deque(maxlen=MAX_KEPT_REPORTS if address else 0)
+        self._rows = RowMaker()
+        self._kept = KeptReports()
+        self._inbox = Inbox()
+        self._pending = self._inbox.pending
+
+        self._applying = threading.RLock()
+        self._step: Any = None
+        self._phase = "between"
+        self._in_steps = False
+        """Whether the loop uses `step`, which knows better than `publish_status` when a step begins and ends."""
+        self._paused = False
+        self._stop = False
+        self._drain_published: int | None = None
+        """What `_published` was when a drain applied; None if none has."""
+
+        self._ended = threading.Event()
+        self._link: WeaverLink | None = None
+        self._threads: list[threading.Thread] = []
+        if address is None:
+            _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
+        else:
+            self._link = WeaverLink(address, self._inbox, self._kept, self._introduction, self._heartbeat)
+            self._begin(self._link)
+
+    def _begin(self, link: WeaverLink) -> None:
+        _open.add(self)
+        if multiprocessing.parent_process() is not None:
+            # Such a child ends without the functions of `atexit`, but with these.
+            Finalize(self, self._end_of_process, exitpriority=10)
+        for target, name in ((self._convert, "loom-reports"), (self._watch_devices, "loom-devices")):
+            self._threads.append(threading.Thread(target=target, name=name, daemon=True))
+        link.start()
+        for thread in self._threads:
+            thread.start()
+
+    # -- what the training loop says ------------------------------------------------------------------------
+
+    def publish_status(
+        self,
+        step: int | None = None,
+        epoch: int | None = None,
+        max_step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell how far the training is. Returns at once, whatever the weaver does.
+
+        Args:
+            step: the step that has been made.
+            epoch: the epoch it belongs to.
+            max_step: how many there will be.
+            metrics: numbers, also of torch and numpy: they are converted in the background, which waits for the
+                device they are on. A tensor that the loop changes in place may be read after the change.
+            config: values of the configuration, as they are now.
+        """
+        if step is not None:
+            self._step = step
+            if self._phase == "between" and not self._in_steps:
+                self._phase = "step"
+        self._published = number = next(self._numbers)
+        if config is not None:
+            config = dict(config)
+            self._config.update(config)
+        self._given.append(
+            (number, time.time(), step, epoch, max_step, None if metrics is None else dict(metrics), config)
+        )
+
+    def step(
+        self,
+        number: int,
+        *,
+        epoch: int | None = None,
+        max_step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Step:
+        """A ``with`` block around one step: everything in one line.
+
+        Before the step and after it, what was commanded meanwhile is applied, and a pause waited for. After it,
+        unless it raised, its status is published, with the metrics that it put into `Step.metrics`.
+
+        Args:
+            number: of the step.
+            epoch, max_step, metrics, config: as for `publish_status`.
+        """
+        return Step(self, number, epoch, max_step, dict(metrics) if metrics else {}, config)
+
+    @property
+    def dropped(self) -> int:
+        """Status reports that were dropped, the oldest first, because the weaver did not take them."""
+        return self._kept.dropped + self._rows.missed
+
+    @property
+    def connected(self) -> bool:
+        """Whether the weaver can be talked to now."""
+        return self._link is not None and self._link.connected
+
+    # -- what the training loop is told ---------------------------------------------------------------------
+
+    def handler(self, key: str) -> Callable[[F], F]:
+        """Have the decorated function called with each new value of a key, in `check_and_apply_updates`.
+
+        The value is converted to the type its parameter is annotated with: int, float, bool, str, an Enum (by name
+        or value), a Literal, Optional, or a list of these. One that is not of the type is refused, as is one
+        for which the function raises; whoever sent it is told why.
+
+        Raises:
+            WrongArguments: the function takes no single argument, or is annotated with another type.
+        """
+        names = sys._getframe(1).f_locals
+
+        def register(function: F) -> F:
+            self._registry.register(key, function, names)
+            if self._link is not None:
+                self._link.send(["handlers", self._registry.types()])
+            return function
+
+        return register
+
+    def on_device_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+        """Decorator: call the function with a device's uuid and the reason, when one that it uses has failed."""
+        self._on_failure.append(function)
+        return function
+
+    def on_device_change(self, function: Callable[[str, bool], Any]) -> Callable[[str, bool], Any]:
+        """Decorator: call the function with a device's uuid, and whether it is to be used, when that is changed."""
+        self._on_change.append(function)
+        return function
+
+    def check_and_apply_updates(self) -> bool:
+        """Apply, in order, what was commanded since the last call; call it between two steps.
+
+        Returns:
+            whether there was anything.
+        """
+        if not self._pending and self._drain_published is None:
+            return False
+        with self._applying:
+            if self._drain_published is not None:
+                self._stop = True
+            return self._advance(updates=True)
+
+    def get_config_update(self) -> dict[str, Any] | None:
+        """Take the next update of the configuration, for a loop that has no handlers; None when there is none.
+
+        It counts as applied. Values are as they came. Other commands that came before it are applied too.
+        """
+        if not self._pending and self._drain_published is None:
+            return None
+        with self._applying:
+            if self._drain_published not in (None, self._published):
+                self._stop = True
+            while (command := self._inbox.take()) is not None:
+                if command.kind == "update_config":
+                    changes = {key: self._changed(key, value) for key, value in command.params.items()}
+                    self._answer(command, changes=changes)
+                    return dict(command.params)
+                self._apply(command)
+            return None
+
+    def wait_while_paused(self) -> None:
+        """Return at once, unless a pause has been commanded: then when it is over. Call it between two steps.
+
+        Meanwhile updates are applied, if there are handlers for any, and stop and drain end the wait.
+        """
+        if not self._paused and not self._pending:
+            return
+        arrived = self._inbox.arrived
+        with self._applying:
+            self._advance(updates=bool(self._registry))
+        if not self._paused:
+            return
+        before, self._phase = self._phase, "paused"
+        self._tell_phase()
+        try:
+            while self._paused and self._inbox.wait(arrived):
+                arrived = self._inbox.arrived
+                with self._applying:
+                    self._advance(updates=bool(self._registry))
+        finally:
+            self._phase = before
+            self._tell_phase()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a pause has been commanded and applied."""
+        return self._paused
+
+    @property
+    def draining(self) -> bool:
+        """Whether a drain has been commanded and applied: the step that follows is the last."""
+        return self._drain_published is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop is to end: a stop has applied, or a drain at the boundary before this one."""
+        return self._stop
+
+    # -- applying -------------------------------------------------------------------------------------------
+
+    def _advance(self, updates: bool) -> bool:
+        """Apply what waits; the caller holds `_applying`."""
+        applied = False
+        while (command := self._inbox.take(updates)) is not None:
+            applied = True
+            self._apply(command)
+        return applied
+
+    def _apply(self, command: Command) -> None:
+        changes: dict[str, dict[str, Any]] = {}
+        refused: dict[str, str] = {}
+        reason = None
+        try:
+            match command.kind:
+                case "update_config":
+                    for outcome in self._registry.apply(command.params):
+                        if outcome.refused is None:
+                            changes[outcome.key] = self._changed(outcome.key, outcome.value)
+                        else:
+                            refused[outcome.key] = outcome.refused
+                    reason = "; ".join(refused.values()) or None
+                case "pause":
+                    self._paused = True
+                case "resume":
+                    self._paused = False
+                case "stop":
+                    self._stop, self._paused = True, False
+                case "drain":
+                    self._drain_published, self._paused = self._published, False
+                case "device_failed":
+                    device, why = str(command.params.get("device")), str(command.params.get("reason"))
+                    reason = _call_each(self._on_failure, device, why)
+                case "deactivate_device" | "reactivate":
+                    reason = self._change_device(command)
+                case _:
+                    reason = f"this replica knows no command {command.kind!r}"
+        except BaseException as error:  # The training ends of it, and has to answer first.
+            reason = f"the training was interrupted: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._answer(command, reason, changes, refused)
+
+    def _change_device(self, command: Command) -> str | None:
+        if not self._on_change:
+            return f"this replica has no function for {command.kind}: @t.on_device_change makes one"
+        return _call_each(self._on_change, str(command.params.get("device")), command.kind == "reactivate")
+
+    def _changed(self, key: str, value: Any) -> dict[str, Any]:
+        old, self._config[key] = self._config.get(key), value
+        return {"old": plain(old), "new": plain(value)}
+
+    def _answer(
+        self,
+        command: Command,
+        reason: str | None = None,
+        changes: dict[str, dict[str, Any]] | None = None,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        answer = {"ok": reason is None, "reason": reason, "changes": changes or {}, "refused": refused or {}}
+        ack = ["ack", command.id, self._whole_step(), answer]
+        self._inbox.finish(command, ack)
+        if self._link is not None:
+            self._link.send(ack)
+
+    def _whole_step(self) -> int | None:
+        return self._step if type(self._step) is int else self._kept.last_step
+
+    # -- the background -------------------------------------------------------------------------------------
+
+    def _introduction(self) -> dict[str, Any]:
+        config = dict(self._config)
+        return {
+            "replica": self.replica_id,
+            "instance": self.instance,
+            "group": self.group,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "procs": _number_in("LOOM_PROCS"),
+            "rank": _number_in("LOOM_RANK") if "LOOM_RANK" in os.environ else _number_in("RANK"),
+            "actors": os.environ.get("LOOM_ACTORS"),
+            "session": os.environ.get("LOOM_SESSION"),
+            "devices": [device.as_dict() for device in self.devices],
+            "handlers": self._registry.types(),
+            "config": {str(key): plain(config[key]) for key in itertools.islice(config, MAX_CONFIG)},
+            "state": "draining" if self.draining else "paused" if self._paused else "running",
+            "step": self._whole_step(),
+        }
+
+    def _heartbeat(self) -> tuple[int | None, str]:
+        return self._whole_step(), self._phase
+
+    def _tell_phase(self) -> None:
+        if self._link is not None:
+            self._link.beat_now()
+
+    def _convert(self) -> None:
+        """Make rows of what is published. A thread of its own: it waits for GPUs."""
+        warned = False
+        while True:
+            ending = self._ended.wait(REPORT_INTERVAL)
+            if self._given:
+                while self._given:
+                    self._kept.add(self._rows.make(Given(*self._given.popleft())))
+                if self._link is not None:
+                    self._link.wake()
+            if self.dropped and not warned:
+                warned = True
+                _log.warning("status reports are dropped, the oldest first: the weaver does not take them")
+            if ending:
+                return
+
+    def _watch_devices(self) -> None:
+        """Report the devices. A thread of its own: NVML may hang when a GPU is broken."""
+        failed = False
+        while not self._ended.wait(DEVICES_INTERVAL if self.connected else REPORT_INTERVAL * 4):
+            if self._link is None or not self._link.connected:
+                continue
+            try:
+                used = {name: use.as_dict() for name, use in device_status(self.devices).items()}
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                if not failed:
+                    failed = True
+                    _log.exception("the devices cannot be looked at")
+                continue
+            self._link.send_if_idle(["devices", time.time(), used])
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Say goodbye to the weaver. Harmless when it has been done.
+
+        Takes at most about two seconds, when the weaver is there but does not store the last reports.
+
+        Args:
+            error: what the training ended of; None if it came to its end.
+        """
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._inbox.close()
+        _open.discard(self)
+        if self._link is None:
+            return
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        self._threads[0].join(CLOSE_TIMEOUT / 2)
+        reason, ending = self._how_it_ended(error)
+        self._link.close(reason, ending, max(0.0, deadline - time.monotonic()))
+
+    def _how_it_ended(self, error: BaseException | None) -> tuple[str, str]:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
+        if error is not None:
+            if isinstance(error, SystemExit):
+                return f"exit code {error.code}", "failed"
+            return f"{type(error).__name__}: {error}"[:2000], "failed"
+        return ("it was told to stop", "stopped") if self._stop else ("it came to its end", "finished")
+
+    def _end_of_process(self) -> None:
+        self.close(_fatal_error())
+
+    def __enter__(self) -> Threadlet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    def _abandon(self) -> None:
+        """In a forked child: become one that has no weaver."""
+        link, self._link = self._link, None
+        self._ended = threading.Event()
+        self._ended.set()
+        self._applying = threading.RLock()
+        self._given = deque(maxlen=0)
+        self._inbox = Inbox()
+        self._inbox.close()
+        self._pending = self._inbox.pending
+        self._paused = False
+        if link is not None:
+            link.abandon()
+
+
+class Step:
+    """One step of a training loop; made by `Threadlet.step`."""
+
+    __slots__ = ("_config", "_epoch", "_max_step", "_threadlet", "metrics", "number")
+
+    def __init__(
+        self,
+        threadlet: Threadlet,
+        number: int,
+        epoch: int | None,
+        max_step: int | None,
+        metrics: dict[str, Any],
+        config: Mapping[str, Any] | None,
+    ) -> None:
+        self._threadlet = threadlet
+        self.number = number
+        self.metrics = metrics
+        """What is published with the step; the block fills it."""
+        self._epoch = epoch
+        self._max_step = max_step
+        self._config = config
+
+    def __enter__(self) -> Step:
+        threadlet = self._threadlet
+        threadlet._in_steps = True
+        threadlet._step = self.number
+        threadlet.check_and_apply_updates()
+        threadlet.wait_while_paused()
+        threadlet._phase = "step"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        threadlet = self._threadlet
+        threadlet._phase = "between"
+        if kind is None:
+            threadlet.publish_status(self.number, self._epoch, self._max_step, self.metrics, self._config)
+            threadlet.check_and_apply_updates()
+            threadlet.wait_while_paused()
+
+
+def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:
+    """Call all, also behind one that raises; return what they raised, or None."""
+    raised = []
+    for function in functions:
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
+            raised.append(f"{getattr(function, '__name__', function)} raised {type(error).__name__}: {error}")
+    return "; ".join(raised) or None
+
+
+def _own_devices() -> list[LocalDevice]:
+    devices = local_devices()
+    rank = _number_in("LOCAL_RANK")
+    if rank is not None and len(devices) > 1 and rank < len(devices):
+        return [devices[rank]]
+    return devices
+
+
+def _number_in(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+# -- the process --------------------------------------------------------------------------------------------
+
+_open: set[Threadlet] = set()
+"""Those of this process that have a link and are not closed."""
+
+
+def _fatal_error() -> BaseException | None:
+    """What the interpreter ends of, as far as it can be known here: not the code of a `sys.exit`."""
+    if (error := sys.exc_info()[1]) is not None:
+        return error
+    # At a prompt, this is any earlier mistake.
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+def _close_all() -> None:
+    for threadlet in list(_open):
+        threadlet._end_of_process()
+
+
+def _abandon_all() -> None:
+    for threadlet in list(_open):
+        threadlet._abandon()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)
