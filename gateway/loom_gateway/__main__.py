@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loom_gateway.doors import Doors
     from loom_gateway.sessions import SessionManager
     from loom_gateway.state_folder import StateFolder
+    from loom_gateway.weaver_process import WeaverKeeper
 
 
 def main() -> int:
@@ -39,6 +40,10 @@ def main() -> int:
     parser.add_argument("--end-sessions", action="store_true", help="end the sessions on SIGTERM, too")
     parser.add_argument("--tunnel-idle", type=float, default=60.0, metavar="SECONDS",
                         help="how long a client over HTTP may go without a poll")  # fmt: skip
+    parser.add_argument("--weaver-listen", default=None, metavar="HOST:PORT",
+                        help="where training processes find the weaver; default: this host, any port")  # fmt: skip
+    parser.add_argument("--weaver-advertise", default=None, metavar="HOST",
+                        help="the host that they are told, where it is another")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     add_door_options(parser)
@@ -83,10 +88,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _end_with_parent(manager: SessionManager) -> None:
+def _end_with_parent(manager: SessionManager, keeper: WeaverKeeper) -> None:
     """End at once when the parent is gone. The drivers end with this process, and the sessions' procs with them."""
     while os.read(0, 4096):
         pass
+    keeper.abandon()
     manager.abandon()
     os._exit(FAILURE)
 
@@ -102,6 +108,7 @@ def _run(
     from loom_gateway.impatience import ImpatientProtocol
     from loom_gateway.relay import RelaySocket
     from loom_gateway.sessions import SessionManager
+    from loom_gateway.weaver_process import WeaverKeeper
 
     host, port = listener.getsockname()[:2]
     url = f"{'wss' if options.tls_cert else 'ws'}://{_connectable(host)}:{port}"
@@ -125,9 +132,13 @@ def _run(
     limits = driver_limits(doors.limits)
     manager = SessionManager(options.worker, options.session_linger, folder, options.exit_with_parent, limits)
     manager.end_sessions |= options.end_sessions
+    where = options.weaver_listen, options.weaver_advertise
+    keeper = WeaverKeeper(manager.folder.weaver, manager.workers, *where, manager.exit_with_gateway)
     if options.exit_with_parent:
-        threading.Thread(target=_end_with_parent, args=(manager,), name="exit-with-parent", daemon=True).start()
-    app = create_app(manager, doors, options.tunnel_idle)
+        threading.Thread(
+            target=_end_with_parent, args=(manager, keeper), name="exit-with-parent", daemon=True
+        ).start()
+    app = create_app(manager, doors, options.tunnel_idle, keeper)
     config = uvicorn.Config(
         DoorKeeper(app, doors),
         loop="uvloop",

@@ -8,18 +8,24 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
 import loom
-from loom.errors import LoomError
+from loom.errors import LoomError, WrongArguments
 from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
 from loom_gateway.ended_sessions import EndedSession
 from loom_gateway.logs import LogQuery
+from loom_gateway.metrics import metrics_text
 from loom_gateway.polling import IDLE, Tunnels
+from loom_gateway.prometheus import CONTENT_TYPE
 from loom_gateway.relay import Relay
 from loom_gateway.sessions import Session, SessionManager
+from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_routes import weaver_routes
+from loom_gateway.weaver_socket import WeaverSocket
 from loom_gateway.workers import parse_worker_address
 
 __all__ = ["create_app"]
@@ -88,23 +94,32 @@ class Health(BaseModel):
     status: str = "ok"
 
 
-def create_app(manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE) -> FastAPI:
+def create_app(
+    manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE, keeper: WeaverKeeper | None = None
+) -> FastAPI:
     """The gateway's application.
 
     For behind a `DoorKeeper`. Errors are ``{"error": {"code", "message"}}``.
 
     Args:
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
+        keeper: of the weaver; one for the manager's folder and workers unless given.
     """
+    keeper = keeper or WeaverKeeper(
+        manager.folder.weaver, manager.workers, exit_with_gateway=manager.exit_with_gateway
+    )
+    weaver = keeper.client
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await manager.adopt()
         manager.prepare_spare()
+        keeper.start()
         manager.on_end = doors.session_ended
         watching = asyncio.ensure_future(doors.watch(manager))
         yield
         watching.cancel()
+        await keeper.close(manager.end_sessions)
         await manager.close()
         doors.audit.close()
 
@@ -120,6 +135,11 @@ def create_app(manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE)
     @app.exception_handler(LoomError)
     async def loom_error(_: Request, error: LoomError) -> Response:
         return _error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_request(_: Request, error: RequestValidationError) -> Response:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return _error_response(WrongArguments(f"the request makes no sense: {wrong[:2000]}"))
 
     @app.get("/healthz")
     async def healthz() -> Health:
@@ -187,9 +207,23 @@ def create_app(manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE)
         lines = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")
 
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "Numbers as Prometheus reads them."}},
+    )
+    async def metrics() -> Response:
+        """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
+        return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
+
+    app.include_router(weaver_routes(weaver))
     relay = Relay(manager, doors)
     app.state.tunnels = Tunnels(relay, tunnel_idle)
-    app.router.routes += [WebSocketRoute("/ws/v1", relay), *app.state.tunnels.routes]
+    app.router.routes += [
+        WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, doors)),
+        WebSocketRoute("/ws/v1", relay),
+        *app.state.tunnels.routes,
+    ]
     return app
 
 

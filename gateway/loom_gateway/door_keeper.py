@@ -12,7 +12,10 @@ from typing import Any, TypeAlias
 from loom.errors import LoomError
 from loom_gateway.doors import Doors, http_status, refusal_headers
 
-__all__ = ["DoorKeeper"]
+__all__ = ["DONE", "DoorKeeper"]
+
+DONE = "loom.done"
+"""Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
 
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
 AsgiReceive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
@@ -52,7 +55,8 @@ class DoorKeeper:
         async def note_and_send(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":  # noted before anybody is told
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
-                self._doors.audit.write("commanded", visit.identity, visit.peer, **command)
+                event, details = scope.get(DONE, ("commanded", {}))
+                self._doors.audit.write(event, visit.identity, visit.peer, **command, **details)
             await send(message)
 
         await self._app(scope, receive, note_and_send)

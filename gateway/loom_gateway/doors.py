@@ -30,7 +30,11 @@ from loom.errors import (
     SessionLost,
     TokenRevoked,
     TooLarge,
+    UnknownCommand,
+    UnknownDevice,
+    UnknownReplica,
     UnknownSession,
+    WeaverUnavailable,
     WrongArguments,
 )
 from loom.wire.handshake import Hello
@@ -56,12 +60,16 @@ _STATUS: dict[type[LoomError], int] = {
     OriginRefused: 403,
     ConnectionLost: 404,
     UnknownSession: 404,
+    UnknownReplica: 404,
+    UnknownDevice: 404,
+    UnknownCommand: 404,
     NoSuchMesh: 404,
     NoSuchRank: 404,
     SessionLost: 410,
     TooLarge: 413,
     WrongArguments: 422,
     LimitReached: 429,
+    WeaverUnavailable: 503,
 }
 
 Cut = Callable[[LoomError], Coroutine[Any, Any, None]]

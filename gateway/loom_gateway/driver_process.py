@@ -1,9 +1,13 @@
-"""A driver's process, as the gateway sees it: one that it started, or one that an earlier gateway did."""
+"""A driver's process, as the gateway sees it: one that it started, or one that an earlier gateway did.
+
+The weaver's process is one, too; see `loom_gateway.weaver_process`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -15,7 +19,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from loom.errors import SessionLost
 from loom_gateway.driver_files import DriverFiles, DriverRecord, LastWords, start_time
@@ -32,6 +36,8 @@ CONNECT_TIMEOUT = 2.0
 
 _LONGEST_LINE = 8192
 _CREDENTIALS = struct.Struct("3i")
+
+Own = TypeVar("Own", bound="OwnDriver")
 
 
 class DriverProcess(ABC):
@@ -90,21 +96,32 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `listening` is done."""
 
+    _name = "the driver"
+    _ready = "listening"
+    """The event in the line by which it says that it listens."""
+
     def __init__(self, files: DriverFiles, process: subprocess.Popen[bytes]) -> None:
         super().__init__(files, process.pid)
         self._process = process
+        self.announcement: dict[str, Any] = {}
+        """That line."""
         self._loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = self._loop.create_future()
         # A thread works with every event loop and wherever there are no pidfds.
         threading.Thread(target=self._follow, name=f"driver-{process.pid}", daemon=True).start()
 
+    @staticmethod
+    def _program(files: DriverFiles) -> list[str]:
+        """The module to run, and where it is to put its files."""
+        return ["loom_gateway.driver", "--socket", files.socket]
+
     @classmethod
-    def start(cls, files: DriverFiles, arguments: Sequence[str]) -> OwnDriver:
+    def start(cls: type[Own], files: DriverFiles, arguments: Sequence[str]) -> Own:
         """Start a driver. Its standard input tells it when this process is gone; see `driver.lifetime`."""
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "loom_gateway.driver", "--socket", files.socket, *arguments],
+                [sys.executable, "-m", *cls._program(files), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,  # until it listens
                 stderr=output,
@@ -122,14 +139,15 @@ class OwnDriver(DriverProcess):
 
     def _read(self, stdout: IO[bytes]) -> None:
         while line := stdout.readline(_LONGEST_LINE):
-            if line.startswith(b'{"event": "listening"'):
-                self._tell(self._is_listening)
+            if line.startswith(f'{{"event": "{self._ready}"'.encode()):
+                self._tell(self._is_listening, json.loads(line))
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def _is_listening(self) -> None:
+    def _is_listening(self, announcement: dict[str, Any]) -> None:
+        self.announcement = announcement
         if not self.listening.done():
             self.listening.set_result(None)
 
@@ -137,7 +155,7 @@ class OwnDriver(DriverProcess):
         super()._ended(exit_code)
         if not self.listening.done():
             last = "\n".join(self.output)
-            text = f"the driver ended before it listened (exit code {exit_code}); its last output:\n{last}"
+            text = f"{self._name} ended before it listened (exit code {exit_code}); its last output:\n{last}"
             self.listening.set_exception(self.lost(text))
 
     def signal(self, number: int) -> None:

@@ -200,6 +200,10 @@ class DriverLink(asyncio.Protocol):
         self._socket: ClientSocket | None = None
         self.written = 0
         """Frames that were sent to the driver."""
+        self.bytes_in = 0
+        """Bytes of them, with their lengths."""
+        self.bytes_out = 0
+        """Bytes that came from the driver."""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done when the driver has closed the connection."""
 
@@ -220,6 +224,7 @@ class DriverLink(asyncio.Protocol):
         return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
+        self.bytes_out += len(data)
         if (
             not self._missing
             and not self._head
@@ -264,8 +269,10 @@ class DriverLink(asyncio.Protocol):
         """Send a frame to the driver; dropped where it is gone, of which the client is about to be told."""
         if self._transport.is_closing():
             return  # uvloop's transport would raise, and the client's connection would end without a word
+        size = sum(map(len, pieces))
         self.written += 1
-        self._transport.writelines((_LENGTH.pack(sum(map(len, pieces))), *pieces))
+        self.bytes_in += _LENGTH.size + size
+        self._transport.writelines((_LENGTH.pack(size), *pieces))
 
     def pause_writing(self) -> None:
         if self._socket is not None:
@@ -387,7 +394,7 @@ class Relay:
                 socket.abort()
 
         try:
-            with self._doors.inside(visit, cut):
+            with self._doors.inside(visit, cut), session.traffic.on(link):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # text, which no client of ours sends
         finally:

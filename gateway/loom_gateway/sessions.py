@@ -9,9 +9,9 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from loom.errors import LoomError, UnknownSession
 from loom.wire.handshake import PROTOCOL
@@ -44,6 +44,44 @@ class SessionState(enum.Enum):
 _ORDER = list(SessionState)
 
 
+class Carrier(Protocol):
+    """A connection between a client and a driver."""
+
+    bytes_in: int
+    """Towards the driver."""
+    bytes_out: int
+    """Towards the client."""
+
+
+class Traffic:
+    """Bytes that were passed on between a session's clients and its driver by this gateway."""
+
+    def __init__(self) -> None:
+        self._earlier_in = self._earlier_out = 0
+        self._carriers: set[Carrier] = set()
+
+    @contextlib.contextmanager
+    def on(self, carrier: Carrier) -> Iterator[None]:
+        """While a connection is open."""
+        self._carriers.add(carrier)
+        try:
+            yield
+        finally:
+            self._carriers.discard(carrier)
+            self._earlier_in += carrier.bytes_in
+            self._earlier_out += carrier.bytes_out
+
+    @property
+    def bytes_in(self) -> int:
+        """Towards the driver."""
+        return self._earlier_in + sum(carrier.bytes_in for carrier in self._carriers)
+
+    @property
+    def bytes_out(self) -> int:
+        """Towards the clients."""
+        return self._earlier_out + sum(carrier.bytes_out for carrier in self._carriers)
+
+
 @dataclass
 class Session:
     """One user's session: a driver and what is known about it."""
@@ -59,6 +97,7 @@ class Session:
     """Clients that are connected."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its driver has ended and it is noted why."""
+    traffic: Traffic = field(default_factory=Traffic)
     _frames: Callable[[], int] = lambda: 0
     _earlier_frames: int = 0
 
@@ -141,6 +180,16 @@ class SessionManager:
     def spare_ready(self) -> bool:
         """Whether a warm driver waits for the next session."""
         return self._spare is not None and self._spare.done() and self._spare.exception() is None
+
+    @property
+    def folder(self) -> StateFolder:
+        """Where drivers are found again."""
+        return self._folder
+
+    @property
+    def exit_with_gateway(self) -> bool:
+        """Whether what this gateway starts ends when it does, however it ends."""
+        return self._exit_with_gateway
 
     @property
     def workers(self) -> list[str]:

@@ -35,6 +35,8 @@ class StateFolder:
         """The file of `loom_gateway.fresh_ports.FreshPorts`; None where nobody will come after this gateway."""
         self.ended: str | None = None if lock is None else os.path.join(path, "ended.json")
         """The file of `loom_gateway.ended_sessions.EndedSessions`; None likewise."""
+        self.weaver = os.path.join(path, "weaver")
+        """The weaver's folder."""
         self._lock = lock
 
     @property

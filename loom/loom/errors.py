@@ -69,6 +69,9 @@ __all__ = [
     "TokenRevoked",
     "TooLarge",
     "TooManyRuns",
+    "UnknownCommand",
+    "UnknownDevice",
+    "UnknownReplica",
     "UnknownSelection",
     "UnknownSession",
     "UnknownToken",
@@ -80,6 +83,7 @@ __all__ = [
     "UntrustedGateway",
     "WaitTimeout",
     "WatcherTooSlow",
+    "WeaverUnavailable",
     "WorkerUnreachable",
     "WorkersSilent",
     "WrongArguments",
@@ -633,6 +637,42 @@ class SyncFailed(LoomError):
     """A host could not take a synced folder, or no longer has it; the text says which host and why."""
 
     code = "sync_failed"
+
+
+# -- the weaver ---------------------------------------------------------------------------------------------
+
+
+class WeaverUnavailable(LoomError, ConnectionError):
+    """The gateway's weaver is away. It is started again by itself; replicas go on meanwhile."""
+
+    code = "weaver_unavailable"
+
+
+class UnknownReplica(LoomError, KeyError):
+    """The weaver knows no replica with that id."""
+
+    code = "unknown_replica"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class UnknownDevice(LoomError, KeyError):
+    """No replica has ever registered a device with that uuid."""
+
+    code = "unknown_device"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class UnknownCommand(LoomError, KeyError):
+    """The weaver has given no command with that id, or has forgotten it: it was done long ago."""
+
+    code = "unknown_command"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 def _subclasses(cls: type[LoomError]) -> dict[str, type[LoomError]]:

@@ -71,6 +71,17 @@ def gateway(
     end_sessions: Annotated[
         bool, typer.Option("--end-sessions", help="End the sessions on SIGTERM, too, as Ctrl-C does.")
     ] = False,
+    weaver_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where training processes find the weaver. Default: this host's address, any port.",
+            show_default=False,
+        ),
+    ] = None,
+    weaver_advertise: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The host that they are told, where it is another.")
+    ] = None,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; the log goes to stderr.")
     ] = "warning",
@@ -112,6 +123,8 @@ def gateway(
     for address in worker:
         arguments += ["--worker", address]
     given = {
+        "--weaver-listen": weaver_listen,
+        "--weaver-advertise": weaver_advertise,
         "--tokens": tokens,
         "--tls-cert": tls_cert,
         "--tls-key": tls_key,

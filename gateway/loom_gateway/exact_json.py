@@ -1,0 +1,37 @@
+"""JSON that every reader takes.
+
+A loss may be no number any more, which Python would write as ``NaN`` and a browser does not read. Such numbers are
+the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` here, which Python's ``float`` and JavaScript's ``Number``
+both turn back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+__all__ = ["exact_json"]
+
+
+def exact_json(value: Any) -> str:
+    """The JSON text of a value; what JSON has no word for is written as text."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NAMES.get(value, "NaN")
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return repr(value)
+
+
+_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}

@@ -1,0 +1,196 @@
+"""The gateway's questions to its weaver, over a unix socket.
+
+A call that comes while the weaver is away waits a moment for it, since one that died is started again at once.
+Nothing that has been asked is asked again: a command would be given twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
+from loom.weaver.link import Splitter, pack
+
+__all__ = ["WeaverClient"]
+
+PATIENCE = 3.0
+"""Seconds that a question waits for a weaver that is away."""
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds that the weaver has to answer, besides those that it was asked to wait."""
+
+
+class WeaverClient:
+    """Asks the weaver.
+
+    Args:
+        path: of its socket.
+        patience: seconds that a question waits for a weaver that is away.
+    """
+
+    def __init__(self, path: str, patience: float = PATIENCE) -> None:
+        self._path = path
+        self._patience = patience
+        self._there = asyncio.Event()
+        self._why_away = "it has not come up yet"
+        self._connecting = asyncio.Lock()
+        self._link: _Link | None = None
+        self._watching: set[_Link] = set()
+
+    # -- what its keeper says ---------------------------------------------------------------------------------
+
+    def came(self) -> None:
+        """Take note that the weaver listens."""
+        self._there.set()
+
+    def went(self, why: str) -> None:
+        """Take note that the weaver is away."""
+        self._there.clear()
+        self._why_away = why
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.went("the gateway is ending")
+        for link in [*self._watching, *([self._link] if self._link else [])]:
+            link.close()
+
+    # -- questions --------------------------------------------------------------------------------------------
+
+    async def ask(self, operation: str, wait: float = 0.0, **arguments: Any) -> Any:
+        """Have the weaver do an operation; return what it gives.
+
+        Args:
+            operation: its name.
+            wait: seconds that the operation may take by what it is asked.
+            arguments: of the operation.
+
+        Raises:
+            WeaverUnavailable: it is away, or went away before it had answered, and may have done it.
+            WrongArguments: the weaver cannot be told of such arguments.
+            LoomError: what the weaver answered.
+        """
+        link = await self._connected()
+        try:
+            return await asyncio.wait_for(link.ask(operation, arguments), ANSWER_TIMEOUT + wait)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
+
+    async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """What there is now, as ``("snapshot", …)``, and then ``("event", …)`` for each push.
+
+        Raises:
+            WeaverUnavailable: the weaver is away, or goes away.
+        """
+        await self._available()
+        link = await self._open()
+        self._watching.add(link)
+        try:
+            async for push in link.watch():
+                yield push
+        finally:
+            self._watching.discard(link)
+            link.close()
+
+    async def available(self) -> None:
+        """Wait until the weaver is there."""
+        await self._there.wait()
+
+    async def _available(self) -> None:
+        try:
+            await asyncio.wait_for(self._there.wait(), self._patience)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(
+                f"the weaver is away: {self._why_away}. It is started again by itself; replicas go on meanwhile"
+            ) from None
+
+    async def _connected(self) -> _Link:
+        async with self._connecting:
+            if self._link is None or self._link.lost:
+                await self._available()
+                self._link = await self._open()
+            return self._link
+
+    async def _open(self) -> _Link:
+        try:
+            _, link = await asyncio.get_running_loop().create_unix_connection(_Link, self._path)
+        except OSError as error:
+            raise WeaverUnavailable(f"the weaver does not listen ({error.strerror or error})") from error
+        return link
+
+
+class _Link(asyncio.Protocol):
+    """A connection to the weaver."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._splitter = Splitter()
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.feed(data):
+                self._take(frame)
+        except ProtocolMismatch:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        asked, self._asked = self._asked, {}
+        text = "the weaver went away before it had answered; it may have done it all the same"
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(WeaverUnavailable(text))
+        self._pushes.put_nowait(None)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+        self._number += 1
+        number = self._number
+        self._send(["ask", number, operation, arguments])
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        self._send(["watch", 1])
+        while (push := await self._pushes.get()) is not None:
+            yield push
+        raise WeaverUnavailable("the weaver went away")
+
+    def _send(self, frame: list[Any]) -> None:
+        if self.lost:
+            raise WeaverUnavailable("the weaver went away")
+        try:
+            self._transport.write(pack(frame))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            if isinstance(error, LoomError):
+                raise
+            raise WrongArguments(f"the weaver cannot be told of this: {error}") from error
+
+    def _take(self, frame: list[Any]) -> None:
+        match frame:
+            case ["answer", int(number), value]:
+                future = self._asked.get(number)
+                if future is not None and not future.done():  # else nobody waits for it any more
+                    future.set_result(value)
+            case ["error", int(number), str(code), str(text)]:
+                future = self._asked.get(number)
+                if future is not None and not future.done():
+                    future.set_exception(error_for_code(code, text))
+            case ["snapshot" | "event" as kind, int(), dict(body)]:
+                self._pushes.put_nowait((kind, body))
+            case _:
+                raise ProtocolMismatch(f"not an answer of the weaver: {frame!r:.80}")

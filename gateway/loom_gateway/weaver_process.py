@@ -1,0 +1,196 @@
+"""The weaver's process: started, found again by the next gateway, and started again when it dies.
+
+It lives in a folder of its own in the gateway's state folder, with files as a driver has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loom.errors import LoomError
+from loom.weaver.link import PROTOCOL
+from loom_gateway.driver.root_client import address_towards
+from loom_gateway.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
+from loom_gateway.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
+from loom_gateway.weaver_client import WeaverClient
+
+__all__ = ["WeaverKeeper"]
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 30.0
+"""Seconds that a weaver may take to come up."""
+
+END_TIMEOUT = 5.0
+"""Seconds that it may take to store what it has and exit before it is killed."""
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 15.0
+"""Seconds before a weaver that died is started again, and the most that it takes where each dies soon."""
+
+STEADY = 30.0
+"""Seconds after which a weaver has not died soon."""
+
+
+@dataclass(frozen=True)
+class WeaverRecord(DriverRecord):
+    """Who the weaver is, for a gateway that did not start it."""
+
+    address: str = ""
+    """Where threadlets find it."""
+
+
+class OwnWeaver(OwnDriver):
+    """A weaver that is a child of this process."""
+
+    _name = "the weaver"
+    _ready = "ready"
+
+    @staticmethod
+    def _program(files: DriverFiles) -> list[str]:
+        return ["loom.weaver", "--folder", os.path.dirname(files.socket)]
+
+
+class WeaverKeeper:
+    """Keeps a weaver running.
+
+    Args:
+        folder: its folder; made where there is none.
+        workers: addresses of the worker hosts, from which it has to be reachable.
+        listen: ``HOST:PORT`` where threadlets find it; None: this machine's address towards the workers, and the
+            port that it had before, or any.
+        advertise: the host that threadlets are told, where it is another.
+        exit_with_gateway: whether it ends when this process does, however it ends.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        workers: Sequence[str],
+        listen: str | None = None,
+        advertise: str | None = None,
+        exit_with_gateway: bool = False,
+    ) -> None:
+        self._files = DriverFiles(os.path.join(folder, "weaver"))
+        self.client = WeaverClient(self._files.socket)
+        """What asks it."""
+        self.address: str | None = None
+        """The value of ``LOOM_WEAVER`` for training processes; None before the first weaver is up."""
+        self._workers = workers
+        self._listen = listen
+        self._advertise = advertise
+        self._exit_with_gateway = exit_with_gateway
+        self._process: DriverProcess | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None while it is away."""
+        return None if self._process is None or self._process.exited.is_set() else self._process.pid
+
+    def start(self) -> None:
+        """Find or start the weaver, in the background."""
+        self._keeping = asyncio.ensure_future(self._keep())
+
+    async def close(self, end: bool) -> None:
+        """Keep it no more.
+
+        Args:
+            end: whether to end it, or to leave it to the next gateway.
+        """
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
+        self.client.close()
+        if end and self._process is not None and not self._process.exited.is_set():
+            await self._process.end("the gateway was stopped", END_TIMEOUT)
+
+    def abandon(self) -> None:
+        """Do what can be done at once where this process is about to end with its parent. On any thread."""
+        if isinstance(self._process, AdoptedDriver):  # which does not see that standard input is closed
+            self._process.signal(signal.SIGTERM)
+
+    async def _keep(self) -> None:
+        delay = FIRST_DELAY
+        while True:
+            began = time.monotonic()
+            try:
+                process = self._adopt() or await self._start()
+            except (LoomError, OSError) as error:
+                why = f"it did not come up: {error}"
+            else:
+                self.client.came()
+                await process.exited.wait()
+                last = "\n".join(process.output)
+                why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
+            self.client.went(why)
+            logger.error("the weaver is away and is started again: %s", why)
+            delay = FIRST_DELAY if time.monotonic() - began > STEADY else delay
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    def _adopt(self) -> DriverProcess | None:
+        """Take over the weaver of an earlier gateway, if there is one."""
+        if not os.path.exists(self._files.record):
+            return None
+        try:
+            record = WeaverRecord.parse(Path(self._files.record).read_text())
+            assert isinstance(record, WeaverRecord)
+            if not record.address:
+                raise NotOurDriver("its gateway ended before it had come up")
+            process = AdoptedDriver.adopt(self._files)
+        except (NotOurDriver, OSError, ValueError) as reason:
+            logger.info("no weaver is adopted: %s", reason)
+            self._clear_away()
+            return None
+        self._process = process
+        self.address = record.address
+        logger.info("the weaver goes on: process %d", process.pid)
+        return process
+
+    def _clear_away(self) -> None:
+        """End what holds the folder and is no weaver that can be used, and remove its files."""
+        with contextlib.suppress(OSError, ValueError):
+            record = self._files.read_record()
+            process = os.pidfd_open(record.pid)
+            try:
+                if start_time(record.pid) == record.started:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+        self._files.remove()
+
+    async def _start(self) -> DriverProcess:
+        os.makedirs(os.path.dirname(self._files.socket), 0o700, exist_ok=True)
+        listen = self._listen
+        if listen is None:
+            host = await asyncio.to_thread(address_towards, self._workers) if self._workers else "127.0.0.1"
+            listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+        arguments = ["--listen", listen]
+        if self._advertise is not None:
+            arguments += ["--advertise", self._advertise]
+        if self._exit_with_gateway:
+            arguments.append("--exit-with-parent")
+        process = self._process = OwnWeaver.start(self._files, arguments)
+        self._write_record(process, "")
+        try:
+            await asyncio.wait_for(asyncio.shield(process.listening), START_TIMEOUT)
+        except asyncio.TimeoutError:
+            await process.end("it did not come up", 0)
+            raise process.lost(f"it did not listen within {START_TIMEOUT:g} s") from None
+        self.address = str(process.announcement["address"])
+        self._write_record(process, self.address)
+        return process
+
+    def _write_record(self, process: DriverProcess, address: str) -> None:
+        record = WeaverRecord(process.pid, start_time(process.pid) or 0, 0, [PROTOCOL], address=address)
+        write_atomically(self._files.record, json.dumps(asdict(record)))
