@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from loom.errors import LoomError, ProtocolMismatch, WrongArguments
 from loom.weaver.asking import Asking
@@ -254,8 +254,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
 
     def send(self, frame: list[Any]) -> None:
         if self.transport is None or self.transport.is_closing():
