@@ -6,6 +6,7 @@ import asyncio
 
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.operations import Operations
+from loom_gateway.driver.weaver_news import WeaverNews
 
 
 def refuse(value: object) -> object:
@@ -18,7 +19,8 @@ async def test_an_answer_that_cannot_be_given_is_an_error() -> None:
     def send(message: Message, eager: bool = True, key: int | None = None) -> None:
         sent.append(message)
 
-    operations = Operations([], [], ("127.0.0.1", 1), asyncio.get_running_loop(), send, lambda: None)
+    loop = asyncio.get_running_loop()
+    operations = Operations([], [], ("127.0.0.1", 1), WeaverNews(None, "", loop), loop, send, lambda: None)
     first = operations.expect(Message(Kind.CALL, 1, [1, "give"]), 0.0, convert=refuse)
     second = operations.expect(Message(Kind.CALL, 2, [1, "give"]), 0.0)
 

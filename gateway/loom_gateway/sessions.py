@@ -281,6 +281,7 @@ class SessionManager:
         port = self._ports.take()
         arguments = [arg for worker in self._workers for arg in ("--worker", worker)]
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
+        arguments += ["--weaver", self._folder.weaver]
         if self._exit_with_gateway:
             arguments.append("--exit-with-gateway")
         if self._folder.temporary:

@@ -25,19 +25,20 @@ SWITCH_INTERVAL = 0.0005
 turns, which would take 5 ms each with Python's own interval."""
 
 
-async def _serve(
-    files: DriverFiles, lifetime: Lifetime, workers: list[str], port: int, max_message: int, max_in_flight: int
-) -> None:
+async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
     from loom_gateway.driver.log_spool import LogSpool
     from loom_gateway.driver.server import DriverServer, prepare
 
     loop = asyncio.get_running_loop()
-    prepare(workers, port)
+    prepare(options.worker, options.port)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(files.socket)
         os.chmod(files.socket, 0o600)
         listener.listen()
-        server = DriverServer(workers, listener, LogSpool(files.log), lifetime, max_message, max_in_flight)
+        limits = options.max_message, options.max_in_flight
+        server = DriverServer(
+            options.worker, listener, LogSpool(files.log), lifetime, *limits, weaver_folder=options.weaver
+        )
         lifetime.start(loop, server.end)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.told_to_end, number)
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--linger", type=float, default=3600.0, help="seconds that a session lives without a client"
     )
+    parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
     parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
     parser.add_argument("--remove-folder", action="store_true", help="and remove the folder of the socket")
     options = parser.parse_args()
@@ -71,8 +73,7 @@ def main() -> None:
 
     from monarch.actor import shutdown_context
 
-    limits = options.max_message, options.max_in_flight
-    asyncio.run(_serve(files, lifetime, options.worker, options.port, *limits))
+    asyncio.run(_serve(files, lifetime, options))
     shutdown_context(host_timeout=0.5).get(timeout=2.0)
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()

@@ -17,12 +17,14 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from loom_gateway.driver.large_results import send_large_results_apart
 from loom_gateway.driver.log_capture import capture_output
 from loom_gateway.driver.synced_trees import OnPath
+from loom_gateway.driver.weaver_news import replica_name
 from loom_gateway.workers import WorkerAddress
 
 __all__ = ["LifelineServer", "bootstrap_on", "hold_on", "watch_host"]
@@ -104,16 +106,21 @@ Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
 def bootstrap_on(
-    address: tuple[str, int], procs: int, bootstrap: Bootstrap | None, on_path: OnPath | None = None
+    address: tuple[str, int],
+    procs: int,
+    bootstrap: Bootstrap | None,
+    on_path: OnPath | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[], Any]:
     """A bootstrap function for ``spawn_procs``: holds on to the driver at ``address``, then runs the user's own.
 
     ``procs`` is the id of the proc mesh that is being made. What ``on_path`` puts on ``sys.path`` is there when the
-    user's own function is unpickled: arguments are unpickled in their order.
+    user's own function is unpickled: arguments are unpickled in their order. ``environment`` is what threadlets
+    find the weaver by, see `loom_gateway.driver.weaver_news`.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_async, address, procs, on_path, bootstrap)
-    return functools.partial(_hold_on, address, procs, on_path, bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_async, address, procs, on_path, dict(environment), bootstrap)
+    return functools.partial(_hold_on, address, procs, on_path, dict(environment), bootstrap)  # type: ignore[arg-type]
 
 
 def hold_on(address: tuple[str, int], procs: int) -> int:
@@ -130,9 +137,16 @@ def hold_on(address: tuple[str, int], procs: int) -> int:
 
 
 def _hold_on(
-    address: tuple[str, int], procs: int, on_path: OnPath | None, bootstrap: Callable[[], None] | None
+    address: tuple[str, int],
+    procs: int,
+    on_path: OnPath | None,
+    environment: Mapping[str, str],
+    bootstrap: Callable[[], None] | None,
 ) -> None:
     rank = hold_on(address, procs)
+    if environment:
+        name = replica_name(environment["LOOM_GROUP"], rank, environment["LOOM_SESSION"])
+        os.environ.update(environment, LOOM_RANK=str(rank), LOOM_REPLICA=name)
     capture_output(address, procs, rank)
     send_large_results_apart()
     if on_path is not None:
@@ -142,9 +156,13 @@ def _hold_on(
 
 
 async def _hold_on_async(
-    address: tuple[str, int], procs: int, on_path: OnPath | None, bootstrap: Callable[[], Awaitable[None]]
+    address: tuple[str, int],
+    procs: int,
+    on_path: OnPath | None,
+    environment: Mapping[str, str],
+    bootstrap: Callable[[], Awaitable[None]],
 ) -> None:
-    _hold_on(address, procs, on_path, None)
+    _hold_on(address, procs, on_path, environment, None)
     await bootstrap()
 
 

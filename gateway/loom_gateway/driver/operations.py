@@ -34,6 +34,7 @@ from loom_gateway.driver.spawns import Spawns
 from loom_gateway.driver.sync import Syncs
 from loom_gateway.driver.translations import TRANSLATIONS
 from loom_gateway.driver.undelivered import Undelivered
+from loom_gateway.driver.weaver_news import WeaverNews
 
 __all__ = ["Asked", "Handler", "Operations"]
 
@@ -85,6 +86,7 @@ class Operations:
         host_mesh: the Monarch host mesh of the session's workers.
         workers: addresses of its hosts.
         lifeline: host and port that every process of the session holds on to; see `process_gone`.
+        weaver: tells the weaver of the processes, and them of it.
         loop: the driver's event loop.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
@@ -98,6 +100,7 @@ class Operations:
         host_mesh: Any,
         workers: Sequence[str],
         lifeline: tuple[str, int],
+        weaver: WeaverNews,
         loop: asyncio.AbstractEventLoop,
         send: Send,
         flush: Callable[[], None],
@@ -107,6 +110,7 @@ class Operations:
     ) -> None:
         self._max_in_flight = max_in_flight or sys.maxsize
         self.lifeline = lifeline
+        self.weaver = weaver
         self.loop = loop
         self.send = send
         self.has_room = has_room

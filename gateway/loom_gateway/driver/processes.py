@@ -44,14 +44,19 @@ class Processes:
         untold, self._untold = self._untold, defaultdict(list)
         for (name, procs), ranks in untold.items():
             self._send(name, {"id": procs, "ranks": ranks})
+            if name == "processes_started":
+                self._session.weaver.started(procs, self._name(procs), ranks)
 
     def gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone: it is lost unless it was stopped."""
         self._started[procs].discard(rank)
+        weaver = self._session.weaver
         if self._was_stopped(procs, rank):
             self._tell_soon("processes_stopped", procs, rank)
+            weaver.gone(procs, rank, True, "its processes were stopped")
         elif (procs, rank) not in self._lost:
             self._lost[procs, rank] = None
+            weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
             self._send("process_lost", self._loss(procs, rank))
 
     def tell_everything(self, send: Callable[[Message], None]) -> None:
@@ -68,8 +73,11 @@ class Processes:
     def _loss(self, procs: int, rank: int) -> dict[str, Any]:
         meshes = self._session.meshes
         actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
-        names = [entry.name for ident, entry in meshes.whole("procs") if ident == procs]
-        return {"mesh": names[0] if names else "", "id": procs, "rank": rank, "actors": actors}
+        return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors}
+
+    def _name(self, procs: int) -> str:
+        names = [entry.name for ident, entry in self._session.meshes.whole("procs") if ident == procs]
+        return names[0] if names else ""
 
     def _send(self, name: str, details: dict[str, Any]) -> None:
         self._session.send(_event(name, details))

@@ -26,10 +26,14 @@ from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
+from loom_gateway.driver.weaver_news import WeaverNews
 
 __all__ = ["DriverServer", "prepare"]
 
 logger = logging.getLogger(__name__)
+
+WEAVER_TIMEOUT = 1.0
+"""Seconds that the weaver has to be told, when the session ends, of what has been stopped."""
 
 
 class DriverServer:
@@ -46,6 +50,7 @@ class DriverServer:
         lifetime: Lifetime,
         max_message: int = MAX_MESSAGE,
         max_in_flight: int = 0,
+        weaver_folder: str | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = list(workers)
@@ -57,6 +62,7 @@ class DriverServer:
         self._lifetime = lifetime
         self._max_message = max_message
         self._max_in_flight = max_in_flight
+        self._weaver_folder = weaver_folder
         self._operations: Operations | None = None
         self._opening = threading.Lock()
         self._clients = Clients(
@@ -98,6 +104,7 @@ class DriverServer:
                     host_mesh,
                     self._workers,
                     lifeline,
+                    WeaverNews(self._weaver_folder, session, self._loop),
                     self._loop,
                     self._clients.send,
                     self._clients.flush,
@@ -212,6 +219,7 @@ class DriverServer:
         if self._operations is not None:
             await self._operations.stop_meshes()
             await self._operations.logs.end()
+            await self._operations.weaver.flush(WEAVER_TIMEOUT)
         await self._loop.run_in_executor(None, self._clients.say_goodbye, Message(Kind.ENDED, 0, [reason]))
         self._listener.close()
         self.ended.set()

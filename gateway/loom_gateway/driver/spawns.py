@@ -42,7 +42,9 @@ class Spawns:
         hosts, name, per_host = message.body
         what = "the bootstrap function or an option of spawn_procs"
         bootstrap, proc_bind, command = self._session.decoder.loads(message.parts, what)
-        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, self._session.syncs.on_path())
+        environment = self._session.weaver.environment(message.id, name)
+        on_path = self._session.syncs.on_path()
+        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
         on = self._session.meshes.entry(hosts)
         self._session.hosts.check(on.ranks)
         with self._session.hosts.speaking():
