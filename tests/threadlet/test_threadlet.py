@@ -822,7 +822,8 @@ def test_what_the_conversion_cannot_keep_up_with_is_dropped_and_counted(
     while not rows or rows[-1][2] != 10_000:
         rows += connection.rows(1)
         connection.send("stored", rows[-1][0])
-    assert made.dropped == 10_000 - 8192
+    # The first, which was held up, is one too many for those that are kept unless it is stored before.
+    assert made.dropped in (10_000 - 8192, 10_000 - 8192 + 1)
     eventually(lambda: "status reports are dropped" in caplog.text, "a warning")
 
 
