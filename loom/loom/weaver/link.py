@@ -5,7 +5,7 @@ gateway asks of the weaver over a unix socket.
 
 Why not Monarch's messages, which carry everything else in a mesh: Monarch (0.7) numbers the messages of each sender
 to each address. A weaver that is killed and started again begins at one, so that processes which knew the one
-before never hear it again, nor it them, and training that goes on while the weaver comes back is what this link is for. A
+before never hear it again, nor it them, while training that goes on until the weaver is back is what this is for. A
 script that ``torchrun`` started has no Monarch at all.
 
 Frames from a threadlet::
