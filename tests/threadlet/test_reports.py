@@ -116,6 +116,17 @@ def test_a_metric_that_is_no_number_is_left_out_with_one_warning(caplog: pytest.
     ]
 
 
+def test_so_many_metrics_are_sent_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    maker = RowMaker()
+    many = {f"metric {place}": place for place in range(1000)}
+
+    assert len(maker.make(given(0, 1, many))[5]) == 1000
+    assert maker.make(given(1, 1, {"one more": 1, "metric 7": 7.5}))[5] == {"metric 7": 7.5}
+    assert maker.make(given(2, 1, {"x" * 201: 1, "": 1, 5: 1}))[5] == {}  # type: ignore[dict-item]
+    assert "more than 1000 metrics are published; not sent: 'one more'" in caplog.text
+    assert "a metric's name is a text of 1 to 200 characters" in caplog.text
+
+
 def test_a_step_may_be_a_scalar_too(caplog: pytest.LogCaptureFixture) -> None:
     numpy = pytest.importorskip("numpy")
     maker = RowMaker()
@@ -123,8 +134,10 @@ def test_a_step_may_be_a_scalar_too(caplog: pytest.LogCaptureFixture) -> None:
     assert maker.make(given(0, numpy.int64(3)))[2] == 3
     assert maker.make(given(1, "three"))[2] is None
     assert maker.make(given(2, math.nan))[2] is None
-    assert maker.make(given(3, 2**70))[2] is None
-    assert "step='three' is no number" in caplog.text
+    assert maker.make(given(3, 2**53))[2] is None
+    assert maker.make(given(4, -1, epoch=-1, max_step=10**400))[2:5] == [None, None, None]
+    assert "step='three' is no count" in caplog.text
+    assert "epoch=-1 is no count" in caplog.text
 
 
 def test_reports_that_never_came_are_counted() -> None:
