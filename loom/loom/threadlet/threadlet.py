@@ -437,10 +437,13 @@ class Threadlet:
         """Report the devices. A thread of its own: NVML may hang when a GPU is broken."""
         failed = False
         broken: dict[str, str | None] = {}
-        while not self._ended.wait(DEVICES_INTERVAL if self.connected else REPORT_INTERVAL * 4):
+        pause = 0.0
+        while not self._ended.wait(pause):
             link = self._link
             if link is None or not link.connected:
+                pause = min(DEVICES_INTERVAL, 4 * REPORT_INTERVAL)
                 continue
+            pause = DEVICES_INTERVAL
             try:
                 status = device_status(self.devices)
             except Exception:  # noqa: BLE001 - logged, and tried again
