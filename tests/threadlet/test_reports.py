@@ -24,6 +24,11 @@ class Unprintable:
         raise RuntimeError("no")
 
 
+class Hostile(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no")
+
+
 def given(number: int, step: Any = 1, metrics: dict[str, Any] | None = None, **more: Any) -> Given:
     return Given(number, 12.5, step, more.get("epoch"), more.get("max_step"), metrics, more.get("config"))
 
@@ -69,6 +74,8 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
         ({1: 2}, {"1": 2}),
         (1j, "1j"),
         (Unprintable(), "<Unprintable>"),
+        ({Unprintable(): Unprintable()}, {"<Unprintable>": "<Unprintable>"}),
+        ({"hostile": Hostile(a=1), "b": 2}, {"hostile": "{'a': 1}", "b": 2}),
         ("x" * 300, "x" * 300),
         (range(10**6), "range(0, 1000000)"),
     ],

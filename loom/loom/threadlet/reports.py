@@ -62,6 +62,13 @@ def number(value: Any) -> float:
 
 def plain(value: Any, depth: int = 8) -> Any:
     """What JSON and msgpack can hold for a value of a configuration; its ``repr``, cut, for what they cannot."""
+    try:
+        return _plain(value, depth)
+    except Exception:  # noqa: BLE001 - whatever the methods of a stranger's value raise
+        return _cut(value)
+
+
+def _plain(value: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, float, str):
         return value
     if isinstance(value, enum.Enum):
@@ -71,14 +78,13 @@ def plain(value: Any, depth: int = 8) -> Any:
     if isinstance(value, (float, str)):
         return float(value) if isinstance(value, float) else str(value)
     if depth and isinstance(value, Mapping):
-        return {str(key): plain(one, depth - 1) for key, one in list(value.items())}
+        return {
+            key if isinstance(key, str) else _cut(key): plain(one, depth - 1) for key, one in list(value.items())
+        }
     if depth and isinstance(value, (list, tuple, set, frozenset)):
         return [plain(one, depth - 1) for one in list(value)]
-    if callable(getattr(value, "item", None)):
-        try:
-            return plain(value.item(), 0)
-        except (TypeError, ValueError, RuntimeError):
-            return _cut(value)
+    if depth and callable(getattr(value, "item", None)):
+        return plain(value.item(), 0)
     return _cut(value)
 
 
@@ -109,10 +115,12 @@ class RowMaker:
         """A row with the next sequence number. What is no number in it is left out, with one warning a name."""
         self._taken += 1
         self._highest = max(self._highest, given.number)
-        self._made += 1
         counts = [self._count(name, getattr(given, name)) for name in ("step", "epoch", "max_step")]
-        config = None if given.config is None else {str(key): plain(value) for key, value in given.config.items()}
-        return [self._made, given.time, *counts, self._metrics(given.metrics), config]
+        config = None if given.config is None else plain(given.config)
+        metrics = self._metrics(given.metrics)
+        # Last, so that one that cannot be made leaves no gap.
+        self._made += 1
+        return [self._made, given.time, *counts, metrics, config]
 
     def _metrics(self, metrics: dict[str, Any] | None) -> dict[str, float]:
         made: dict[str, float] = {}

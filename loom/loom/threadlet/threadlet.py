@@ -404,7 +404,7 @@ class Threadlet:
         }
 
     def _plain_config(self) -> dict[str, Any]:
-        config = {str(key): plain(value) for key, value in dict(self._config).items()}
+        config: dict[str, Any] = plain(dict(self._config))
         if len(config) > MAX_CONFIG or len(pack(["config", config])) > MAX_HELLO // 2:
             _log.warning("the configuration is too large to be told: the weaver sees what changes of it")
             return {}
