@@ -392,7 +392,7 @@ class Threadlet:
             "group": self.group,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "procs": _number_in("LOOM_PROCS"),
+            "procs": _number_in("LOOM_PROCS") or os.environ.get("LOOM_PROCS"),
             "rank": _number_in("LOOM_RANK") if "LOOM_RANK" in os.environ else _number_in("RANK"),
             "actors": os.environ.get("LOOM_ACTORS"),
             "session": os.environ.get("LOOM_SESSION"),
