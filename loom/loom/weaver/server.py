@@ -70,6 +70,7 @@ class Server:
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
         self._soon = False
+        self._py_spies = asyncio.Semaphore(2)
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
         """Begin to serve."""
@@ -213,7 +214,8 @@ class Server:
         link = replica.link
         text = None
         if isinstance(link, ThreadletLink) and link.process is not None and link.process.alive():
-            text = await py_spy(replica.pid)
+            async with self._py_spies:
+                text = await py_spy(replica.pid)
         if text is None and self.weaver.ask_for_stack(id):
             self.plan_commit()
             await asyncio.sleep(STACK_WITHIN)
@@ -396,9 +398,11 @@ class Caller(_Connection):
             else:
                 answer = await self.server.stack(self.server.weaver.replica(str(arguments.get("replica"))))
         except LoomError as error:
-            self._send_answer(["error", number, error.code, str(error)])
+            self._answers.append(["error", number, error.code, str(error)])
         else:
-            self._send_answer(["answer", number, answer])
+            self._answers.append(["answer", number, answer])
+        if not self.server.weaver.urgent:
+            self.flush()
 
     def _watch(self, number: int) -> None:
         self.flush()

@@ -374,6 +374,7 @@ class Weaver:
 
     def take_stack(self, id: str, text: str) -> None:
         """Take a stack, and add it to the event that it was got for."""
+        text = text[:_MAX_STACK]
         _, event = self._stacks.pop(id, (None, None))
         if event is not None:
             self.events.amend(event, stack=text)
@@ -507,48 +508,50 @@ class Weaver:
         self._forget_unused(before)
 
     def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        try:
-            _, reports = frame
-            last = replica.seq
-            fresh = reports if reports[0][0] > last else [report for report in reports if report[0] > last]
-            record, row, id = self.history.record, self._store.journal_id, replica.id
-            for seq, time, step, epoch, max_step, metrics, config in fresh:
-                if type(seq) is not int or seq <= last or seq >= MAX_STEP:
-                    raise ProtocolMismatch(f"a status report has the number {seq!r:.40} after {last}")
-                if type(time) is not float or type(metrics) is not dict:
-                    raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics]!r:.80}")
-                if step is not None:
-                    if type(step) is not int or not 0 <= step < MAX_STEP:
-                        raise ProtocolMismatch(f"step is a count or None, not {step!r:.80}")
-                    if replica.take_step(step, time, now) and replica.state in _STEPS_MATTER:
-                        self._move(replica, Cause.STEPPED, now)
-                if metrics:
-                    record(id, row, time, step, metrics)
-                    replica.metrics.update(metrics)
-                if epoch is not None:
-                    replica.epoch = _count("epoch", epoch)
-                if max_step is not None:
-                    replica.max_step = _count("max_step", max_step)
-                if config:
-                    self._report_config(replica, config, now)
-                last = seq
-        except (TypeError, ValueError, IndexError, KeyError) as error:
-            raise ProtocolMismatch(f"not status reports: {frame!r:.80}") from error
+        match frame:
+            case ["status", list(reports)] if all(type(one) is list and len(one) == 7 for one in reports):
+                before = replica.seq
+                fresh = [report for report in reports if type(report[0]) is not int or report[0] > before]
+            case _:
+                raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
         self._reported[replica] = None
-        if not fresh:
-            return
-        replica.seq = last
-        replica.reported = time
-        self.reports += len(fresh)
-        self._store.log([id, replica.instance, fresh])
-        if replica not in self._unsaved:
-            self._unsaved[replica] = row, now
-        if self.watching:
-            self._touched[replica] = None
+        try:
+            self._take_reports(replica, fresh, now)
+        finally:
+            # Where one of them is refused, those before it are taken.
+            taken = fresh if not fresh or replica.seq == fresh[-1][0] else _up_to(fresh, replica.seq)
+            if taken:
+                replica.reported = taken[-1][1]
+                self.reports += len(taken)
+                self._store.log([replica.id, replica.instance, taken])
+                if replica not in self._unsaved:
+                    self._unsaved[replica] = self._store.journal_id, now
+                if self.watching:
+                    self._touched[replica] = None
 
-    def _report_config(self, replica: Replica, config: Any, now: float) -> None:
-        if type(config) is not dict:
-            raise ProtocolMismatch(f"config is keys and values, not {config!r:.80}")
+    def _take_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
+        record, row, id = self.history.record, self._store.journal_id, replica.id
+        for seq, time, step, epoch, max_step, metrics, config in reports:
+            if type(seq) is not int or not replica.seq < seq < MAX_STEP:
+                raise ProtocolMismatch(f"a status report has the number {seq!r:.40} after {replica.seq}")
+            if type(time) is not float or type(metrics) is not dict or not (config is None or type(config) is dict):
+                raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics, config]!r:.80}")
+            if epoch is not None:
+                replica.epoch = _count("epoch", epoch)
+            if max_step is not None:
+                replica.max_step = _count("max_step", max_step)
+            if step is not None:
+                moved = replica.take_step(_count("step", step), time, now)
+                if moved and replica.state in _STEPS_MATTER:
+                    self._move(replica, Cause.STEPPED, now)
+            if metrics:
+                record(id, row, time, step, metrics)
+                replica.metrics.update(metrics)
+            if config:
+                self._report_config(replica, config, now)
+            replica.seq = seq
+
+    def _report_config(self, replica: Replica, config: dict[str, Any], now: float) -> None:
         changes = {
             key: {"old": replica.config.get(key), "new": value}
             for key, value in config.items()
@@ -640,7 +643,8 @@ class Weaver:
     def _stall(self, replica: Replica, usual: float, now: float) -> None:
         about = {"step": replica.step, "seconds": now - replica.progress, "usual_step_time": usual}
         event = self._move(replica, Cause.NO_STEP, now, about={**about, "phase": replica.phase})
-        self.want_stack(replica, event)
+        if len(self._stacks) < _MAX_STALL_STACKS:
+            self.want_stack(replica, event)
 
     def _unlink(self, replica: Replica, now: float) -> None:
         replica.link = None
@@ -849,6 +853,12 @@ class Weaver:
                             self._unsaved[replica] = row, now
 
 
+_MAX_STALL_STACKS = 16
+"""When a collective hangs, every replica stalls at once; the stacks of a few say why."""
+
+_MAX_STACK = 1 << 16
+"""Characters."""
+
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 _COMMAND_CAUSES = {
@@ -857,6 +867,10 @@ _COMMAND_CAUSES = {
     "reactivate": Cause.RESUMED,
     "drain": Cause.DRAINED,
 }
+
+
+def _up_to(reports: list[list[Any]], seq: int) -> list[list[Any]]:
+    return list(itertools.takewhile(lambda report: type(report[0]) is int and report[0] <= seq, reports))
 
 
 def _count(field_name: str, value: Any) -> int:
