@@ -612,13 +612,14 @@ def test_frames_that_make_no_sense_are_refused(bench: Bench, frame: list[Any]) -
         threadlet.say(*frame)
 
 
-def test_reports_before_one_that_is_refused_are_taken_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [[3, START, "x", None, None, {}, None], ["3", 1, 1], [3], 3, None, []])
+def test_reports_before_one_that_is_refused_are_taken_once(tmp_path: Path, bad: Any) -> None:
     bench = Bench(tmp_path / "store")
     threadlet = Threadlet(bench, "train_0")
     good = [[number, START + number, number, None, None, {"loss": 1.0}, None] for number in (1, 2)]
 
     with pytest.raises(ProtocolMismatch):
-        threadlet.say("status", [*good, [3, START, "x", None, None, {}, None]])
+        threadlet.say("status", [*good, bad])
     again = Threadlet(bench, "train_0", instance=threadlet.instance)
     again.say("status", good)
     bench.restart()

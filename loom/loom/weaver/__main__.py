@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -39,6 +40,7 @@ def main() -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+    _allow_many_connections()
     try:
         host, port = _host_and_port(options.listen)
         if not options.beat > 0:
@@ -89,6 +91,12 @@ async def _serve(
     folder.socket.unlink(missing_ok=True)
     store.close()
     return server.failure
+
+
+def _allow_many_connections() -> None:
+    """Each replica has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -189,12 +189,15 @@ class Server:
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
     def _say(self, output: Output) -> None:
+        last, data = None, b""
         for peer, frame in output.frames:
             if isinstance(peer, ThreadletLink):
                 if frame is None:
                     peer.close()
-                else:
-                    peer.send(frame)
+                    continue
+                if frame is not last:
+                    last, data = frame, pack(frame)
+                peer.write(data)
         for command in output.done:
             for tell in self.weaver.commands.take_waiters(command.id):
                 tell(command)
@@ -259,9 +262,12 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
 
     def send(self, frame: list[Any]) -> None:
+        self.write(pack(frame))
+
+    def write(self, data: bytes) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        self.transport.write(pack(frame))
+        self.transport.write(data)
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
 

@@ -142,6 +142,7 @@ class Weaver:
         self._stacks: dict[str, tuple[str, int | None]] = {}
         self._stack_waiters: dict[str, list[Callable[[str], None]]] = {}
         self._written = now
+        self._told_stored = 0.0
         self._load(now)
 
     # -- from threadlets --------------------------------------------------------------------------------------
@@ -248,9 +249,10 @@ class Weaver:
             self._store.put_outcome(command.id, id, outcome)
         for forgotten in self.commands.add(command, outcomes):
             self._store.drop("commands", forgotten)
+        frame = ["command", command.id, kind, params]  # one for all, so that it is laid out once
         for replica in there:
             if replica.link is not None and replica.id in command.waiting:
-                self._send(replica, ["command", command.id, kind, params])
+                self._send(replica, frame)
         self._urgent = True
         return command
 
@@ -424,10 +426,12 @@ class Weaver:
             self._forgotten.clear()
             self._output.events = self.events.take_new()
         output, self._output = self._output, Output()
-        for replica in self._reported:
-            if replica.link is not None:
-                output.frames.append((replica.link, ["stored", replica.seq]))
-        self._reported.clear()
+        if now >= self._told_stored + _STORED_EVERY:
+            self._told_stored = now
+            for replica in self._reported:
+                if replica.link is not None:
+                    output.frames.append((replica.link, ["stored", replica.seq]))
+            self._reported.clear()
         return output
 
     def take_changes(self) -> dict[str, dict[str, Any]]:
@@ -508,32 +512,40 @@ class Weaver:
         self._forget_unused(before)
 
     def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        match frame:
-            case ["status", list(reports)] if all(type(one) is list and len(one) == 7 for one in reports):
-                before = replica.seq
-                fresh = [report for report in reports if type(report[0]) is not int or report[0] > before]
-            case _:
-                raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
+        reports = frame[1] if len(frame) == 2 else None
+        if type(reports) is not list:
+            raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
+        before = replica.seq
         self._reported[replica] = None
         try:
-            self._take_reports(replica, fresh, now)
+            self._take_reports(replica, reports, now)
+        except (TypeError, ValueError) as error:
+            raise ProtocolMismatch(f"not status reports: {frame!r:.80}") from error
         finally:
             # Where one of them is refused, those before it are taken.
-            taken = fresh if not fresh or replica.seq == fresh[-1][0] else _up_to(fresh, replica.seq)
-            if taken:
-                replica.reported = taken[-1][1]
-                self.reports += len(taken)
-                self._store.log([replica.id, replica.instance, taken])
-                if replica not in self._unsaved:
-                    self._unsaved[replica] = self._store.journal_id, now
-                if self.watching:
-                    self._touched[replica] = None
+            if replica.seq > before:
+                self._keep_reports(replica, reports, before, now)
+
+    def _keep_reports(self, replica: Replica, reports: list[list[Any]], before: int, now: float) -> None:
+        """Write into the journal those reports that were not there and have been taken."""
+        if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
+            taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
+            reports = [report for report in taken if report[0] > before]
+        replica.reported = reports[-1][1]
+        self.reports += len(reports)
+        self._store.log([replica.id, replica.instance, reports])
+        if replica not in self._unsaved:
+            self._unsaved[replica] = self._store.journal_id, now
+        if self.watching:
+            self._touched[replica] = None
 
     def _take_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
         record, row, id = self.history.record, self._store.journal_id, replica.id
         for seq, time, step, epoch, max_step, metrics, config in reports:
-            if type(seq) is not int or not replica.seq < seq < MAX_STEP:
-                raise ProtocolMismatch(f"a status report has the number {seq!r:.40} after {replica.seq}")
+            if type(seq) is not int or seq >= MAX_STEP:
+                raise ProtocolMismatch(f"a status report has a number, not {seq!r:.40}")
+            if seq <= replica.seq:
+                continue
             if type(time) is not float or type(metrics) is not dict or not (config is None or type(config) is dict):
                 raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics, config]!r:.80}")
             if epoch is not None:
@@ -853,6 +865,9 @@ class Weaver:
                             self._unsaved[replica] = row, now
 
 
+_STORED_EVERY = 0.25
+"""Seconds between telling threadlets what is stored: once for several reports, and soon for one that ends."""
+
 _MAX_STALL_STACKS = 16
 """When a collective hangs, every replica stalls at once; the stacks of a few say why."""
 
@@ -869,8 +884,9 @@ _COMMAND_CAUSES = {
 }
 
 
-def _up_to(reports: list[list[Any]], seq: int) -> list[list[Any]]:
-    return list(itertools.takewhile(lambda report: type(report[0]) is int and report[0] <= seq, reports))
+def _number(report: Any) -> int:
+    """Of a status report; over all others where it has none."""
+    return report[0] if type(report) is list and report and type(report[0]) is int else MAX_STEP
 
 
 def _count(field_name: str, value: Any) -> int:
