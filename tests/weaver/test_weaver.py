@@ -10,6 +10,7 @@ import pytest
 
 from loom.errors import ProtocolMismatch
 from loom.weaver.device_map import UnknownDevice
+from loom.weaver.registry import Registry
 from loom.weaver.replicas import UnknownReplica
 from loom.weaver.store import Store
 from loom.weaver.weaver import Peer, Weaver
@@ -66,7 +67,7 @@ class Bench:
         self.events: list[dict[str, Any]] = []
         self.stacks: list[tuple[str, str]] = []
         self.options = options
-        self.weaver = Weaver(Store(path), KEY, self.now, **options)
+        self.weaver = Weaver(Registry(Store(path), self.now, **options), KEY, self.now)
 
     def commit(self) -> None:
         output = self.weaver.commit(self.now)
@@ -90,7 +91,7 @@ class Bench:
             self.commit()
 
     def state(self, replica: str = "train_0") -> str:
-        return self.weaver.replicas[replica].state.value
+        return self.weaver.known.replicas[replica].state.value
 
     def event(self, kind: str) -> dict[str, Any]:
         """The last event of a kind."""
@@ -100,8 +101,8 @@ class Bench:
         return [event["kind"] for event in self.events]
 
     def restart(self) -> None:
-        self.weaver._store.close()
-        self.weaver = Weaver(Store(self.path), KEY, self.now, **self.options)
+        self.weaver.known._store.close()
+        self.weaver = Weaver(Registry(Store(self.path), self.now, **self.options), KEY, self.now)
 
 
 @pytest.fixture
@@ -142,6 +143,17 @@ def test_a_replica_without_a_connection_recovers_or_fails(bench: Bench) -> None:
     assert "not connected for 3.0 s" in event["reason"]
 
 
+def test_a_replica_that_has_not_begun_is_registering_until_it_steps(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0", state="registering")
+    first.lose()
+    bench.wait(2)
+    again = Threadlet(bench, "train_0", instance=first.instance, state="registering")
+    before = bench.state()
+    again.step(1)
+
+    assert (before, bench.state()) == ("registering", "running")
+
+
 def test_a_replica_that_was_thought_dead_and_says_hello_runs(bench: Bench) -> None:
     bench.now += 100
     threadlet = Threadlet(bench, "train_0")
@@ -152,7 +164,7 @@ def test_a_replica_that_was_thought_dead_and_says_hello_runs(bench: Bench) -> No
     Threadlet(bench, "train_0", instance=threadlet.instance)
 
     assert (before, bench.state()) == ("failed", "running")
-    assert bench.weaver.replicas["train_0"].died_of is None
+    assert bench.weaver.known.replicas["train_0"].died_of is None
 
 
 def test_a_connection_on_which_nothing_comes_is_given_up(bench: Bench) -> None:
@@ -229,10 +241,10 @@ def test_a_new_process_takes_over_from_one_that_is_gone(bench: Bench) -> None:
 
     second = Threadlet(bench, "train_0", devices=[{**GPU, "uuid": "GPU-1"}])
 
-    replica = bench.weaver.replicas["train_0"]
+    replica = bench.weaver.known.replicas["train_0"]
     assert (replica.instance, replica.step, replica.seq) == (second.instance, None, 0)
-    assert bench.weaver.devices.devices_of("train_0") == ["GPU-1"]
-    assert "GPU-0" not in bench.weaver.devices
+    assert bench.weaver.known.devices.devices_of("train_0") == ["GPU-1"]
+    assert "GPU-0" not in bench.weaver.known.devices
 
 
 def test_a_new_process_takes_over_from_one_that_is_silent(bench: Bench) -> None:
@@ -270,7 +282,7 @@ def test_a_replica_that_takes_no_step_while_it_beats_is_stalled_until_it_does(be
     assert event["time"] - stopped == pytest.approx(5.0, abs=0.3)
     assert (event["step"], event["usual_step_time"], event["phase"]) == (9, 0.5, "step")
     assert replica == "train_0"
-    assert bench.weaver.events.after(event["id"] - 1, 1)[0].data["stack"] == "in all_reduce()"
+    assert bench.weaver.known.events.after(event["id"] - 1, 1)[0].data["stack"] == "in all_reduce()"
     assert bench.kinds().count("stalled") == 2  # once more with its stack
 
 
@@ -399,7 +411,7 @@ def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
     threadlet.ack(command.id, ok=False, reason="no handler for x", changes=changes, refused={"x": "no handler"})
 
     event = bench.event("refused")
-    assert bench.weaver.replicas["train_0"].config == {"learning_rate": 0.2, "momentum": 0.9}
+    assert bench.weaver.known.replicas["train_0"].config == {"learning_rate": 0.2, "momentum": 0.9}
     assert (event["by"], event["cause"], event["step"]) == ("anna", command.event, 5)
     assert event["refused"] == {"x": "no handler"}
 
@@ -427,7 +439,7 @@ def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) ->
     threadlet.say("bye", "drained", "finished")
 
     assert (draining, bench.state()) == ("draining", "finished")
-    assert len(bench.weaver.devices) == 0
+    assert len(bench.weaver.known.devices) == 0
 
 
 # -- devices --------------------------------------------------------------------------------------------------
@@ -455,7 +467,7 @@ def test_a_device_failure_shows_the_device_the_replicas_and_what_was_done(bench:
         ("eval_0", "notify", 1),
     ]
     assert {one["cause"] for one in bench.events if one["kind"] == "command"} == {event.id}
-    assert bench.weaver.devices.state("GPU-0") == "failed"
+    assert bench.weaver.known.devices.state("GPU-0") == "failed"
 
 
 def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> None:
@@ -477,15 +489,40 @@ def test_a_failure_of_a_device_that_nobody_has_is_refused(bench: Bench) -> None:
         bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
 
 
+def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_is_there(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    first = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    again = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    threadlet.lose()
+    second = Threadlet(bench, "train_0")
+
+    later = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+
+    assert again is first
+    assert later.id > first.id
+    assert len(threadlet.commands()) == len(second.commands()) == 1
+
+
+def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+
+    assert [kind for kind, _ in threadlet.commands()] == ["device_failed", "reactivate", "device_failed"]
+
+
 def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> None:
     Threadlet(bench, "train_0")
 
     bench.weaver.command("deactivate_device", {"device": "GPU-0"}, "*", "anna", bench.now)
-    inactive = bench.weaver.devices.state("GPU-0"), bench.weaver.devices.reason("GPU-0")
+    inactive = bench.weaver.known.devices.state("GPU-0"), bench.weaver.known.devices.reason("GPU-0")
     bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
 
     assert inactive == ("inactive", "deactivated by anna")
-    assert bench.weaver.devices.state("GPU-0") == "active"
+    assert bench.weaver.known.devices.state("GPU-0") == "active"
 
 
 def test_the_status_of_devices_is_kept_as_it_is_now(bench: Bench) -> None:
@@ -493,7 +530,7 @@ def test_the_status_of_devices_is_kept_as_it_is_now(bench: Bench) -> None:
 
     threadlet.say("devices", bench.now, {"GPU-0": {"utilization": 0.5, "memory_used": 7}, "GPU-9": {}})
 
-    assert bench.weaver.device_status == {
+    assert bench.weaver.known.device_status == {
         "GPU-0": {
             "utilization": 0.5,
             "memory_used": 7,
@@ -517,16 +554,16 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     bench.weaver.set_policy("train*", "stop", "anna", bench.now)
     bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
-    before = {id: replica.to_dict() for id, replica in bench.weaver.replicas.items()}
+    before = {id: replica.to_dict() for id, replica in bench.weaver.known.replicas.items()}
 
     bench.restart()
 
     weaver = bench.weaver
-    assert {id: replica.to_dict() for id, replica in weaver.replicas.items()} == before
-    assert weaver.devices.replicas_of("GPU-0") == ["train_0"]
-    assert weaver.devices.state("GPU-0") == "failed"
-    assert weaver.policy.action("train_9") == "stop"
-    assert [command.kind for command in weaver.commands.unanswered("train_0")] == ["device_failed", "stop"]
+    assert {id: replica.to_dict() for id, replica in weaver.known.replicas.items()} == before
+    assert weaver.known.devices.replicas_of("GPU-0") == ["train_0"]
+    assert weaver.known.devices.state("GPU-0") == "failed"
+    assert weaver.known.policy.action("train_9") == "stop"
+    assert [command.kind for command in weaver.known.commands.unanswered("train_0")] == ["device_failed", "stop"]
     assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
 
 
@@ -553,9 +590,9 @@ def test_a_commit_without_news_keeps_the_status_in_the_journal_only_so_long(tmp_
     threadlet.beat()
     bench.commit()
 
-    assert list(bench.weaver._store.journal()) == []
+    assert list(bench.weaver.known._store.journal()) == []
     bench.restart()
-    assert (bench.weaver.replicas["train_0"].step, bench.weaver.replicas["train_0"].seq) == (1, 1)
+    assert (bench.weaver.known.replicas["train_0"].step, bench.weaver.known.replicas["train_0"].seq) == (1, 1)
 
 
 def test_only_so_many_replicas_that_ended_are_remembered(tmp_path: Path) -> None:
@@ -565,20 +602,20 @@ def test_only_so_many_replicas_that_ended_are_remembered(tmp_path: Path) -> None
         threadlet.step(1, loss=1.0)
         threadlet.say("bye", "done", "failed")
 
-    before = list(bench.weaver.replicas), [device.uuid for device in bench.weaver.devices]
+    before = list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]
     bench.restart()
 
     assert before == (["train_3", "train_4", "train_5"], ["GPU-3", "GPU-4", "GPU-5"])
-    assert (list(bench.weaver.replicas), [device.uuid for device in bench.weaver.devices]) == before
-    assert bench.weaver.history.metrics("train_0") == []
-    assert bench.weaver.states["failed"] == 3  # type: ignore[index]
+    assert (list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]) == before
+    assert bench.weaver.known.history.metrics("train_0") == []
+    assert bench.weaver.known.states["failed"] == 3  # type: ignore[index]
 
 
 def test_an_unknown_replica_is_named_with_those_that_are_known(bench: Bench) -> None:
     Threadlet(bench, "train_0")
 
     with pytest.raises(UnknownReplica) as caught:
-        bench.weaver.replica("train_7")
+        bench.weaver.known.replica("train_7")
 
     assert str(caught.value) == 'no replica named "train_7"; registered: train_0'
 
@@ -624,8 +661,8 @@ def test_reports_before_one_that_is_refused_are_taken_once(tmp_path: Path, bad: 
     again.say("status", good)
     bench.restart()
 
-    assert bench.weaver.replicas["train_0"].seq == 2
-    assert [step for _, step, _ in bench.weaver.history.between("train_0", "loss")] == [1, 2]
+    assert bench.weaver.known.replicas["train_0"].seq == 2
+    assert [step for _, step, _ in bench.weaver.known.history.between("train_0", "loss")] == [1, 2]
 
 
 def test_a_collective_that_hangs_has_the_stacks_of_a_few(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from loom.cli.exit_codes import report
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.weaver.folder import WeaverFolder
 from loom.weaver.link import WeaverAddress
+from loom.weaver.registry import Registry
 from loom.weaver.server import Server, monotonic_clock
 from loom.weaver.store import Store
 from loom.weaver.weaver import Timing, Weaver
@@ -76,7 +77,7 @@ async def _serve(
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
     clock = monotonic_clock()
-    weaver = Weaver(store, address.key, clock(), Timing(beat=beat))
+    weaver = Weaver(Registry(store, clock()), address.key, clock(), Timing(beat=beat))
     # What was loaded stays: looking through it again and again finds nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -165,12 +165,12 @@ class Server:
         Raises:
             WrongArguments: there is no such command.
         """
-        command = self.weaver.commands.get(id)
+        command = self.weaver.known.commands.get(id)
         if command is None:
             raise WrongArguments(f"there is no command {id!r:.80}, or it was done long ago")
         if not command.done and timeout > 0:
             done = asyncio.Event()
-            leave = self.weaver.commands.when_done(id, lambda command: done.set())
+            leave = self.weaver.known.commands.when_done(id, lambda command: done.set())
             try:
                 await asyncio.wait_for(done.wait(), timeout)
             except asyncio.TimeoutError:
@@ -182,7 +182,7 @@ class Server:
         }
 
     def _why_waiting(self, command: Command, id: str) -> str:
-        replica = self.weaver.replicas.get(id)
+        replica = self.weaver.known.replicas.get(id)
         state = "gone" if replica is None else replica.state.value
         since = self.clock() - command.time
         hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING.value else ""
@@ -199,7 +199,7 @@ class Server:
                     last, data = frame, pack(frame)
                 peer.write(data)
         for command in output.done:
-            for tell in self.weaver.commands.take_waiters(command.id):
+            for tell in self.weaver.known.commands.take_waiters(command.id):
                 tell(command)
         for id, replica in output.stacks:
             self.run(self._get_stack(id, replica))
@@ -241,10 +241,10 @@ class Server:
             await asyncio.sleep(COMMIT_EVERY)
             now = self.clock()
             self.weaver.tick(now)
-            self.weaver.watching = bool(self.watchers)
+            self.weaver.known.watching = bool(self.watchers)
             if self.watchers and now >= changed + self._changes_every:
                 changed = now
-                changes = self.weaver.take_changes()
+                changes = self.weaver.known.take_changes()
                 if changes:
                     self._push({"changes": changes})
             self.plan_commit()
@@ -402,7 +402,7 @@ class Caller(_Connection):
                     raise WrongArguments(f"timeout is from 0 to {MAX_OUTCOME_WAIT:g} seconds, not {timeout!r:.80}")
                 answer: Any = await self.server.outcome(str(arguments.get("id")), timeout)
             else:
-                answer = await self.server.stack(self.server.weaver.replica(str(arguments.get("replica"))))
+                answer = await self.server.stack(self.server.weaver.known.replica(str(arguments.get("replica"))))
         except LoomError as error:
             self._answers.append(["error", number, error.code, str(error)])
         else:
@@ -416,7 +416,7 @@ class Caller(_Connection):
         self._snapshot = self.transport.get_write_buffer_size() if self.transport is not None else 0
         self._watches.add(number)
         self.server.watchers.add(self)
-        self.server.weaver.watching = True
+        self.server.weaver.known.watching = True
 
     def _send_answer(self, answer: list[Any]) -> None:
         try:
