@@ -166,10 +166,8 @@ def test_reports_that_are_sent_again_are_stored_once(weaver: WeaverProcess) -> N
     again.await_stored(2)
 
     assert welcome["seq"] == 1
-    assert weaver.gateway().ask("history", replica="train_0", metric="loss") == [
-        [START + 1, 1, 1.0],
-        [START + 2, 2, 0.5],
-    ]
+    history = weaver.gateway().ask("history", replica="train_0", metric="loss")
+    assert history == [[START + 1, 1, 1.0], [START + 2, 2, 0.5]]
 
 
 def test_nothing_acknowledged_is_lost_wherever_the_weaver_is_killed(weaver: WeaverProcess) -> None:
