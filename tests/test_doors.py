@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 
 import loom
 from loom import Actor, endpoint
-from loom.cli.rest import Gateway
+from loom.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.auth import TokenAuthority
 from loom_gateway.door_keeper import DoorKeeper

@@ -16,7 +16,7 @@ import trustme
 
 import loom
 from loom import Actor, endpoint
-from loom.cli.rest import Gateway
+from loom.rest import Gateway
 from loom_proxy.local import LocalCluster
 from loom_proxy.tls_socket import TlsSocket
 from tests.processes import run

@@ -24,6 +24,7 @@ from loom_proxy.shape import Shape
 from loom_proxy.sync import SyncedFolders, SyncResult
 from loom_proxy.transport import normalise_url
 from loom_proxy.undelivered import UndeliveredCall, undelivered_calls
+from loom_proxy.weaver import WeaverProxy
 
 __all__ = ["Job", "JobState", "connect"]
 
@@ -159,6 +160,15 @@ class Job:
     @progress.setter
     def progress(self, show: bool | None) -> None:
         self._connection.progress = show
+
+    @property
+    def weaver(self) -> WeaverProxy:
+        """The gateway's weaver: every replica and device, those of other sessions too, and how to change them.
+
+        It is asked over HTTP, not over this session's connection, and can be asked when the session is over.
+        """
+        connection = self._connection
+        return WeaverProxy(self.url, self.token, connection._address.ca)
 
     def state(self) -> JobState:
         """The hosts, under the name that Monarch's jobs give them."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import loom
-from loom.cli import logs, serve, status, token, up
+from loom.cli import logs, serve, status, token, up, weaver
 
 __all__ = ["app"]
 
@@ -47,3 +47,13 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.add_typer(status.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
+app.command()(weaver.watch)
+app.add_typer(weaver.config_app, name="config")
+for command in (weaver.pause, weaver.resume, weaver.stop, weaver.drain):
+    app.command()(command)
+app.command()(weaver.events)
+app.command()(weaver.metrics)
+app.command()(weaver.stacks)
+app.command()(weaver.devices)
+app.command("fail-device")(weaver.fail_device)
+app.command()(weaver.policy)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.rest import Gateway
 from loom.cli.status import Ca, Token, Url
 from loom.errors import UnknownSession, WrongArguments
+from loom.rest import Gateway
 
 __all__ = ["logs"]
 

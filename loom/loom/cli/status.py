@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.rest import Gateway
+from loom.errors import WeaverUnavailable
+from loom.rest import Gateway
 
 __all__ = ["print_json", "print_table", "sessions_app", "status", "when"]
 
@@ -31,23 +32,40 @@ sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", n
 
 
 def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
-    """Show a gateway's version, its workers, how many sessions it has, and why the last ones have ended."""
+    """Show a gateway's version, its workers, sessions and replicas, and why the last sessions have ended."""
     gateway = Gateway(url, token, ca=ca)
     answer, ended = gateway.status(), gateway.ended_sessions()
+    away: str | None = None
+    try:
+        replicas = gateway.weaver("replicas", "replicas")["replicas"]
+    except WeaverUnavailable as error:
+        replicas, away = [], str(error)
     if as_json:
-        print_json({**answer, "ended": ended})
+        print_json({**answer, "ended": ended, "replicas": replicas, "weaver_away": away})
         return
     print_table(
         f"gateway {answer.get('version', '?')} at {url}, {_count(answer.get('sessions', 0), 'session')}",
         ["worker", "reachable"],
         [[str(worker["address"]), "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
+    if away is not None:
+        typer.echo(away)
+    if replicas:
+        _print_replicas(replicas)
     if ended:
         print_table(
             "sessions that have ended, the last first",
             ["name", "ended", "why", "exit code"],
             [_ended_row(session) for session in reversed(ended[-ENDED_SHOWN:])],
         )
+
+
+def _print_replicas(replicas: list[dict[str, Any]]) -> None:
+    from loom.cli.weaver_display import REPLICA_COLUMNS, replica_row
+    from loom_proxy.weaver_views import ReplicaInfo
+
+    rows = [replica_row(ReplicaInfo.read(one)) for one in replicas]
+    print_table(_count(len(replicas), "replica"), REPLICA_COLUMNS, rows)
 
 
 @sessions_app.command("list")

@@ -1,4 +1,4 @@
-"""The gateway's REST interface, as the commands use it; with the standard library only."""
+"""The gateway's REST interface, as the commands and `Job.weaver` use it; with the standard library only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from loom.errors import GatewayUnreachable, InvalidAddress, LoomError, NotAGateway, error_for_code
+from loom.errors import (
+    GatewayUnreachable,
+    InvalidAddress,
+    LoomError,
+    NotAGateway,
+    WrongArguments,
+    error_for_code,
+)
 from loom.tls import client_context, tls_error
 
-__all__ = ["Gateway"]
+__all__ = ["Gateway", "quoted"]
 
 _SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
+
+STACK_WAIT = 30.0
+"""Seconds that it may take to get a stack, besides those of any call."""
 
 _NOBODY_BEHIND = (502, 503, 504)
 """What an ingress answers while the gateway behind it does not."""
@@ -66,7 +76,7 @@ class Gateway:
         Raises:
             UnknownSession: no session has that name.
         """
-        self._call("DELETE", f"/sessions/{quote(name, safe='')}", expect="name")
+        self._call("DELETE", f"/sessions/{quoted(name)}", expect="name")
 
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
         """Each line that a session's processes printed; with ``follow`` the new ones too, until it ends.
@@ -80,7 +90,7 @@ class Gateway:
             UnknownSession, NoSuchMesh, NoSuchRank: what is asked for is not there.
         """
         given = {name: value for name, value in wanted.items() if value is not None}
-        path = f"/sessions/{quote(session, safe='')}/logs?" + urlencode({**given, "follow": int(follow)})
+        path = f"/sessions/{quoted(session)}/logs?" + urlencode({**given, "follow": int(follow)})
         with self._open("GET", path) as response:
             for line in response:
                 # A follower gets empty lines as signs of life.
@@ -90,20 +100,60 @@ class Gateway:
                         raise self._not_a_gateway()
                     yield entry
 
-    def _call(self, method: str, path: str, expect: str) -> dict[str, Any]:
-        with self._open(method, path) as response:
+    # -- the weaver -----------------------------------------------------------------------------------------
+
+    def weaver(
+        self, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0, **wanted: Any
+    ) -> dict[str, Any]:
+        """Read something of the weaver, or post something to it.
+
+        Args:
+            path: behind ``/weaver/``, with its parts `quoted`.
+            expect: a name that the answer has.
+            body: to post; None reads.
+            patience: seconds that the answer may take by what is asked.
+            wanted: parameters of the query; None for those that are not to be given.
+
+        Raises:
+            WeaverUnavailable: the weaver is away.
+            UnknownReplica, UnknownDevice, UnknownCommand, WrongArguments: as the weaver says.
+        """
+        method = "GET" if body is None else "POST"
+        return self._call(method, f"/weaver/{path}{_query(wanted)}", expect, body, patience)
+
+    def stacks(self, replica: str) -> str:
+        """Where the threads of a replica are in their code.
+
+        Raises:
+            UnknownReplica: there is none with the id.
+        """
+        with self._open("GET", f"/weaver/replicas/{quoted(replica)}/stacks", patience=STACK_WAIT) as response:
+            return response.read().decode()
+
+    # -- all of it ------------------------------------------------------------------------------------------
+
+    def _call(
+        self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
+    ) -> dict[str, Any]:
+        with self._open(method, path, body, patience) as response:
             answer = _json_object(response.read())
         if expect not in answer:
             raise self._not_a_gateway()
         return answer
 
     @contextmanager
-    def _open(self, method: str, path: str) -> Iterator[http.client.HTTPResponse]:
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
+    ) -> Iterator[http.client.HTTPResponse]:
         request = urllib.request.Request(self._base + path, method=method)
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
+        if body is not None:
+            request.data = _body(body)
+            request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout, context=self._context) as response:
+            timeout = self._timeout + patience
+            with urllib.request.urlopen(request, timeout=timeout, context=self._context) as response:
                 yield response
         except LoomError:
             raise
@@ -132,6 +182,23 @@ class Gateway:
 
     def _not_a_gateway(self) -> NotAGateway:
         return NotAGateway(f"what answers at {self.url} is no Loom gateway: check the host and the port")
+
+
+def quoted(part: str) -> str:
+    """A part of a path."""
+    return quote(part, safe="")
+
+
+def _query(wanted: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _body(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongArguments(f"this cannot be said in JSON: {error}") from error
 
 
 def _rest_url(url: str) -> str:

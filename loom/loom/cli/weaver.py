@@ -1,0 +1,307 @@
+"""The commands about replicas and devices: looking at them, and telling them what to do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loom.cli.exit_codes import FAILURE
+from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
+from loom.errors import WaitTimeout, WrongArguments
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver import CommandProxy, WeaverProxy
+    from loom_proxy.weaver_views import Acknowledgement, WeaverEvent
+
+__all__ = [
+    "config_app",
+    "devices",
+    "drain",
+    "events",
+    "fail_device",
+    "metrics",
+    "pause",
+    "policy",
+    "resume",
+    "stacks",
+    "stop",
+    "watch",
+]
+
+config_app = typer.Typer(help="The configuration that training processes run with.", no_args_is_help=True)
+
+Replicas = Annotated[
+    str,
+    typer.Option("--replica", metavar="NAME", help="A replica, a group, or a glob over both; * for all."),
+]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
+Replica = Annotated[str, typer.Argument(help="Id of the replica.")]
+
+
+def watch(
+    url: Url,
+    token: Token = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for whatever changes.")] = False,
+    ca: Ca = None,
+) -> None:
+    """Show every replica and device as they change, until Ctrl-C."""
+    from loom.cli.weaver_display import json_line, live
+
+    weaver = _weaver(url, token, ca)
+    with _until_interrupted():
+        if as_json:
+            for update in weaver.watch():
+                typer.echo(json_line(update))
+        else:
+            live(weaver.watch(), lambda: (weaver.replicas(), weaver.devices()), url)
+
+
+@config_app.command("set")
+def config_set(
+    url: Url,
+    values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Values are JSON, or else text.")],
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Change the configuration of replicas while they train, and show at which step each took it.
+
+    Exits with 1 unless every one did.
+    """
+    command = _weaver(url, token, ca).command("update_config", _config(values), replica)
+    _report(command, replica, timeout, as_json)
+
+
+def pause(
+    url: Url,
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Have replicas wait at their next step boundary."""
+    _report(_weaver(url, token, ca).pause(replica), replica, timeout, as_json)
+
+
+def resume(
+    url: Url,
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Have paused replicas go on."""
+    _report(_weaver(url, token, ca).resume(replica), replica, timeout, as_json)
+
+
+def stop(
+    url: Url,
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Have replicas end their training at the next step boundary."""
+    _report(_weaver(url, token, ca).stop(replica), replica, timeout, as_json)
+
+
+def drain(
+    url: Url,
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Have replicas finish what they do, and leave."""
+    _report(_weaver(url, token, ca).drain(replica), replica, timeout, as_json)
+
+
+def devices(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
+    """List the devices, and the replicas on them."""
+    found = _weaver(url, token, ca).devices()
+    if as_json:
+        print_json({"devices": [asdict(device) for device in found.values()]})
+        return
+    from loom.cli.weaver_display import device_row
+
+    columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
+    print_table(f"{len(found)} devices", columns, [device_row(device) for device in found.values()])
+
+
+def fail_device(
+    url: Url,
+    device: Annotated[str, typer.Argument(metavar="UUID", help="The device, as `loom devices` names it.")],
+    reason: Annotated[str, typer.Option(help="What is wrong with it.")] = "",
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Say that a device has failed: its replicas are told, and what their groups' policies say is done."""
+    event = _weaver(url, token, ca).report_device_failure(device, reason)
+    if as_json:
+        print_json(_event(event))
+        return
+    chain = event.data.get("replicas") or []
+    print_table(
+        f"device {device} has failed (event {event.id}); {len(chain)} replicas on it",
+        ["replica", "group", "state", "done"],
+        [[one["replica"], one["group"], one["state"], one["action"] or "nothing: it has ended"] for one in chain],
+    )
+
+
+def policy(
+    url: Url,
+    group: Annotated[str | None, typer.Argument(help="A group, or a glob; * for all.", show_default=False)] = None,
+    action: Annotated[
+        str | None, typer.Argument(help="notify, pause, stop or respawn.", show_default=False)
+    ] = None,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Choose what is done with a group's replicas when a device of theirs fails; without arguments, show it."""
+    weaver = _weaver(url, token, ca)
+    if (group is None) != (action is None):
+        raise WrongArguments("give a group and an action, or neither")
+    found = weaver.policies() if group is None or action is None else weaver.set_policy(group, action)
+    if as_json:
+        print_json({"policies": found})
+    else:
+        rows = [[one, done] for one, done in found.items()]
+        print_table("when a device fails; others are notified", ["group", "action"], rows)
+
+
+def events(
+    url: Url,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    after: Annotated[
+        int | None, typer.Option(min=0, help="Begin after the event with this id.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the newest, without --after.")] = 100,
+    kind: Annotated[str | None, typer.Option(help="Only those of this kind.", show_default=False)] = None,
+    replica: Annotated[str | None, typer.Option(help="Only those about this replica.", show_default=False)] = None,
+    token: Token = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
+    ca: Ca = None,
+) -> None:
+    """Show what happened to replicas and devices, the oldest first."""
+    from loom.cli.weaver_display import event_line
+
+    found = _weaver(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
+    with _until_interrupted():
+        for event in found:
+            typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
+
+
+def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None) -> None:
+    """Show where the threads of a replica are in their code."""
+    typer.echo(_weaver(url, token, ca).stacks(replica))
+
+
+def metrics(
+    url: Url,
+    replica: Replica,
+    metric: Annotated[str | None, typer.Argument(help="Its name; none lists them.", show_default=False)] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw it.")] = False,
+    last: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Only so far back.", show_default=False)
+    ] = None,
+    points: Annotated[int, typer.Option(min=1, max=20_000, help="At most; means where there are more.")] = 500,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+) -> None:
+    """Show the history of a metric of a replica, or which metrics it reports."""
+    weaver = _weaver(url, token, ca)
+    if metric is None:
+        newest = weaver.replica(replica).metrics
+        known = {name: newest.get(name) for name in weaver.metrics(replica)}
+        if as_json:
+            print_json({"metrics": known})
+        else:
+            rows = [[name, "" if value is None else f"{value:.6g}"] for name, value in known.items()]
+            print_table(f"metrics of {replica}", ["name", "newest"], rows)
+        return
+    since = None if last is None else time.time() - last
+    history = weaver.history(replica, metric, since=since, points=points)
+    if as_json:
+        print_json({"replica": replica, "metric": metric, "points": history})
+    elif plot:
+        from loom.cli.plot import plot_lines
+
+        for line in plot_lines(f"{metric} of {replica}", [(one.step, one.time, one.value) for one in history]):
+            typer.echo(line)
+    else:
+        rows = [[_clock(one.time), str(one.step), f"{one.value:.6g}"] for one in history]
+        print_table(f"{metric} of {replica}", ["time", "step", "value"], rows)
+
+
+def _weaver(url: str, token: str | None, ca: str | None) -> WeaverProxy:
+    from loom_proxy.weaver import WeaverProxy
+
+    return WeaverProxy(url, token, ca)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+
+
+def _config(values: list[str]) -> dict[str, Any]:
+    config = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise WrongArguments(f"{text!r} is not KEY=VALUE, such as learning_rate=0.002")
+        try:
+            config[key] = json.loads(value)
+        except ValueError:
+            config[key] = value
+    return config
+
+
+def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:
+    """Wait for the acknowledgements and show them; exit with 1 unless every replica has done it."""
+    try:
+        outcomes = command.get(timeout)
+    except WaitTimeout:
+        outcomes = command.outcomes()
+    well = bool(outcomes) and all(one.ok for one in outcomes.values())
+    if as_json:
+        print_json({"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}})
+    elif not outcomes:
+        typer.echo(f"error: no replica that lives is named by {target!r}; `loom status` lists them", err=True)
+    else:
+        rows = [_row(id, outcomes[id]) for id in sorted(outcomes)]
+        print_table(f"command {command.id}", ["replica", "outcome", "step", "changes"], rows)
+    if not well:
+        raise typer.Exit(FAILURE)
+
+
+def _row(id: str, one: Acknowledgement) -> list[str]:
+    changes = ", ".join(f"{key}: {change.old} → {change.new}" for key, change in one.changes.items())
+    outcome = "applied" if one.ok else ("waiting: " if one.waiting else "refused: ") + (one.reason or "")
+    return [id, outcome, "" if one.step is None else str(one.step), changes]
+
+
+def _event(event: WeaverEvent) -> dict[str, Any]:
+    return {"id": event.id, "time": event.time, "kind": event.kind, "replica": event.replica, **event.data}
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

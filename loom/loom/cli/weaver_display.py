@@ -1,0 +1,206 @@
+"""How replicas, devices and events look on a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from loom_proxy.weaver_views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
+
+__all__ = ["REPLICA_COLUMNS", "Picture", "device_row", "event_line", "json_line", "live", "replica_row"]
+
+REPLICA_COLUMNS = ["replica", "state", "step", "epoch", "metrics", "s/step", "group", "host", "devices"]
+
+STYLES = {
+    "running": "green",
+    "paused": "yellow",
+    "draining": "yellow",
+    "registering": "cyan",
+    "recovering": "magenta",
+    "stalled": "red",
+    "failed": "bold red",
+    "finished": "dim",
+}
+
+EVENTS_SHOWN = 8
+METRICS_SHOWN = 3
+
+
+def replica_row(replica: ReplicaInfo) -> list[str]:
+    """The cells of a replica's line; see `REPLICA_COLUMNS`."""
+    step = "" if replica.step is None else str(replica.step)
+    if replica.step is not None and replica.max_step is not None:
+        step += f"/{replica.max_step}"
+    metrics = [f"{name} {value:.4g}" for name, value in replica.metrics.items()]
+    more = [f"… {len(metrics) - METRICS_SHOWN} more"] if len(metrics) > METRICS_SHOWN else []
+    return [
+        replica.id,
+        replica.state,
+        step,
+        "" if replica.epoch is None else str(replica.epoch),
+        "  ".join(metrics[:METRICS_SHOWN] + more),
+        "" if replica.step_time is None else f"{replica.step_time:.3g}",
+        replica.group,
+        f"{replica.host}:{replica.pid}",
+        str(len(replica.devices)) if len(replica.devices) > 1 else "".join(replica.devices),
+    ]
+
+
+def device_row(device: DeviceInfo) -> list[str]:
+    """The cells of a device's line: uuid, state, server, type, memory, use, replicas."""
+    status = device.status or {}
+    use = status.get("utilization")
+    used = status.get("memory_used")
+    state = device.state if not device.reason else f"{device.state}: {device.reason}"
+    memory = f"{device.memory / (1 << 30):.1f} GiB"
+    if used is not None:
+        memory = f"{used / (1 << 30):.1f} of {memory}"
+    shown = "" if use is None else f"{use:.0%}"
+    return [device.uuid, state, device.server, device.type, memory, shown, ", ".join(device.replicas)]
+
+
+def event_line(event: WeaverEvent) -> str:
+    """One line about an event."""
+    when = time.strftime("%H:%M:%S", time.localtime(event.time)) + f"{event.time % 1:.3f}"[1:]
+    about = f"  {event.replica}" if event.replica else ""
+    return f"{event.id:>6}  {when}  {event.kind}{about}  {_details(event)}".rstrip()
+
+
+def _details(event: WeaverEvent) -> str:
+    data = {name: value for name, value in event.data.items() if value not in (None, [], {}, "")}
+    match event.kind:
+        case "command":
+            return f"{data.get('do')} {_values(data.get('params', {}))} to {data.get('target')} by {data.get('by')}"
+        case "applied" | "refused" | "unanswered":
+            changes = {key: change["new"] for key, change in data.get("changes", {}).items()}
+            at = f" at step {data['step']}" if "step" in data else ""
+            return f"{data.get('do')}{at} {_values(changes)} {data.get('reason', '')}".replace("  ", " ")
+        case "device_failed":
+            chain = [f"{one['replica']} ({one['action'] or one['state']})" for one in data.get("replicas", [])]
+            on = ", ".join(chain) or "no replica"
+            return f"{data['device']['uuid']}: {data.get('reason', 'no reason given')}; on it: {on}"
+    stack = f"; {len(data.pop('stack').splitlines())} lines of stack" if "stack" in data else ""
+    return _values(data) + stack
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def json_line(update: WeaverUpdate) -> str:
+    """An update as a line of JSON."""
+    from loom_proxy.weaver_views import WeaverEvent
+
+    kind = "event" if isinstance(update, WeaverEvent) else type(update).__name__.lower()
+    return json.dumps({"type": kind, **asdict(update)})
+
+
+class Picture:
+    """What there is, kept up to date with a watcher's updates."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.replicas: dict[str, ReplicaInfo] = {}
+        self.devices: dict[str, DeviceInfo] = {}
+        self.events: deque[WeaverEvent] = deque(maxlen=EVENTS_SHOWN)
+        self.away: str | None = None
+        """Why there is nobody to ask; None while there is."""
+
+    def take(self, update: WeaverUpdate) -> bool:
+        """Take an update in.
+
+        Returns:
+            Whether something happened that it does not say all about, such as a new replica: look again.
+        """
+        from loom_proxy.weaver_views import Away, Delta, Snapshot
+
+        match update:
+            case Snapshot():
+                self.replicas, self.devices = dict(update.replicas), dict(update.devices)
+                self.away = None
+            case Away():
+                self.away = update.reason
+            case Delta():
+                for id, changes in update.replicas.items():
+                    if id not in self.replicas:
+                        return True
+                    self.replicas[id] = replace(self.replicas[id], **_known(changes))
+            case _:
+                if not self.events or update.id > self.events[-1].id:
+                    self.events.append(update)
+                return update.kind not in ("command", "applied", "refused", "unanswered", "config")
+        return False
+
+    def table(self, height: int) -> RenderableType:
+        """All of it, in so many lines."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        states: dict[str, int] = {}
+        for one in self.replicas.values():
+            states[one.state] = states.get(one.state, 0) + 1
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no replicas"
+        title = Text(f"{counts}; {len(self.devices)} devices at {self._url}", style="bold")
+        if self.away is not None:
+            title.append(f"\naway: {self.away}", style="red")
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for column in REPLICA_COLUMNS:
+            table.add_column(column, no_wrap=True, justify="right" if column in ("step", "s/step") else "left")
+        room = max(3, height - EVENTS_SHOWN - 6)
+        shown = sorted(self.replicas.values(), key=_worst_first)[:room]
+        for replica in shown:
+            cells = [Text(cell) for cell in replica_row(replica)]
+            cells[1].stylize(STYLES.get(replica.state, ""))
+            table.add_row(*cells)
+        parts: list[RenderableType] = [title, table]
+        if len(self.replicas) > len(shown):
+            parts.append(Text(f"… {len(self.replicas) - len(shown)} more", style="dim"))
+        failed = [device for device in self.devices.values() if device.state != "active"]
+        parts += [Text(f"device {one.uuid} {one.state}: {one.reason}", style="red") for one in failed[:3]]
+        if self.events:
+            parts.append(Text(""))
+            parts += [Text(event_line(event), style="dim", no_wrap=True) for event in self.events]
+        return Group(*parts)
+
+
+Seen = tuple[dict[str, "ReplicaInfo"], dict[str, "DeviceInfo"]]
+
+
+def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) -> None:
+    """Draw what there is, again and again. Does not return.
+
+    Args:
+        updates: of the weaver.
+        look: gives the replicas and the devices as they are.
+        url: of the gateway, for the title.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    picture = Picture(url)
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as screen:
+        for update in updates:
+            if picture.take(update):
+                picture.replicas, picture.devices = look()
+            screen.update(picture.table(console.height), refresh=True)
+
+
+_ORDER = ("failed", "stalled", "recovering", "registering", "paused", "draining", "running", "finished")
+
+
+def _worst_first(replica: ReplicaInfo) -> tuple[int, str]:
+    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.id
+
+
+def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected")
+    return {name: changes[name] for name in names if name in changes}
