@@ -14,6 +14,19 @@ from loom_proxy.local import LocalCluster
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = ("test_demo", "test_laptop", "test_worker_back", "test_benchmarks", "test_notebook", "test_lanes")
+"""Files that take longest. They begin first, so that no process has one left when the others are done."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):  # xdist begins with the files that have the most tests
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Two workers and a gateway. For tests that break none of them."""

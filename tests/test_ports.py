@@ -538,7 +538,7 @@ def test_what_cannot_be_sent(shared: loom.Job) -> None:
 
 
 def test_a_dead_connection_ends_receivers_after_what_has_come(own_cluster: LocalCluster) -> None:
-    job = loom.connect(own_cluster.url, own_cluster.token)
+    job = loom.connect(own_cluster.url, own_cluster.token, reconnect_timeout=1.0)
     port, receiver = job.channel()
     counter = job.hosts.spawn_procs().spawn("counters", Counter).slice(hosts=0)
     for number in range(3):
@@ -548,7 +548,7 @@ def test_a_dead_connection_ends_receivers_after_what_has_come(own_cluster: Local
     first = receiver.recv()
     assert first.get(timeout=BOUND) == 1
     own_cluster.close()
-    job._connection.ended.wait(BOUND)
+    assert job._connection.ended.wait(BOUND)
     assert receiver.recv().get(timeout=BOUND) == 2
     with pytest.raises(loom.LoomError):
         receiver.recv().get(timeout=BOUND)

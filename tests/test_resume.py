@@ -115,6 +115,15 @@ def tally(job: loom.Job) -> Any:
     return job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}, name="procs").spawn("tally", Tally)
 
 
+def tally_out_of_reach(gate: Gate, job: loom.Job) -> Any:
+    """An actor that has counted 1, and then the network is away."""
+    actor = tally(job)
+    actor.add.call_one(1).get(BOUND)
+    gate.shut()
+    await_event(job, "disconnected")
+    return actor
+
+
 def test_a_call_after_a_cut_goes_over_the_next_connection(gate: Gate, far_job: loom.Job) -> None:
     actor = tally(far_job)
     assert actor.add.call_one(1).get(BOUND) == 1
@@ -252,10 +261,7 @@ def test_a_network_that_does_not_come_back_is_given_up_in_time(gate: Gate, clust
 def test_leaving_while_the_network_is_away_takes_no_time(
     gate: Gate, far_job: loom.Job, cluster: LocalCluster
 ) -> None:
-    actor = tally(far_job)
-    actor.add.call_one(1).get(BOUND)
-    gate.shut()
-    await_event(far_job, "disconnected")
+    actor = tally_out_of_reach(gate, far_job)
     pending = actor.add.call_one(2)
 
     far_job.detach()
@@ -269,10 +275,7 @@ def test_leaving_while_the_network_is_away_takes_no_time(
 def test_a_session_that_ended_meanwhile_is_said_to_be_lost(
     gate: Gate, far_job: loom.Job, cluster: LocalCluster
 ) -> None:
-    actor = tally(far_job)
-    actor.add.call_one(1).get(BOUND)
-    gate.shut()
-    await_event(far_job, "disconnected")
+    actor = tally_out_of_reach(gate, far_job)
     with loom.connect(cluster.url, cluster.token, session=far_job.session):
         pass  # which closes it
     gate.open()
@@ -341,10 +344,7 @@ def test_a_client_that_takes_the_session_over_puts_the_other_out(job: loom.Job, 
 def test_a_client_that_was_away_finds_that_another_has_taken_its_place(
     gate: Gate, far_job: loom.Job, cluster: LocalCluster
 ) -> None:
-    actor = tally(far_job)
-    actor.add.call_one(1).get(BOUND)
-    gate.shut()
-    await_event(far_job, "disconnected")
+    actor = tally_out_of_reach(gate, far_job)
     with loom.connect(cluster.url, cluster.token, session=far_job.session) as other:
         gate.open()
         with pytest.raises(loom.SessionTakenOver):
