@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from loom.cli.exit_codes import report
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.weaver.folder import WeaverFolder
 from loom.weaver.link import WeaverAddress
+from loom.weaver.registry import Registry
 from loom.weaver.server import Server, monotonic_clock
 from loom.weaver.store import Store
 from loom.weaver.weaver import Timing, Weaver
@@ -39,6 +41,7 @@ def main() -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     if options.exit_with_parent:
         threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+    _allow_many_connections()
     try:
         host, port = _host_and_port(options.listen)
         if not options.beat > 0:
@@ -74,7 +77,7 @@ async def _serve(
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
     clock = monotonic_clock()
-    weaver = Weaver(store, address.key, clock(), Timing(beat=beat))
+    weaver = Weaver(Registry(store, clock()), address.key, clock(), Timing(beat=beat))
     # What was loaded stays: looking through it again and again finds nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -89,6 +92,12 @@ async def _serve(
     folder.socket.unlink(missing_ok=True)
     store.close()
     return server.failure
+
+
+def _allow_many_connections() -> None:
+    """Each replica has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -266,7 +266,7 @@ class History:
         self._bytes -= size
         return True
 
-    def _age(self, now: float, at_most: int = 32) -> None:
+    def _age(self, now: float, at_most: int = 64) -> None:
         """Make a few old chunks coarser, and drop a few of the oldest where there are too many."""
         for level, (age, bucket) in enumerate(self._levels):
             for id, series, data in self._db.execute(
@@ -275,12 +275,14 @@ class History:
             ).fetchall():
                 if self._delete(id, len(data)):
                     self._add_coarse(series, level + 1, data, bucket)
+        if self._bytes <= self._max_bytes:
+            return
         for level in range(len(self._levels), -1, -1):
-            if self._bytes <= self._max_bytes:
-                return
             for id, size in self._db.execute(
                 "SELECT id, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?", (level, at_most)
             ).fetchall():
+                if self._bytes <= self._max_bytes:
+                    return
                 self._delete(id, size)
 
     def _add_coarse(self, series: int, level: int, data: bytes, bucket: float) -> None:

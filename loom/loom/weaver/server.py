@@ -70,6 +70,7 @@ class Server:
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
         self._soon = False
+        self._py_spies = asyncio.Semaphore(2)
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
         """Begin to serve."""
@@ -164,12 +165,12 @@ class Server:
         Raises:
             WrongArguments: there is no such command.
         """
-        command = self.weaver.commands.get(id)
+        command = self.weaver.known.commands.get(id)
         if command is None:
             raise WrongArguments(f"there is no command {id!r:.80}, or it was done long ago")
         if not command.done and timeout > 0:
             done = asyncio.Event()
-            leave = self.weaver.commands.when_done(id, lambda command: done.set())
+            leave = self.weaver.known.commands.when_done(id, lambda command: done.set())
             try:
                 await asyncio.wait_for(done.wait(), timeout)
             except asyncio.TimeoutError:
@@ -181,21 +182,24 @@ class Server:
         }
 
     def _why_waiting(self, command: Command, id: str) -> str:
-        replica = self.weaver.replicas.get(id)
+        replica = self.weaver.known.replicas.get(id)
         state = "gone" if replica is None else replica.state.value
         since = self.clock() - command.time
         hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING.value else ""
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
     def _say(self, output: Output) -> None:
+        last, data = None, b""
         for peer, frame in output.frames:
             if isinstance(peer, ThreadletLink):
                 if frame is None:
                     peer.close()
-                else:
-                    peer.send(frame)
+                    continue
+                if frame is not last:
+                    last, data = frame, pack(frame)
+                peer.write(data)
         for command in output.done:
-            for tell in self.weaver.commands.take_waiters(command.id):
+            for tell in self.weaver.known.commands.take_waiters(command.id):
                 tell(command)
         for id, replica in output.stacks:
             self.run(self._get_stack(id, replica))
@@ -213,7 +217,8 @@ class Server:
         link = replica.link
         text = None
         if isinstance(link, ThreadletLink) and link.process is not None and link.process.alive():
-            text = await py_spy(replica.pid)
+            async with self._py_spies:
+                text = await py_spy(replica.pid)
         if text is None and self.weaver.ask_for_stack(id):
             self.plan_commit()
             await asyncio.sleep(STACK_WITHIN)
@@ -236,11 +241,11 @@ class Server:
             await asyncio.sleep(COMMIT_EVERY)
             now = self.clock()
             self.weaver.tick(now)
-            self.weaver.watching = bool(self.watchers)
+            self.weaver.known.watching = bool(self.watchers)
             if self.watchers and now >= changed + self._changes_every:
                 changed = now
-                changes = self.weaver.take_changes()
-                if changes:
+                changes = self.weaver.known.take_changes()
+                if any(changes.values()):
                     self._push({"changes": changes})
             self.plan_commit()
 
@@ -257,9 +262,12 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
 
     def send(self, frame: list[Any]) -> None:
+        self.write(pack(frame))
+
+    def write(self, data: bytes) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        self.transport.write(pack(frame))
+        self.transport.write(data)
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
 
@@ -394,11 +402,13 @@ class Caller(_Connection):
                     raise WrongArguments(f"timeout is from 0 to {MAX_OUTCOME_WAIT:g} seconds, not {timeout!r:.80}")
                 answer: Any = await self.server.outcome(str(arguments.get("id")), timeout)
             else:
-                answer = await self.server.stack(self.server.weaver.replica(str(arguments.get("replica"))))
+                answer = await self.server.stack(self.server.weaver.known.replica(str(arguments.get("replica"))))
         except LoomError as error:
-            self._send_answer(["error", number, error.code, str(error)])
+            self._answers.append(["error", number, error.code, str(error)])
         else:
-            self._send_answer(["answer", number, answer])
+            self._answers.append(["answer", number, answer])
+        if not self.server.weaver.urgent:
+            self.flush()
 
     def _watch(self, number: int) -> None:
         self.flush()
@@ -406,7 +416,7 @@ class Caller(_Connection):
         self._snapshot = self.transport.get_write_buffer_size() if self.transport is not None else 0
         self._watches.add(number)
         self.server.watchers.add(self)
-        self.server.weaver.watching = True
+        self.server.weaver.known.watching = True
 
     def _send_answer(self, answer: list[Any]) -> None:
         try:

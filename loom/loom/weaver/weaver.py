@@ -11,16 +11,13 @@ import heapq
 import hmac
 import itertools
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import ProtocolMismatch
-from loom.weaver.commands import Command, Commands, Target, check_command, not_done, select
-from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
-from loom.weaver.events import Event, EventLog
-from loom.weaver.history import History
+from loom.weaver.commands import Command, Outcome, Target, check_command, not_done, select
+from loom.weaver.events import Event
 from loom.weaver.latencies import Latencies
 from loom.weaver.link import PROTOCOL
 from loom.weaver.messages import (
@@ -33,9 +30,9 @@ from loom.weaver.messages import (
     read_handlers,
     read_hello,
 )
-from loom.weaver.policy import Action, Policy
-from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState, UnknownReplica
-from loom.weaver.store import Store
+from loom.weaver.policy import Action
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
 
 __all__ = ["Output", "Peer", "Timing", "Weaver"]
 
@@ -83,66 +80,37 @@ class Weaver:
     """Knows replicas and devices, and tells them what to do.
 
     Args:
-        store: where everything is kept; what is there already is taken up.
+        known: what there is already.
         key: the secret that threadlets show.
         now: the time.
         timing: how long to wait for what.
-        history: of metrics; one with the usual bounds unless given.
-        keep_ended: how many replicas to remember that have failed or finished.
-        keep_events: how many events to keep.
-        keep_commands: how many commands to remember that are done.
-        save_after: seconds after which a replica's newest status is written outside the journal.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        now: float,
-        timing: Timing | None = None,
-        history: History | None = None,
-        keep_ended: int = 10_000,
-        keep_events: int = 200_000,
-        keep_commands: int = 1000,
-        save_after: float = 60.0,
-    ) -> None:
+    def __init__(self, known: Registry, key: str, now: float, timing: Timing | None = None) -> None:
+        self.known = known
         self.instance = uuid.uuid4().hex
         self.started = now
         self.timing = timing or Timing()
-        self.replicas: dict[str, Replica] = {}
-        self.devices = DeviceReplicaMap()
-        self.device_status: dict[str, dict[str, Any]] = {}
-        self.events = EventLog(store.db, keep_events)
-        self.history = history or History(store.db)
-        self.commands = Commands(keep_commands)
-        self.policy = Policy()
-        self.states: Counter[ReplicaState] = Counter()
         self.latencies = Latencies()
         """From giving a command to its acknowledgement."""
         self.reports = 0
         """Status reports taken since the start."""
-        self.watching = False
-        """Whether `take_changes` will be called."""
-        self._store = store
         self._key = key.encode()
-        self._keep_ended = keep_ended
-        self._save_after = save_after
         self._output = Output()
         self._urgent = False
-        self._ended: dict[str, None] = {}
-        self._forgotten: list[str] = []
-        self._changed: dict[Replica, None] = {}
-        self._unsaved: dict[Replica, tuple[int, float]] = {}
-        """Replicas whose newest status is only in the journal: its first row with some of it, and when that was."""
         self._reported: dict[Replica, None] = {}
-        self._touched: dict[Replica, None] = {}
-        self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
+        self._told_stored = 0.0
         self._checks: list[tuple[float, int, Replica]] = []
         self._check_number = itertools.count()
         self._stacks: dict[str, tuple[str, int | None]] = {}
         self._stack_waiters: dict[str, list[Callable[[str], None]]] = {}
-        self._written = now
-        self._load(now)
+        self._failures: dict[str, tuple[Event, set[str]]] = {}
+        """Devices that have failed since the start: the event, and the processes that were told."""
+        for replica in known.replicas.values():
+            if replica.state in LIVING:
+                replica.link_lost = now
+                self._schedule(replica, now + self.timing.grace)
+        known.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(known.replicas))
 
     # -- from threadlets --------------------------------------------------------------------------------------
 
@@ -171,7 +139,7 @@ class Weaver:
                 self._device_status(replica, read_devices(frame), now)
             elif kind == "handlers":
                 replica.handlers = {**replica.handlers, **read_handlers(frame)}
-                self._changed[replica] = None
+                self.known.save(replica)
             elif kind == "stack":
                 self._stack(replica, frame)
             elif kind == "bye":
@@ -198,19 +166,6 @@ class Weaver:
 
     # -- from the gateway -------------------------------------------------------------------------------------
 
-    def replica(self, id: str) -> Replica:
-        """A replica.
-
-        Raises:
-            UnknownReplica: none has the id.
-        """
-        try:
-            return self.replicas[id]
-        except KeyError:
-            few = ", ".join(itertools.islice(self.replicas, 5)) or "none"
-            more = f" and {len(self.replicas) - 5} more" if len(self.replicas) > 5 else ""
-            raise UnknownReplica(f'no replica named "{id:.80}"; registered: {few}{more}') from None
-
     def command(
         self, kind: str, params: dict[str, Any], target: Target, by: str, now: float, cause: int | None = None
     ) -> Command:
@@ -229,34 +184,33 @@ class Weaver:
             UnknownDevice: it names a device that no replica has registered.
         """
         check_command(kind, params)
-        there, outcomes = select(target, self.replicas)
+        there, outcomes = select(target, self.known.replicas)
         if kind == "deactivate_device":
-            self.devices.deactivate(params["device"], f"deactivated by {by}")
-            self._save_device(params["device"])
+            self.known.devices.deactivate(params["device"], f"deactivated by {by}")
+            self.known.save_device(params["device"])
         elif kind == "reactivate":
-            self.devices.reactivate(params["device"])
-            self._save_device(params["device"])
+            self.known.devices.reactivate(params["device"])
+            self._failures.pop(params["device"], None)
+            self.known.save_device(params["device"])
         for replica in there:
             if replica.state not in LIVING:
                 outcomes[replica.id] = not_done(self._why_ended(replica))
-        names = [*(replica.id for replica in there), *(id for id in outcomes if id not in self.replicas)]
+        names = [*(replica.id for replica in there), *(id for id in outcomes if id not in self.known.replicas)]
         command = Command(uuid.uuid4().hex, kind, params, target, by, now, names)
         told = {"command": command.id, "do": kind, "params": params, "target": target, "by": by, "cause": cause}
-        command.event = self.events.append(now, "command", None, **told, replicas=len(names)).id
-        self._store.put("commands", command.id, command.to_dict())
-        for id, outcome in outcomes.items():
-            self._store.put_outcome(command.id, id, outcome)
-        for forgotten in self.commands.add(command, outcomes):
-            self._store.drop("commands", forgotten)
+        command.event = self.known.events.append(now, "command", None, **told, replicas=len(names)).id
+        self.known.add_command(command, outcomes)
+        frame = ["command", command.id, kind, params]  # one for all, so that it is laid out once
         for replica in there:
             if replica.link is not None and replica.id in command.waiting:
-                self._send(replica, ["command", command.id, kind, params])
+                self._send(replica, frame)
         self._urgent = True
         return command
 
     def fail_device(self, device: str, reason: str, by: str, now: float) -> Event:
-        """Take note that a device has failed: find the replicas on it, tell them, and do what their groups'
-        policies say.
+        """Take note that a device has failed: find the replicas on it, tell them, and do what their policies say.
+
+        Monitors may say so again and again: that changes nothing unless other processes are on it by then.
 
         Returns:
             The event that shows it all: the device, the replicas, and what was done with each.
@@ -264,17 +218,22 @@ class Weaver:
         Raises:
             UnknownDevice: no replica has registered it.
         """
-        known = self.devices.device(device)
-        affected = [self.replicas[id] for id in self.devices.fail(device, reason)]
-        self._save_device(device)
+        known = self.known.devices.device(device)
+        affected = [self.known.replicas[id] for id in self.known.devices.replicas_of(device)]
+        processes = {replica.instance for replica in affected if replica.state in LIVING}
+        if device in self._failures and processes <= self._failures[device][1]:
+            return self._failures[device][0]
+        self.known.devices.fail(device, reason)
+        self.known.save_device(device)
         chain: list[dict[str, Any]] = []
-        event = self.events.append(
+        event = self.known.events.append(
             now, "device_failed", None, device=known.to_dict(), reason=reason, by=by, replicas=chain
         )
+        self._failures[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]
         by_action: dict[Action, list[str]] = {}
         for replica in living:
-            by_action.setdefault(self.policy.action(replica.group), []).append(replica.id)
+            by_action.setdefault(self.known.policy.action(replica.group), []).append(replica.id)
         told: dict[str, list[str]] = {replica.id: [] for replica in living}
         what = {"device": device, "reason": reason}
         ids = [replica.id for replica in living]
@@ -286,11 +245,11 @@ class Weaver:
             for id in command.replicas:
                 told[id].append(command.id)
         for replica in affected:
-            done = self.policy.action(replica.group).value if replica in living else None
+            done = self.known.policy.action(replica.group).value if replica in living else None
             entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": done}
             chain.append({**entry, "commands": told.get(replica.id, [])})
         for id in by_action.get(Action.RESPAWN, ()):
-            self._want_respawn(self.replicas[id], reason, event.id, now, device)
+            self._want_respawn(self.known.replicas[id], reason, event.id, now, device)
         self._urgent = True
         return event
 
@@ -309,13 +268,11 @@ class Weaver:
         session, procs, rank, what = (news.get(name) for name in ("session", "procs", "rank", "what"))
         reason = str(news.get("reason") or what or "its process is dead")
         found = [
-            self.replicas[id]
-            for id in self._in_procs.get((session, str(procs)), ())
-            if rank is None or self.replicas[id].rank == rank
+            replica for replica in self.known.in_procs(session, str(procs)) if rank is None or replica.rank == rank
         ]
         ended = [replica for replica in found if replica.state in LIVING]
         said = {"session": session, "procs": procs, "rank": rank, "host": news.get("host"), "what": what}
-        event = self.events.append(
+        event = self.known.events.append(
             now, "supervision", None, **said, reason=reason, replicas=[replica.id for replica in ended]
         )
         for replica in ended:
@@ -329,7 +286,7 @@ class Weaver:
     def spawned(self, news: dict[str, Any], now: float) -> None:
         """Take a driver's word that it has started processes, whose threadlets will say hello."""
         said = {name: news.get(name) for name in ("session", "procs", "rank", "host", "what")}
-        self.events.append(now, "spawned", None, **said)
+        self.known.events.append(now, "spawned", None, **said)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
         """Choose what is done with the replicas of a group, or of those that a glob matches, when a device fails.
@@ -337,9 +294,7 @@ class Weaver:
         Raises:
             WrongArguments: there is no such action.
         """
-        chosen = self.policy.set(group, action)
-        self._store.put("policies", group, {"action": chosen.value, "time": now})
-        self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
+        self.known.set_policy(group, action, by, now)
         self._urgent = True
 
     def want_stack(
@@ -365,7 +320,7 @@ class Weaver:
 
     def ask_for_stack(self, id: str) -> bool:
         """Ask the threadlet itself for a stack; False where it is not connected."""
-        replica = self.replicas.get(self._stacks[id][0]) if id in self._stacks else None
+        replica = self.known.replicas.get(self._stacks[id][0]) if id in self._stacks else None
         if replica is None or replica.link is None:
             return False
         self._send(replica, ["stack", id])
@@ -374,9 +329,10 @@ class Weaver:
 
     def take_stack(self, id: str, text: str) -> None:
         """Take a stack, and add it to the event that it was got for."""
+        text = text[:_MAX_STACK]
         _, event = self._stacks.pop(id, (None, None))
         if event is not None:
-            self.events.amend(event, stack=text)
+            self.known.events.amend(event, stack=text)
             self._urgent = True
         for tell in self._stack_waiters.pop(id, ()):
             tell(text)
@@ -403,59 +359,24 @@ class Weaver:
             sqlite3.Error: it cannot be stored. Nothing can be promised to anybody any more: end.
         """
         self._urgent = False
-        for replica in self._changed:
-            self._save(replica)
-        self._changed.clear()
-        while self._unsaved:
-            replica, (_, since) = next(iter(self._unsaved.items()))
-            if since > now - self._save_after:
-                break
-            self._save(replica)
-        if self._store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0:
-            self._written = now
-            with self._store.committing() as row:
-                self.events.write()
-                for id in self._forgotten:
-                    self.history.forget(id)
-                needed = self.history.write(row, now)
-                unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
-                self._store.trim_journal(min(needed, unsaved))
-            self._forgotten.clear()
-            self._output.events = self.events.take_new()
+        self._output.events = self.known.commit(now)
         output, self._output = self._output, Output()
-        for replica in self._reported:
-            if replica.link is not None:
-                output.frames.append((replica.link, ["stored", replica.seq]))
-        self._reported.clear()
+        if now >= self._told_stored + _STORED_EVERY:
+            self._told_stored = now
+            for replica in self._reported:
+                if replica.link is not None:
+                    output.frames.append((replica.link, ["stored", replica.seq]))
+            self._reported.clear()
         return output
-
-    def take_changes(self) -> dict[str, dict[str, Any]]:
-        """The replicas that have reported or changed since this was last called, as far as they change often."""
-        changes = {
-            replica.id: {
-                "state": replica.state.value,
-                "step": replica.step,
-                "epoch": replica.epoch,
-                "max_step": replica.max_step,
-                "metrics": replica.metrics,
-                "phase": replica.phase,
-                "reported": replica.reported,
-                "connected": replica.link is not None,
-            }
-            for replica in self._touched
-        }
-        self._touched.clear()
-        return changes
 
     # -- what threadlets say ----------------------------------------------------------------------------------
 
     def _hello(self, peer: Peer, hello: Hello, now: float) -> None:
         if not hmac.compare_digest(hello.key.encode(), self._key):
             return self.refuse(peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another")
-        replica = self.replicas.get(hello.replica)
+        replica = self.known.replicas.get(hello.replica)
         if replica is None:
-            replica = self.replicas[hello.replica] = Replica(hello.replica)
-            self.states[replica.state] += 1
+            replica = self.known.add(hello.replica)
         elif replica.link is not None:
             silence = self.timing.beat * self.timing.missed_beats
             if replica.instance != hello.instance and now - replica.heard < silence:
@@ -469,86 +390,75 @@ class Weaver:
             self._end_commands(replica, f"a new process became {replica.id!r} before it had applied this", now)
             replica.begin_instance(hello.instance)
             replica.registered = now
-        self._describe(replica, hello)
+        self.known.describe(replica, hello)
         peer.replica, replica.link, replica.heard = replica, peer, now
         about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid, "group": hello.group}
         devices = [device.uuid for device in hello.devices]
         kind = "reconnected" if again else "registered"
-        event = self.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
-        if not again:
-            self._move(replica, Cause.REGISTERED, now, event.id)
+        event = self.known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
+        if not again or hello.says is None:
+            self.known.move(replica, Cause.REGISTERED, now, event.id)
         if hello.says is not None:
-            self._move(replica, hello.says, now, event.id)
+            self.known.move(replica, hello.says, now, event.id)
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
         welcome = {"protocol": PROTOCOL, "beat": self.timing.beat, "weaver": self.instance, "seq": replica.seq}
         self._send(replica, ["welcome", welcome])
-        for command in self.commands.unanswered(replica.id):
+        for command in self.known.commands.unanswered(replica.id):
             self._send(replica, ["command", command.id, command.kind, command.params])
-        self._changed[replica] = None
         self._urgent = True
         self._schedule(replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least))
 
-    def _describe(self, replica: Replica, hello: Hello) -> None:
-        """Take over what a hello says of its replica."""
-        self._leave_procs(replica)
-        replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
-        replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
-        replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
-        self._enter_procs(replica)
-        before = self.devices.devices_of(replica.id)
-        there = [device.uuid for device in hello.devices if device.uuid in self.devices]
-        known = {device: self.devices.device(device) for device in there}
-        self.devices.register(replica.id, hello.devices)
-        for device in hello.devices:
-            if known.get(device.uuid) != device:
-                self._save_device(device.uuid)
-        self._forget_unused(before)
-
     def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        try:
-            _, reports = frame
-            last = replica.seq
-            fresh = reports if reports[0][0] > last else [report for report in reports if report[0] > last]
-            record, row, id = self.history.record, self._store.journal_id, replica.id
-            for seq, time, step, epoch, max_step, metrics, config in fresh:
-                if type(seq) is not int or seq <= last or seq >= MAX_STEP:
-                    raise ProtocolMismatch(f"a status report has the number {seq!r:.40} after {last}")
-                if type(time) is not float or type(metrics) is not dict:
-                    raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics]!r:.80}")
-                if step is not None:
-                    if type(step) is not int or not 0 <= step < MAX_STEP:
-                        raise ProtocolMismatch(f"step is a count or None, not {step!r:.80}")
-                    if replica.take_step(step, time, now) and replica.state in _STEPS_MATTER:
-                        self._move(replica, Cause.STEPPED, now)
-                if metrics:
-                    record(id, row, time, step, metrics)
-                    replica.metrics.update(metrics)
-                if epoch is not None:
-                    replica.epoch = _count("epoch", epoch)
-                if max_step is not None:
-                    replica.max_step = _count("max_step", max_step)
-                if config:
-                    self._report_config(replica, config, now)
-                last = seq
-        except (TypeError, ValueError, IndexError, KeyError) as error:
-            raise ProtocolMismatch(f"not status reports: {frame!r:.80}") from error
+        reports = frame[1] if len(frame) == 2 else None
+        if type(reports) is not list:
+            raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
+        before = replica.seq
         self._reported[replica] = None
-        if not fresh:
-            return
-        replica.seq = last
-        replica.reported = time
-        self.reports += len(fresh)
-        self._store.log([id, replica.instance, fresh])
-        if replica not in self._unsaved:
-            self._unsaved[replica] = row, now
-        if self.watching:
-            self._touched[replica] = None
+        try:
+            self._take_reports(replica, reports, now)
+        except (TypeError, ValueError) as error:
+            raise ProtocolMismatch(f"not status reports: {frame!r:.80}") from error
+        finally:
+            # Where one of them is refused, those before it are taken.
+            if replica.seq > before:
+                self._keep_reports(replica, reports, before, now)
 
-    def _report_config(self, replica: Replica, config: Any, now: float) -> None:
-        if type(config) is not dict:
-            raise ProtocolMismatch(f"config is keys and values, not {config!r:.80}")
+    def _keep_reports(self, replica: Replica, reports: list[list[Any]], before: int, now: float) -> None:
+        """Keep those reports that were not there and have been taken."""
+        if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
+            taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
+            reports = [report for report in taken if report[0] > before]
+        replica.reported = reports[-1][1]
+        self.reports += len(reports)
+        self.known.keep_reports(replica, reports, now)
+
+    def _take_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
+        record, row, id = self.known.history.record, self.known.journal_id, replica.id
+        for seq, time, step, epoch, max_step, metrics, config in reports:
+            if type(seq) is not int or seq >= MAX_STEP:
+                raise ProtocolMismatch(f"a status report has a number, not {seq!r:.40}")
+            if seq <= replica.seq:
+                continue
+            if type(time) is not float or type(metrics) is not dict or not (config is None or type(config) is dict):
+                raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics, config]!r:.80}")
+            if epoch is not None:
+                replica.epoch = _count("epoch", epoch)
+            if max_step is not None:
+                replica.max_step = _count("max_step", max_step)
+            if step is not None:
+                moved = replica.take_step(_count("step", step), time, now)
+                if moved and replica.state in _STEPS_MATTER:
+                    self.known.move(replica, Cause.STEPPED, now)
+            if metrics:
+                record(id, row, time, step, metrics)
+                replica.metrics.update(metrics)
+            if config:
+                self._report_config(replica, config, now)
+            replica.seq = seq
+
+    def _report_config(self, replica: Replica, config: dict[str, Any], now: float) -> None:
         changes = {
             key: {"old": replica.config.get(key), "new": value}
             for key, value in config.items()
@@ -556,38 +466,36 @@ class Weaver:
         }
         if changes:
             replica.config = {**replica.config, **config}
-            self.events.append(now, "config", replica.id, changes=changes, step=replica.step)
-            self._changed[replica] = None
+            self.known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
+            self.known.save(replica)
 
     def _beat(self, replica: Replica, time: float, step: int | None, phase: str, now: float) -> None:
         replica.phase = phase
         if step is not None and replica.take_step(step, time, now):
-            self._move(replica, Cause.STEPPED, now)
+            self.known.move(replica, Cause.STEPPED, now)
         if phase == "paused":
-            self._move(replica, Cause.PAUSED, now)
-        if self.watching:
-            self._touched[replica] = None
+            self.known.move(replica, Cause.PAUSED, now)
+        self.known.touch(replica)
 
     def _device_status(self, replica: Replica, devices: dict[str, dict[str, float | None]], now: float) -> None:
-        for uuid_, status in devices.items():
-            if uuid_ in self.devices:
-                self.device_status[uuid_] = {**status, "time": now, "by": replica.id}
+        for device, status in devices.items():
+            self.known.set_device_status(device, {**status, "time": now, "by": replica.id})
 
     def _ack(self, replica: Replica, id: str, outcome: dict[str, Any], now: float) -> None:
-        command = self._answer(replica, id, outcome, now)
+        command = self._answer(replica, id, outcome)
         if command is None:
             return
         self.latencies.add(now - command.time)
         if outcome["changes"]:
             new = {key: change["new"] for key, change in outcome["changes"].items()}
             replica.config = {**replica.config, **new}
-            self._changed[replica] = None
+            self.known.save(replica)
         kind = "applied" if outcome["ok"] else "refused"
-        event = self.events.append(
+        event = self.known.events.append(
             now, kind, replica.id, command=id, do=command.kind, by=command.by, cause=command.event, **outcome
         )
         if outcome["ok"] and command.kind in _COMMAND_CAUSES:
-            self._move(replica, _COMMAND_CAUSES[command.kind], now, event.id)
+            self.known.move(replica, _COMMAND_CAUSES[command.kind], now, event.id)
 
     def _stack(self, replica: Replica, frame: list[Any]) -> None:
         match frame:
@@ -616,7 +524,7 @@ class Weaver:
             if replica.state is not ReplicaState.RECOVERING:
                 if now < replica.link_lost + timing.grace:
                     return self._schedule(replica, replica.link_lost + timing.grace)
-                self._move(replica, Cause.LINK_LOST, now)
+                self.known.move(replica, Cause.LINK_LOST, now)
             due = max(replica.link_lost + silence, self.started + timing.restart_grace)
             if now < due:
                 return self._schedule(replica, due)
@@ -639,80 +547,42 @@ class Weaver:
 
     def _stall(self, replica: Replica, usual: float, now: float) -> None:
         about = {"step": replica.step, "seconds": now - replica.progress, "usual_step_time": usual}
-        event = self._move(replica, Cause.NO_STEP, now, about={**about, "phase": replica.phase})
-        self.want_stack(replica, event)
+        event = self.known.move(replica, Cause.NO_STEP, now, about={**about, "phase": replica.phase})
+        if len(self._stacks) < _MAX_STALL_STACKS:
+            self.want_stack(replica, event)
 
     def _unlink(self, replica: Replica, now: float) -> None:
         replica.link = None
         if replica.state in LIVING:
             replica.link_lost = now
             self._schedule(replica, now + self.timing.grace)
-        if self.watching:
-            self._touched[replica] = None
-
-    def _move(
-        self,
-        replica: Replica,
-        cause: Cause,
-        now: float,
-        by: int | None = None,
-        about: dict[str, Any] | None = None,
-    ) -> int | None:
-        """Let something happen to a replica.
-
-        Args:
-            replica: to which.
-            cause: what.
-            now: the time.
-            by: the event that led to it.
-            about: what else the event is to say.
-
-        Returns:
-            The event that says that the state is another, or None where it is not.
-        """
-        before = replica.move(cause, now)
-        if before is None:
-            return None
-        after = replica.state
-        self.states[before] -= 1
-        self.states[after] += 1
-        self._ended.pop(replica.id, None)
-        if after is ReplicaState.RUNNING:
-            replica.progress = now
-        elif after not in LIVING:
-            self._ended[replica.id] = None
-        self._changed[replica] = None
-        if self.watching:
-            self._touched[replica] = None
-        said = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
-        return self.events.append(now, after.value, replica.id, **said).id
+        self.known.touch(replica)
 
     def _fail(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
-        action = self.policy.action(replica.group)
-        devices = self.devices.devices_of(replica.id)
+        action = self.known.policy.action(replica.group)
+        devices = self.known.devices.devices_of(replica.id)
         about = {"reason": reason, "step": replica.step, "devices": devices, "action": action.value}
-        event = self._move(replica, cause, now, by, about)
+        event = self.known.move(replica, cause, now, by, about)
         replica.died_of = reason
         self._end(replica, now)
         if action is Action.RESPAWN:
             self._want_respawn(replica, reason, event, now)
 
     def _finish(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
-        self._move(replica, cause, now, by, {"reason": reason, "step": replica.step})
-        self._forget_unused(self.devices.drain(replica.id))
+        self.known.move(replica, cause, now, by, {"reason": reason, "step": replica.step})
+        self.known.drain(replica)
         self._end(replica, now)
 
     def _end(self, replica: Replica, now: float) -> None:
         self._urgent = True
         self._end_commands(replica, self._why_ended(replica), now)
-        while len(self._ended) > self._keep_ended:
-            self._forget(self.replicas[next(iter(self._ended))])
+        self.known.forget_surplus()
 
     def _end_commands(self, replica: Replica, reason: str, now: float) -> None:
-        for command in self.commands.unanswered(replica.id):
+        for command in self.known.commands.unanswered(replica.id):
             outcome = not_done(reason)
-            self._answer(replica, command.id, outcome, now)
-            self.events.append(
+            self._answer(replica, command.id, outcome)
+            self.known.events.append(
                 now,
                 "unanswered",
                 replica.id,
@@ -722,38 +592,22 @@ class Weaver:
                 reason=reason,
             )
 
-    def _answer(self, replica: Replica, id: str, outcome: dict[str, Any], now: float) -> Command | None:
-        command, forgotten = self.commands.answer(id, replica.id, outcome)
-        if command is None:
-            return None
-        self._store.put_outcome(id, replica.id, outcome)
-        for old in forgotten:
-            self._store.drop("commands", old)
-        if command.done:
-            self._output.done.append(command)
-        self._urgent = True
+    def _answer(self, replica: Replica, id: str, outcome: Outcome) -> Command | None:
+        command = self.known.answer(replica, id, outcome)
+        if command is not None:
+            self._urgent = True
+            if command.done:
+                self._output.done.append(command)
         return command
 
     def _want_respawn(
         self, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None
     ) -> None:
         about = {"session": replica.session, "procs": replica.procs, "rank": replica.rank, "group": replica.group}
-        devices = self.devices.devices_of(replica.id)
-        self.events.append(
+        devices = self.known.devices.devices_of(replica.id)
+        self.known.events.append(
             now, "respawn_wanted", replica.id, reason=reason, device=device, devices=devices, cause=cause, **about
         )
-
-    def _forget(self, replica: Replica) -> None:
-        del self.replicas[replica.id]
-        del self._ended[replica.id]
-        self.states[replica.state] -= 1
-        self._leave_procs(replica)
-        self._changed.pop(replica, None)
-        self._unsaved.pop(replica, None)
-        self._touched.pop(replica, None)
-        self._forget_unused(self.devices.drain(replica.id))
-        self._store.drop("replicas", replica.id)
-        self._forgotten.append(replica.id)
 
     def _why_ended(self, replica: Replica) -> str:
         if replica.state is ReplicaState.FINISHED:
@@ -769,85 +623,15 @@ class Weaver:
         replica.check_at = at
         heapq.heappush(self._checks, (at, next(self._check_number), replica))
 
-    def _enter_procs(self, replica: Replica) -> None:
-        if replica.procs is not None:
-            self._in_procs.setdefault((replica.session, replica.procs), {})[replica.id] = None
 
-    def _leave_procs(self, replica: Replica) -> None:
-        if replica.procs is not None:
-            there = self._in_procs.get((replica.session, replica.procs), {})
-            there.pop(replica.id, None)
-            if not there:
-                self._in_procs.pop((replica.session, replica.procs), None)
+_STORED_EVERY = 0.25
+"""Seconds between telling threadlets what is stored: once for several reports, and soon for one that ends."""
 
-    def _forget_unused(self, devices: Iterable[str]) -> None:
-        """Forget those devices that nobody uses and of which there is nothing to remember."""
-        for device in devices:
-            if not self.devices.replicas_of(device) and self.devices.state(device) is DeviceState.ACTIVE:
-                self.devices.forget(device)
-                self.device_status.pop(device, None)
-                self._store.drop("devices", device)
+_MAX_STALL_STACKS = 16
+"""When a collective hangs, every replica stalls at once; the stacks of a few say why."""
 
-    def _save(self, replica: Replica) -> None:
-        self._unsaved.pop(replica, None)
-        stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
-        self._store.put("replicas", replica.id, stored)
-
-    def _save_device(self, device: str) -> None:
-        known = self.devices.device(device).to_dict()
-        state, reason = self.devices.state(device).value, self.devices.reason(device)
-        self._store.put("devices", device, {"device": known, "state": state, "reason": reason})
-
-    # -- after a restart --------------------------------------------------------------------------------------
-
-    def _load(self, now: float) -> None:
-        for _, stored in self._store.rows("devices"):
-            self.devices.restore(Device(**stored["device"]), DeviceState(stored["state"]), stored["reason"])
-        for id, stored in self._store.rows("replicas"):
-            replica = self.replicas[id] = Replica.from_dict(stored)
-            for uuid_ in stored["devices"]:
-                self.devices.add(id, self.devices.device(uuid_))
-            self._enter_procs(replica)
-            self.states[replica.state] += 1
-        for replica in sorted(self.replicas.values(), key=lambda replica: replica.changed):
-            if replica.state in LIVING:
-                replica.link_lost = now
-                self._schedule(replica, now + self.timing.grace)
-            else:
-                self._ended[replica.id] = None
-        for group, stored in sorted(self._store.rows("policies"), key=lambda row: row[1]["time"]):
-            self.policy.set(group, stored["action"])
-        self._load_commands()
-        self._replay(now)
-        self.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(self.replicas))
-
-    def _load_commands(self) -> None:
-        outcomes: dict[str, dict[str, Any]] = {}
-        for id, replica, outcome in self._store.outcomes():
-            outcomes.setdefault(id, {})[replica] = outcome
-        for stored in sorted((stored for _, stored in self._store.rows("commands")), key=lambda row: row["event"]):
-            for forgotten in self.commands.add(Command(**stored), outcomes.get(stored["id"], {})):
-                self._store.drop("commands", forgotten)
-
-    def _replay(self, now: float) -> None:
-        """Take what the journal has, but for what is also elsewhere."""
-        for row, entries in self._store.journal():
-            for id, instance, reports in entries:
-                replica = self.replicas.get(id)
-                if replica is None:
-                    continue
-                newer = replica.instance == instance
-                for seq, time, step, epoch, max_step, metrics, _ in reports:
-                    self.history.record_again(id, row, time, step, metrics)
-                    if newer and seq > replica.seq:
-                        replica.seq, replica.reported = seq, time
-                        replica.step = replica.step if step is None else step
-                        replica.epoch = replica.epoch if epoch is None else epoch
-                        replica.max_step = replica.max_step if max_step is None else max_step
-                        replica.metrics.update(metrics)
-                        if replica not in self._unsaved:
-                            self._unsaved[replica] = row, now
-
+_MAX_STACK = 1 << 16
+"""Characters."""
 
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
@@ -857,6 +641,11 @@ _COMMAND_CAUSES = {
     "reactivate": Cause.RESUMED,
     "drain": Cause.DRAINED,
 }
+
+
+def _number(report: Any) -> int:
+    """Of a status report; over all others where it has none."""
+    return report[0] if type(report) is list and report and type(report[0]) is int else MAX_STEP
 
 
 def _count(field_name: str, value: Any) -> int:

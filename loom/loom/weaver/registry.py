@@ -1,0 +1,353 @@
+"""What the weaver knows, and keeps: replicas, devices, policies, commands, events and history.
+
+Whatever changes here is written by the next `Registry.commit`, and is there again when a registry is made from the
+same store.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from loom.weaver.commands import Command, Commands, Outcome
+from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
+from loom.weaver.events import Event, EventLog
+from loom.weaver.history import History
+from loom.weaver.messages import Hello
+from loom.weaver.policy import Policy
+from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState, UnknownReplica
+from loom.weaver.store import Store
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """Replicas and devices, and all that is said and done about them.
+
+    Args:
+        store: where everything is kept; what is there already is taken up.
+        now: the time.
+        history: of metrics; one with the usual bounds unless given.
+        keep_ended: how many replicas to remember that have failed or finished.
+        keep_events: how many events to keep.
+        keep_commands: how many commands to remember that are done.
+        save_after: seconds after which a replica's newest status is written outside the journal.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        now: float,
+        history: History | None = None,
+        keep_ended: int = 10_000,
+        keep_events: int = 200_000,
+        keep_commands: int = 1000,
+        save_after: float = 60.0,
+    ) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.states: Counter[ReplicaState] = Counter()
+        """How many replicas are in each."""
+        self.devices = DeviceReplicaMap()
+        self.device_status: dict[str, dict[str, Any]] = {}
+        """What was last said of each device; not stored."""
+        self.events = EventLog(store.db, keep_events)
+        self.history = history or History(store.db)
+        self.commands = Commands(keep_commands)
+        self.policy = Policy()
+        self.watching = False
+        """Whether `take_changes` will be called."""
+        self._store = store
+        self._keep_ended = keep_ended
+        self._save_after = save_after
+        self._ended: dict[str, None] = {}
+        self._forgotten: list[str] = []
+        self._changed: dict[Replica, None] = {}
+        self._touched: dict[Replica, None] = {}
+        self._touched_devices: dict[str, None] = {}
+        self._unsaved: dict[Replica, tuple[int, float]] = {}
+        """Replicas whose newest status is only in the journal: its first row with some of it, and when that was."""
+        self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
+        self._written = now
+        self._load()
+        self._load_commands()
+        self._replay(now)
+
+    # -- replicas ---------------------------------------------------------------------------------------------
+
+    def replica(self, id: str) -> Replica:
+        """A replica.
+
+        Raises:
+            UnknownReplica: none has the id.
+        """
+        try:
+            return self.replicas[id]
+        except KeyError:
+            few = ", ".join(itertools.islice(self.replicas, 5)) or "none"
+            more = f" and {len(self.replicas) - 5} more" if len(self.replicas) > 5 else ""
+            raise UnknownReplica(f'no replica named "{id:.80}"; registered: {few}{more}') from None
+
+    def in_procs(self, session: str | None, procs: str) -> list[Replica]:
+        """The replicas in the processes of a mesh."""
+        return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]
+
+    def add(self, id: str) -> Replica:
+        """A new replica."""
+        replica = self.replicas[id] = Replica(id)
+        self.states[replica.state] += 1
+        return replica
+
+    def describe(self, replica: Replica, hello: Hello) -> None:
+        """Take over what a hello says of its replica."""
+        self._leave_procs(replica)
+        replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
+        replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
+        replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
+        self._enter_procs(replica)
+        before = self.devices.devices_of(replica.id)
+        there = [device.uuid for device in hello.devices if device.uuid in self.devices]
+        known = {device: self.devices.device(device) for device in there}
+        self.devices.register(replica.id, hello.devices)
+        for device in hello.devices:
+            if known.get(device.uuid) != device:
+                self.save_device(device.uuid)
+        self._forget_unused(before)
+        self.save(replica)
+
+    def move(
+        self,
+        replica: Replica,
+        cause: Cause,
+        now: float,
+        by: int | None = None,
+        about: dict[str, Any] | None = None,
+    ) -> int | None:
+        """Let something happen to a replica.
+
+        Args:
+            replica: to which.
+            cause: what.
+            now: the time.
+            by: the event that led to it.
+            about: what else the event is to say.
+
+        Returns:
+            The event that says that the state is another, or None where it is not.
+        """
+        before = replica.move(cause, now)
+        if before is None:
+            return None
+        after = replica.state
+        self.states[before] -= 1
+        self.states[after] += 1
+        self._ended.pop(replica.id, None)
+        if after is ReplicaState.RUNNING:
+            replica.progress = now
+        elif after not in LIVING:
+            self._ended[replica.id] = None
+        self.save(replica)
+        said = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
+        return self.events.append(now, after.value, replica.id, **said).id
+
+    def save(self, replica: Replica) -> None:
+        """Have a replica written as it will be at the next commit."""
+        self._changed[replica] = None
+        self.touch(replica)
+
+    def touch(self, replica: Replica) -> None:
+        """Have watchers told how a replica is now."""
+        if self.watching:
+            self._touched[replica] = None
+
+    def keep_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
+        """Write a replica's status reports, which it and the history have taken, into the journal."""
+        self._store.log([replica.id, replica.instance, reports])
+        if replica not in self._unsaved:
+            self._unsaved[replica] = self._store.journal_id, now
+        self.touch(replica)
+
+    @property
+    def journal_id(self) -> int:
+        """The row of the journal in which reports will be that are taken now."""
+        return self._store.journal_id
+
+    def forget_surplus(self) -> None:
+        """Forget the replicas that have ended first, where there are too many."""
+        while len(self._ended) > self._keep_ended:
+            self._forget(self.replicas[next(iter(self._ended))])
+
+    def set_device_status(self, device: str, status: dict[str, Any]) -> None:
+        """Note how a device is now, unless nobody has registered it."""
+        if device in self.devices:
+            self.device_status[device] = status
+            if self.watching:
+                self._touched_devices[device] = None
+
+    def take_changes(self) -> dict[str, dict[str, Any]]:
+        """What has changed since this was last called, of what changes often: replicas and devices, by their ids."""
+        replicas = {
+            replica.id: {
+                "state": replica.state.value,
+                "step": replica.step,
+                "epoch": replica.epoch,
+                "max_step": replica.max_step,
+                "metrics": replica.metrics,
+                "phase": replica.phase,
+                "reported": replica.reported,
+                "connected": replica.link is not None,
+            }
+            for replica in self._touched
+        }
+        devices = {uuid: self.device_status[uuid] for uuid in self._touched_devices if uuid in self.device_status}
+        self._touched.clear()
+        self._touched_devices.clear()
+        return {"replicas": replicas, "devices": devices}
+
+    # -- devices, policies and commands -----------------------------------------------------------------------
+
+    def save_device(self, device: str) -> None:
+        """Have a device and its state written."""
+        known = self.devices.device(device).to_dict()
+        state, reason = self.devices.state(device).value, self.devices.reason(device)
+        self._store.put("devices", device, {"device": known, "state": state, "reason": reason})
+
+    def drain(self, replica: Replica) -> None:
+        """Take a replica off its devices."""
+        self._forget_unused(self.devices.drain(replica.id))
+        self.save(replica)
+
+    def set_policy(self, group: str, action: str, by: str, now: float) -> None:
+        """Choose what is done with the replicas of a group, or of those that a glob matches, when a device fails.
+
+        Raises:
+            WrongArguments: there is no such action.
+        """
+        chosen = self.policy.set(group, action)
+        self._store.put("policies", group, {"action": chosen.value, "time": now})
+        self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
+
+    def add_command(self, command: Command, outcomes: dict[str, Outcome]) -> None:
+        """Take a new command; ``outcomes`` are those known already."""
+        self._store.put("commands", command.id, command.to_dict())
+        for id, outcome in outcomes.items():
+            self._store.put_outcome(command.id, id, outcome)
+        self._drop_commands(self.commands.add(command, outcomes))
+
+    def answer(self, replica: Replica, id: str, outcome: Outcome) -> Command | None:
+        """Take what a replica made of a command; return the command, or None where nobody waits for that."""
+        command, forgotten = self.commands.answer(id, replica.id, outcome)
+        if command is not None:
+            self._store.put_outcome(id, replica.id, outcome)
+            self._drop_commands(forgotten)
+        return command
+
+    # -- the store --------------------------------------------------------------------------------------------
+
+    def commit(self, now: float) -> list[Event]:
+        """Write what has changed; return the events that are new or say more than before.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+        """
+        for replica in self._changed:
+            self._put(replica)
+        self._changed.clear()
+        while self._unsaved:
+            replica, (_, since) = next(iter(self._unsaved.items()))
+            if since > now - self._save_after:
+                break
+            self._put(replica)
+        if not (self._store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
+            return []
+        self._written = now
+        with self._store.committing() as row:
+            self.events.write()
+            for id in self._forgotten:
+                self.history.forget(id)
+            needed = self.history.write(row, now)
+            unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
+            self._store.trim_journal(min(needed, unsaved))
+        self._forgotten.clear()
+        return self.events.take_new()
+
+    def _put(self, replica: Replica) -> None:
+        self._unsaved.pop(replica, None)
+        stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
+        self._store.put("replicas", replica.id, stored)
+
+    def _drop_commands(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._store.drop("commands", id)
+
+    def _forget(self, replica: Replica) -> None:
+        del self.replicas[replica.id]
+        del self._ended[replica.id]
+        self.states[replica.state] -= 1
+        self._leave_procs(replica)
+        self._forget_unused(self.devices.drain(replica.id))
+        for known in (self._changed, self._unsaved, self._touched):
+            known.pop(replica, None)
+        self._store.drop("replicas", replica.id)
+        self._forgotten.append(replica.id)
+
+    def _forget_unused(self, devices: Iterable[str]) -> None:
+        """Forget those devices that nobody uses and of which there is nothing to remember."""
+        for device in devices:
+            if not self.devices.replicas_of(device) and self.devices.state(device) is DeviceState.ACTIVE:
+                self.devices.forget(device)
+                self.device_status.pop(device, None)
+                self._store.drop("devices", device)
+
+    def _enter_procs(self, replica: Replica) -> None:
+        if replica.procs is not None:
+            self._in_procs.setdefault((replica.session, replica.procs), {})[replica.id] = None
+
+    def _leave_procs(self, replica: Replica) -> None:
+        if replica.procs is not None:
+            there = self._in_procs.get((replica.session, replica.procs), {})
+            there.pop(replica.id, None)
+            if not there:
+                self._in_procs.pop((replica.session, replica.procs), None)
+
+    # -- after a restart --------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        for _, stored in self._store.rows("devices"):
+            self.devices.restore(Device(**stored["device"]), DeviceState(stored["state"]), stored["reason"])
+        for id, stored in self._store.rows("replicas"):
+            replica = self.replicas[id] = Replica.from_dict(stored)
+            for device in stored["devices"]:
+                self.devices.add(id, self.devices.device(device))
+            self._enter_procs(replica)
+            self.states[replica.state] += 1
+        ended = [replica for replica in self.replicas.values() if replica.state not in LIVING]
+        self._ended = {replica.id: None for replica in sorted(ended, key=lambda replica: replica.changed)}
+        for group, stored in sorted(self._store.rows("policies"), key=lambda row: row[1]["time"]):
+            self.policy.set(group, stored["action"])
+
+    def _load_commands(self) -> None:
+        outcomes: dict[str, dict[str, Outcome]] = {}
+        for id, replica, outcome in self._store.outcomes():
+            outcomes.setdefault(id, {})[replica] = outcome
+        for stored in sorted((stored for _, stored in self._store.rows("commands")), key=lambda row: row["event"]):
+            self._drop_commands(self.commands.add(Command(**stored), outcomes.get(stored["id"], {})))
+
+    def _replay(self, now: float) -> None:
+        """Take what the journal has, but for what is also elsewhere."""
+        for row, entries in self._store.journal():
+            for id, instance, reports in entries:
+                replica = self.replicas.get(id)
+                if replica is None:
+                    continue
+                for seq, time, step, epoch, max_step, metrics, _ in reports:
+                    self.history.record_again(id, row, time, step, metrics)
+                    if replica.instance == instance and seq > replica.seq:
+                        replica.seq, replica.reported = seq, time
+                        replica.step = replica.step if step is None else step
+                        replica.epoch = replica.epoch if epoch is None else epoch
+                        replica.max_step = replica.max_step if max_step is None else max_step
+                        replica.metrics.update(metrics)
+                        if replica not in self._unsaved:
+                            self._unsaved[replica] = row, now

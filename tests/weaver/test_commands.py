@@ -1,0 +1,175 @@
+"""Commands: whom they name, who has answered, and what is refused before anybody is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from loom.errors import WrongArguments
+from loom.weaver.commands import Command, Commands, check_command, not_done, select
+from loom.weaver.replicas import Replica, ReplicaState
+
+REPLICAS = ["train_0", "train_1", "eval_0"]
+
+
+def replicas() -> dict[str, Replica]:
+    found = {}
+    for id in REPLICAS:
+        replica = found[id] = Replica(id)
+        replica.group = "eval" if id.startswith("eval") else "trainers"
+        replica.state = ReplicaState.RUNNING
+    return found
+
+
+def command(id: str, *names: str) -> Command:
+    return Command(id, "pause", {}, "*", "test", 1.0, list(names))
+
+
+OK = {"ok": True, "reason": None, "step": 3, "changes": {}, "refused": {}}
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("train_0", ["train_0"]),
+        ("*", REPLICAS),
+        ("train_*", ["train_0", "train_1"]),
+        ("train_[1-9]", ["train_1"]),
+        ("trainers", ["train_0", "train_1"]),
+        ("ev?l", ["eval_0"]),
+        (["eval_0", "train_1", "eval_0"], ["eval_0", "train_1"]),
+        ("nobody*", []),
+    ],
+)
+def test_a_target_names_replicas(target: str | list[str], names: list[str]) -> None:
+    there, absent = select(target, replicas())
+
+    assert [replica.id for replica in there] == names
+    assert absent == {}
+
+
+def test_a_glob_means_those_that_live() -> None:
+    known = replicas()
+    known["train_1"].state = ReplicaState.FAILED
+
+    assert [replica.id for replica in select("train_*", known)[0]] == ["train_0"]
+    assert [replica.id for replica in select("train_1", known)[0]] == ["train_1"]
+
+
+@pytest.mark.parametrize("target", ["train_7", ["train_7"]])
+def test_a_name_of_nobody_is_answered(target: str | list[str]) -> None:
+    there, absent = select(target, replicas())
+
+    assert there == []
+    assert absent == {"train_7": not_done('no replica named "train_7"; registered: train_0, train_1, eval_0')}
+
+
+@pytest.mark.parametrize("target", [5, None, {"id": "train_0"}, ["train_0", 1]])
+def test_what_is_no_target_is_refused(target: object) -> None:
+    with pytest.raises(WrongArguments, match="a target is"):
+        select(target, replicas())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "message"),
+    [
+        ("dance", {}, "there is no command 'dance'; choose one of update_config, pause"),
+        ("update_config", {}, "at least one key"),
+        ("pause", ["x"], "names and values"),
+        ("pause", {1: "x"}, "names and values"),
+        ("reactivate", {}, "the uuid of a device"),
+        ("deactivate_device", {"device": 5}, "the uuid of a device"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(kind: str, params: object, message: str) -> None:
+    with pytest.raises(WrongArguments, match=message):
+        check_command(kind, params)
+
+
+def test_a_command_is_done_when_everybody_has_answered() -> None:
+    commands = Commands()
+    given = command("1", "train_0", "train_1")
+    commands.add(given, {})
+
+    commands.answer("1", "train_0", OK)
+    before = given.done
+    commands.answer("1", "train_1", not_done("no"))
+
+    assert not before
+    assert given.done
+    assert given.outcomes == {"train_0": OK, "train_1": not_done("no")}
+
+
+def test_a_second_answer_changes_nothing() -> None:
+    commands = Commands()
+    given = command("1", "train_0")
+    commands.add(given, {})
+    commands.answer("1", "train_0", OK)
+
+    assert commands.answer("1", "train_0", not_done("no")) == (None, [])
+    assert commands.answer("2", "train_0", OK) == (None, [])
+    assert given.outcomes == {"train_0": OK}
+
+
+def test_what_a_replica_has_to_answer_is_in_the_order_of_telling() -> None:
+    commands = Commands()
+    for id in ("2", "1", "3"):
+        commands.add(command(id, "train_0"), {})
+    commands.answer("1", "train_0", OK)
+
+    assert [waiting.id for waiting in commands.unanswered("train_0")] == ["2", "3"]
+    assert commands.unanswered("train_1") == []
+
+
+def test_who_waits_is_told_once_and_can_leave() -> None:
+    commands = Commands()
+    commands.add(command("1", "train_0"), {})
+    told: list[Command] = []
+    commands.when_done("1", told.append)
+    leave = commands.when_done("1", lambda command: told.append(command))
+    leave()
+    leave()
+
+    assert commands.take_waiters("1") == [told.append]
+    assert commands.take_waiters("1") == []
+
+
+class Keeping(RuleBasedStateMachine):
+    """Only so many done commands are remembered, and never is one that waits forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands = Commands(keep=3)
+        self.waiting: dict[str, set[str]] = {}
+        self.given = 0
+
+    @rule(names=st.sets(st.sampled_from(REPLICAS)))
+    def add(self, names: set[str]) -> None:
+        self.given += 1
+        id = str(self.given)
+        self.commands.add(command(id, *sorted(names)), {})
+        if names:
+            self.waiting[id] = set(names)
+
+    @rule(number=st.integers(0, 20), name=st.sampled_from(REPLICAS))
+    def answer(self, number: int, name: str) -> None:
+        id = str(number)
+        answered, _ = self.commands.answer(id, name, OK)
+        assert (answered is not None) == (name in self.waiting.get(id, ()))
+        if answered is not None:
+            self.waiting[id].discard(name)
+            if not self.waiting[id]:
+                del self.waiting[id]
+
+    @invariant()
+    def those_that_wait_are_kept(self) -> None:
+        kept = list(self.commands)
+        assert {one.id: set(one.waiting) for one in kept if not one.done} == self.waiting
+        assert sum(one.done for one in kept) <= 3
+        for name in REPLICAS:
+            unanswered = {one.id for one in self.commands.unanswered(name)}
+            assert unanswered == {id for id, names in self.waiting.items() if name in names}
+
+
+TestKeeping = Keeping.TestCase

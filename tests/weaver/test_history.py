@@ -1,0 +1,308 @@
+"""The store: what was committed is there again, old history is coarser, and there is never too much of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from loom.errors import ProtocolMismatch, UnsafeStateFolder
+from loom.weaver.events import EventLog
+from loom.weaver.history import CHUNK, History, Level
+from loom.weaver.store import Store
+
+START = 1_700_000_000.0
+
+
+class Recorder:
+    """A history with its journal, as the weaver keeps them."""
+
+    def __init__(self, path: Path | str = ":memory:", **bounds: object) -> None:
+        self.store = Store(path)
+        self.history = History(self.store.db, **bounds)  # type: ignore[arg-type]
+        for row, entries in self.store.journal():
+            for replica, time, step, metrics in entries:
+                self.history.record_again(replica, row, time, step, metrics)
+
+    def record(self, step: int, replica: str = "train_0", every: float = 1.0, **metrics: float) -> None:
+        time = START + step * every
+        self.history.record(replica, self.store.journal_id, time, step, metrics)
+        self.store.log([replica, time, step, metrics])
+
+    def commit(self, now: float = START) -> None:
+        with self.store.committing() as row:
+            self.store.trim_journal(self.history.write(row, now))
+
+    def steps(self, replica: str = "train_0", metric: str = "loss") -> list[int | None]:
+        return [step for _, step, _ in self.history.between(replica, metric, points=1_000_000)]
+
+
+def test_history_is_read_back_in_order_and_bounded_in_time() -> None:
+    recorder = Recorder()
+    for step in range(1000):
+        recorder.record(step, loss=step / 10)
+        if step % 7 == 0:
+            recorder.commit()
+
+    found = recorder.history.between("train_0", "loss", START + 300, START + 302)
+
+    assert recorder.steps() == list(range(1000))
+    assert found == [(START + 300, 300, 30.0), (START + 301, 301, 30.1), (START + 302, 302, 30.2)]
+
+
+def test_many_points_are_drawn_as_fewer_means() -> None:
+    recorder = Recorder()
+    for step in range(1000):
+        recorder.record(step, loss=float(step))
+
+    found = recorder.history.between("train_0", "loss", points=10)
+
+    assert len(found) == 10
+    assert found[0] == (START + 99, 99, 49.5)
+
+
+def test_a_metric_that_nobody_reports_has_no_history() -> None:
+    recorder = Recorder()
+    recorder.record(1, loss=1.0)
+
+    assert recorder.history.between("train_0", "accuracy") == []
+    assert recorder.history.between("train_1", "loss") == []
+    assert recorder.history.metrics("train_0") == ["loss"]
+
+
+def test_a_loss_that_is_not_a_number_any_more_is_kept() -> None:
+    recorder = Recorder()
+    recorder.record(1, loss=math.nan)
+    recorder.history.record("train_0", recorder.store.journal_id, START + 2, None, {"loss": math.inf})
+
+    (first, second) = recorder.history.between("train_0", "loss")
+
+    assert math.isnan(first[2])
+    assert second == (START + 2, None, math.inf)
+
+
+@pytest.mark.parametrize("value", ["low", None, [1.0], 10**400])
+def test_a_value_that_is_no_number_is_refused_and_leaves_nothing(value: object) -> None:
+    recorder = Recorder()
+    recorder.record(1, loss=1.0)
+
+    with pytest.raises(ProtocolMismatch, match="which is no number"):
+        recorder.record(2, loss=value)  # type: ignore[arg-type]
+
+    recorder.record(3, loss=3.0)
+    assert recorder.steps() == [1, 3]
+
+
+def test_a_replica_cannot_report_metrics_without_end() -> None:
+    recorder = Recorder()
+
+    with pytest.raises(ProtocolMismatch, match="more than 1000 metrics"):
+        recorder.record(1, **{f"metric_{number}": 1.0 for number in range(1001)})
+    with pytest.raises(ProtocolMismatch, match="1 to 200 characters"):
+        recorder.record(1, replica="train_1", **{"x" * 201: 1.0})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_was_committed_is_there_again_once(tmp_path: Path, seed: int) -> None:
+    """With commits, chunks written early and late, and starts again at any time."""
+    chance = random.Random(seed)
+    bounds = {"write_after": 5.0, "levels": ()}
+    recorder = Recorder(tmp_path / "store", **bounds)
+    committed: dict[str, list[int]] = {"train_0": [], "train_1": []}
+    pending: dict[str, list[int]] = {"train_0": [], "train_1": []}
+    step, now = 0, START
+    for _ in range(300):
+        match chance.choice(["record", "record", "commit", "wait", "restart"]):
+            case "record":
+                replica = chance.choice(list(pending))
+                for _ in range(chance.choice([1, 3, CHUNK, CHUNK + 5])):
+                    step += 1
+                    recorder.record(step, replica, loss=float(step))
+                    pending[replica].append(step)
+            case "commit":
+                recorder.commit(now)
+                for replica, steps in pending.items():
+                    committed[replica] += steps
+                    pending[replica] = []
+            case "wait":
+                now += chance.choice([0.1, 6.0])
+            case "restart":
+                recorder.store.close()
+                recorder = Recorder(tmp_path / "store", **bounds)
+                pending = {replica: [] for replica in pending}
+
+    for replica, steps in committed.items():
+        assert recorder.steps(replica) == steps + pending[replica]
+
+
+def test_the_journal_is_dropped_once_everything_in_it_is_elsewhere(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "store", write_after=5.0)
+    for step in range(50):
+        recorder.record(step, loss=1.0)
+        recorder.record(step, replica="train_1", loss=1.0)
+        recorder.commit(START + step)
+    kept = list(recorder.store.journal())
+    recorder.commit(START + 100)
+
+    assert len(kept) < 10
+    assert list(recorder.store.journal()) == []
+    assert recorder.steps() == recorder.steps("train_1") == list(range(50))
+
+
+def test_old_history_becomes_coarser_by_levels() -> None:
+    recorder = Recorder(levels=(Level(1000.0, 10.0), Level(5000.0, 100.0)))
+    for step in range(10_000):
+        recorder.record(step, loss=float(step))
+    for _ in range(100):
+        recorder.commit(START + 10_000)
+
+    steps = recorder.steps()
+    gaps = {(later or 0) - (earlier or 0) for earlier, later in itertools.pairwise(steps)}
+
+    assert len(steps) < 2500
+    assert steps[-500:] == list(range(9500, 10_000))
+    assert max(gaps) <= 101
+    assert recorder.history.between("train_0", "loss", until=START + 99)[0][2] == pytest.approx(49.5, abs=5)
+
+
+def test_there_is_never_much_more_history_than_allowed() -> None:
+    recorder = Recorder(levels=(), max_bytes=100_000)
+    for step in range(50_000):
+        recorder.record(step, loss=float(step))
+        if step % 1000 == 0:
+            recorder.commit(START + step)
+    recorder.commit(START + 50_000)
+
+    steps = recorder.steps()
+    assert recorder.history.size <= 100_000
+    assert steps == list(range(50_000 - len(steps), 50_000))
+    assert len(steps) > 3000
+
+
+def test_the_size_is_known_again_after_a_start(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "store", write_after=0.0)
+    for step in range(1000):
+        recorder.record(step, loss=1.0)
+        recorder.commit(START + step)
+    before = recorder.history.size
+    recorder.store.close()
+
+    (stored,) = sqlite3.connect(tmp_path / "store").execute("SELECT SUM(LENGTH(data)) FROM chunks").fetchone()
+
+    assert Recorder(tmp_path / "store").history.size == before == stored
+
+
+def test_a_chunk_that_has_become_coarser_is_not_written_again() -> None:
+    recorder = Recorder(levels=(Level(100.0, 10.0),), write_after=0.0)
+    for step in range(20):
+        recorder.record(step, loss=1.0)
+    recorder.commit(START)
+    recorder.record(20, loss=1.0)
+    recorder.commit(START + 1000)
+    recorder.commit(START + 1000)
+    recorder.record(2000, loss=1.0)
+    recorder.commit(START + 2000)
+
+    assert recorder.steps() == [9, 19, 20, 2000]
+
+
+def test_a_replica_that_is_forgotten_has_no_history(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "store", write_after=0.0)
+    for step in range(300):
+        recorder.record(step, loss=1.0)
+        recorder.record(step, replica="train_1", loss=1.0)
+    recorder.commit()
+    with recorder.store.committing():
+        recorder.history.forget("train_0")
+    recorder.store.close()
+    again = Recorder(tmp_path / "store")
+
+    assert again.history.metrics("train_0") == []
+    assert again.steps("train_1") == list(range(300))
+    assert again.history.size == 300 * 24
+
+
+def test_a_commit_that_fails_leaves_everything_to_the_next(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.put("replicas", "train_0", {"id": "train_0"})
+
+    with pytest.raises(RuntimeError), store.committing():
+        raise RuntimeError("something else in this commit")
+    before = list(store.rows("replicas"))
+    with store.committing():
+        pass
+
+    assert before == []
+    assert list(store.rows("replicas")) == [("train_0", {"id": "train_0"})]
+
+
+def test_a_store_of_another_version_is_named(tmp_path: Path) -> None:
+    Store(tmp_path / "store").close()
+    other = sqlite3.connect(tmp_path / "store")
+    other.execute("PRAGMA user_version=99")
+    other.close()
+
+    with pytest.raises(UnsafeStateFolder, match="is of version 99; this Loom knows 1"):
+        Store(tmp_path / "store")
+
+
+def test_events_are_found_by_replica_kind_and_number() -> None:
+    store = Store(":memory:")
+    log = EventLog(store.db)
+    for number in range(6):
+        log.append(START + number, "even" if number % 2 == 0 else "odd", f"train_{number % 3}", number=number)
+        if number == 3:
+            with store.committing():
+                log.write()
+            log.take_new()
+
+    def numbers(**wanted: object) -> list[int]:
+        arguments = {"id": 0, "limit": 100, **wanted}
+        return [event.data["number"] for event in log.after(**arguments)]  # type: ignore[arg-type]
+
+    assert numbers() == [0, 1, 2, 3, 4, 5]
+    assert numbers(id=3) == [3, 4, 5]
+    assert numbers(limit=2) == [0, 1]
+    assert numbers(limit=2, newest=True) == [4, 5]
+    assert numbers(replica="train_1") == [1, 4]
+    assert numbers(kind="odd") == [1, 3, 5]
+    assert numbers(kind="odd", replica="train_2") == [5]
+
+
+def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> None:
+    store = Store(":memory:")
+    log = EventLog(store.db)
+    event = log.append(START, "stalled", "train_0", step=3)
+    with store.committing():
+        log.write()
+    log.take_new()
+
+    log.amend(event.id, stack="in train()")
+    before = log.after(0, 10)
+    with store.committing():
+        log.write()
+    (pushed,) = log.take_new()
+
+    assert before[0].data == {"step": 3, "stack": "in train()"}
+    assert log.after(0, 10)[0].data == {"step": 3, "stack": "in train()"}
+    assert pushed.id == event.id
+    assert log.amend(99, stack="nothing") is None
+
+
+def test_only_the_last_events_are_kept() -> None:
+    store = Store(":memory:")
+    log = EventLog(store.db, keep=100)
+    for number in range(1000):
+        log.append(START, "event", None, number=number)
+        if number % 10 == 0:
+            with store.committing():
+                log.write()
+            log.take_new()
+
+    (kept,) = store.db.execute("SELECT COUNT(*) FROM events").fetchone()
+    assert 90 <= kept <= 101
+    assert EventLog(store.db).last == 991
