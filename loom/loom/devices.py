@@ -57,10 +57,9 @@ class DeviceUse:
     """Why nothing is known of it: a GPU that is gone, or NVML's own words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is told to the weaver; the error only where there is one."""
+        """As it is told to the weaver: numbers only, so not the error."""
         told = asdict(self)
-        if self.error is None:
-            del told["error"]
+        del told["error"]
         return told
 
 

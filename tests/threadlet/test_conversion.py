@@ -7,6 +7,8 @@ import math
 from typing import Any, Literal, Optional, Union
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
 
@@ -120,6 +122,7 @@ def test_a_value_becomes_what_was_asked_for(value: Any, wanted: Any, expected: A
         ("1, 2", list[int]),
         ("[1, 2", list[int]),
         ("3", list[int]),
+        ("[NaN]", list[float]),
         (3, list[int]),
         ([1, "x"], list[int]),
         ({"a": 1}, list[int]),
@@ -137,6 +140,40 @@ def test_a_value_that_is_none_is_refused(value: Any, wanted: Any) -> None:
 
     assert type_name(wanted) in str(raised.value)
     assert repr(value)[:70] in str(raised.value)
+
+
+SIMPLE = st.sampled_from([int, float, bool, str, Schedule, Level, Switch, Literal["a", 1], type(None)])
+TYPES = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        inner.map(lambda one: list[one]),  # type: ignore[valid-type]
+        st.tuples(inner, inner).map(lambda two: Union[two]),  # noqa: UP007 - made while it runs
+    ),
+    max_leaves=4,
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["1", "[1]", "null", "yes", "lin"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(JSON, TYPES)
+def test_any_value_is_converted_or_refused(value: Any, wanted: Any) -> None:
+    assert is_convertible(wanted)
+    try:
+        converted = convert(value, wanted)
+    except BadValue as error:
+        refusal = str(error)
+        assert type_name(wanted) in refusal
+        return
+    again = convert(converted, wanted)
+    assert repr(again) == repr(converted)
 
 
 def test_nan_is_a_float_if_it_was_given_as_one() -> None:

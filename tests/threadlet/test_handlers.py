@@ -152,6 +152,12 @@ def test_annotations_may_name_what_is_local_to_the_caller() -> None:
     assert got == [Color.RED]
 
 
+@pytest.mark.parametrize("key", ["", "x" * 201, 5])
+def test_a_key_is_a_text_of_some_length(key: Any) -> None:
+    with pytest.raises(WrongArguments, match="key is a text"):
+        HandlerRegistry().register(key, print)
+
+
 def test_functions_that_take_no_single_value_are_refused_at_once() -> None:
     def none() -> None: ...
     def two(a: int, b: int) -> None: ...

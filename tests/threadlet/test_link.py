@@ -360,6 +360,36 @@ def test_a_weaver_that_reads_again_gets_all(weaver: FakeWeaver, threadlet: Make)
     assert made.dropped == 0
 
 
+def test_reports_too_large_for_one_frame_come_in_several(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = threadlet()
+    for number, size in enumerate([7 << 20, 7 << 20, 17 << 20, 1]):
+        made.publish_status(step=number, config={"text": "x" * size})
+    made.publish_status(step=4)
+    connection, _ = weaver.welcome()
+
+    rows = connection.rows(5)
+
+    assert [(row[2], len(row[6]["text"]) if row[6] else None) for row in rows] == [
+        (0, 7 << 20),
+        (1, 7 << 20),
+        (2, None),
+        (3, 1),
+        (4, None),
+    ]
+    assert "a status report is sent without metrics and configuration" in caplog.text
+
+
+def test_a_configuration_too_large_for_hello_is_left_out(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    threadlet(config={"text": "x" * (1 << 20)})
+
+    assert weaver.welcome()[1]["config"] == {}
+    assert "the configuration is too large to be told" in caplog.text
+
+
 def test_a_process_that_ends_at_once_has_said_what_it_had_to(weaver: FakeWeaver) -> None:
     loop = Loop(lambda number: weaver.welcome())
     loop.go()

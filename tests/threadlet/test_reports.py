@@ -24,6 +24,11 @@ class Unprintable:
         raise RuntimeError("no")
 
 
+class Hostile(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no")
+
+
 def given(number: int, step: Any = 1, metrics: dict[str, Any] | None = None, **more: Any) -> Given:
     return Given(number, 12.5, step, more.get("epoch"), more.get("max_step"), metrics, more.get("config"))
 
@@ -69,6 +74,8 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
         ({1: 2}, {"1": 2}),
         (1j, "1j"),
         (Unprintable(), "<Unprintable>"),
+        ({Unprintable(): Unprintable()}, {"<Unprintable>": "<Unprintable>"}),
+        ({"hostile": Hostile(a=1), "b": 2}, {"hostile": "{'a': 1}", "b": 2}),
         ("x" * 300, "x" * 300),
         (range(10**6), "range(0, 1000000)"),
     ],
@@ -116,6 +123,17 @@ def test_a_metric_that_is_no_number_is_left_out_with_one_warning(caplog: pytest.
     ]
 
 
+def test_so_many_metrics_are_sent_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    maker = RowMaker()
+    many = {f"metric {place}": place for place in range(1000)}
+
+    assert len(maker.make(given(0, 1, many))[5]) == 1000
+    assert maker.make(given(1, 1, {"one more": 1, "metric 7": 7.5}))[5] == {"metric 7": 7.5}
+    assert maker.make(given(2, 1, {"x" * 201: 1, "": 1, 5: 1}))[5] == {}  # type: ignore[dict-item]
+    assert "more than 1000 metrics are published; not sent: 'one more'" in caplog.text
+    assert "a metric's name is a text of 1 to 200 characters" in caplog.text
+
+
 def test_a_step_may_be_a_scalar_too(caplog: pytest.LogCaptureFixture) -> None:
     numpy = pytest.importorskip("numpy")
     maker = RowMaker()
@@ -123,8 +141,10 @@ def test_a_step_may_be_a_scalar_too(caplog: pytest.LogCaptureFixture) -> None:
     assert maker.make(given(0, numpy.int64(3)))[2] == 3
     assert maker.make(given(1, "three"))[2] is None
     assert maker.make(given(2, math.nan))[2] is None
-    assert maker.make(given(3, 2**70))[2] is None
-    assert "step='three' is no number" in caplog.text
+    assert maker.make(given(3, 2**53))[2] is None
+    assert maker.make(given(4, -1, epoch=-1, max_step=10**400))[2:5] == [None, None, None]
+    assert "step='three' is no count" in caplog.text
+    assert "epoch=-1 is no count" in caplog.text
 
 
 def test_reports_that_never_came_are_counted() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loom.devices import LocalDevice
+from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
 from loom.threadlet import Threadlet
 from loom.threadlet import threadlet as module
@@ -108,6 +108,14 @@ def test_a_strange_address_is_refused_at_once() -> None:
         Threadlet(weaver="tcp://host:1/secret/")
 
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "train\n0"])
+def test_a_strange_name_is_refused_at_once(name: str) -> None:
+    with pytest.raises(WrongArguments, match="200 printable characters at most"):
+        Threadlet(name)
+    with pytest.raises(WrongArguments, match="200 printable characters at most"):
+        Threadlet("train_0", group=name)
 
 
 def test_handlers_are_told_when_they_are_added(weaver: FakeWeaver, threadlet: Make) -> None:
@@ -227,6 +235,19 @@ def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: 
     assert abs(moment - time.time()) < BOUND
     assert set(used) == {"GPU-a"}
     assert set(used["GPU-a"]) == {"utilization", "memory_used", "temperature", "power"}
+
+
+def test_a_device_that_does_not_answer_is_said_once(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
+    threadlet()
+    connection, _ = weaver.welcome()
+
+    for _ in range(3):
+        assert connection.expect("devices")[2]["GPU-a"]["utilization"] is None
+    assert caplog.text.count("the device GPU-a does not answer: GPU is lost") == 1
 
 
 def test_devices_that_cannot_be_looked_at_are_said_once(
@@ -822,7 +843,8 @@ def test_what_the_conversion_cannot_keep_up_with_is_dropped_and_counted(
     while not rows or rows[-1][2] != 10_000:
         rows += connection.rows(1)
         connection.send("stored", rows[-1][0])
-    assert made.dropped == 10_000 - 8192
+    # The first, which was held up, is one too many for those that are kept unless it is stored before.
+    assert made.dropped in (10_000 - 8192, 10_000 - 8192 + 1)
     eventually(lambda: "status reports are dropped" in caplog.text, "a warning")
 
 

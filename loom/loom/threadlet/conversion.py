@@ -144,7 +144,7 @@ def _list(value: Any, wanted: Any) -> list[Any]:
     items = value
     if isinstance(value, str):
         try:
-            items = json.loads(value)
+            items = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise _refuse(value, wanted) from None
     if not isinstance(items, (list, tuple)):
@@ -154,6 +154,10 @@ def _list(value: Any, wanted: Any) -> list[Any]:
         return [convert(item, inner) for item in items]
     except BadValue as error:
         raise BadValue(f"{_refuse(value, wanted)}: {error}") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _literal(value: Any, wanted: Any) -> Any:

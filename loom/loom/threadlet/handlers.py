@@ -63,8 +63,11 @@ class HandlerRegistry:
             names: what its annotations may name besides the globals of its module, such as a caller's locals.
 
         Raises:
-            WrongArguments: it cannot be called with one argument, or values cannot be converted to its annotation.
+            WrongArguments: it cannot be called with one argument, values cannot be converted to its annotation, or
+                the key is no text of 1 to 200 characters.
         """
+        if not isinstance(key, str) or not 0 < len(key) <= 200:
+            raise WrongArguments(f"a handler's key is a text of 1 to 200 characters, not {key!r:.80}")
         wanted = _wanted(key, function, names)
         if not is_convertible(wanted):
             raise WrongArguments(

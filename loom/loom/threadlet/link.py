@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from loom.errors import LoomError, ProtocolMismatch
+from loom.errors import LoomError, ProtocolMismatch, TooLarge
 from loom.threadlet.commands import Command, Inbox
-from loom.threadlet.reports import KeptReports
+from loom.threadlet.reports import KeptReports, Row
 from loom.weaver.link import PROTOCOL, Splitter, WeaverAddress, pack
 
 __all__ = ["Backoff", "WeaverLink", "format_stacks"]
@@ -286,7 +286,7 @@ class WeaverLink:
             while self._frames:
                 connection.put(self._frames.popleft())
             if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
-                connection.put(["status", rows])
+                connection.put_rows(rows)
                 more = True
             else:
                 more = False
@@ -357,6 +357,19 @@ class _Connection:
             self._out += pack(frame)
         except (LoomError, TypeError, ValueError, OverflowError) as error:
             _log.error("a %r frame for the weaver is left out: %s", frame[0], error)
+
+    def put_rows(self, rows: list[Row]) -> None:
+        """Have rows be sent, in as many frames as it takes."""
+        try:
+            self._out += pack(["status", rows])
+        except TooLarge as error:
+            if len(rows) > 1:
+                self.put_rows(rows[: len(rows) // 2])
+                self.put_rows(rows[len(rows) // 2 :])
+            else:
+                seq, moment, *counts = rows[0][:5]
+                _log.error("a status report is sent without metrics and configuration: %s", error)
+                self._out += pack(["status", [[seq, moment, *counts, {}, None]]])
 
     def end_sending(self) -> None:
         """Tell the other side that nothing follows."""

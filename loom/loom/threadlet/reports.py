@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from loom.weaver.link import MAX_KEPT_REPORTS
 
-__all__ = ["Given", "KeptReports", "Row", "RowMaker", "number", "plain"]
+__all__ = ["COUNTS", "Given", "KeptReports", "Row", "RowMaker", "number", "plain"]
 
 _log = logging.getLogger("loom")
 
@@ -22,6 +21,15 @@ Row = list[Any]
 
 LARGEST_INT = 2**64 - 1
 SMALLEST_INT = -(2**63)
+
+MAX_METRICS = 1000
+"""Names of metrics that are sent for a process, at most: the weaver takes no more."""
+
+MAX_NAME = 200
+"""Characters in one of them."""
+
+COUNTS = 2**53
+"""Steps and epochs are below it, so that a double holds them."""
 
 
 class Given(NamedTuple):
@@ -54,6 +62,13 @@ def number(value: Any) -> float:
 
 def plain(value: Any, depth: int = 8) -> Any:
     """What JSON and msgpack can hold for a value of a configuration; its ``repr``, cut, for what they cannot."""
+    try:
+        return _plain(value, depth)
+    except Exception:  # noqa: BLE001 - whatever the methods of a stranger's value raise
+        return _cut(value)
+
+
+def _plain(value: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, float, str):
         return value
     if isinstance(value, enum.Enum):
@@ -63,14 +78,13 @@ def plain(value: Any, depth: int = 8) -> Any:
     if isinstance(value, (float, str)):
         return float(value) if isinstance(value, float) else str(value)
     if depth and isinstance(value, Mapping):
-        return {str(key): plain(one, depth - 1) for key, one in list(value.items())}
+        return {
+            key if isinstance(key, str) else _cut(key): plain(one, depth - 1) for key, one in list(value.items())
+        }
     if depth and isinstance(value, (list, tuple, set, frozenset)):
         return [plain(one, depth - 1) for one in list(value)]
-    if callable(getattr(value, "item", None)):
-        try:
-            return plain(value.item(), 0)
-        except (TypeError, ValueError, RuntimeError):
-            return _cut(value)
+    if depth and callable(getattr(value, "item", None)):
+        return plain(value.item(), 0)
     return _cut(value)
 
 
@@ -89,6 +103,7 @@ class RowMaker:
         self._taken = 0
         self._highest = -1
         self._made = 0
+        self._names: set[str] = set()
         self._warned: set[str] = set()
 
     @property
@@ -100,30 +115,47 @@ class RowMaker:
         """A row with the next sequence number. What is no number in it is left out, with one warning a name."""
         self._taken += 1
         self._highest = max(self._highest, given.number)
-        self._made += 1
         counts = [self._count(name, getattr(given, name)) for name in ("step", "epoch", "max_step")]
-        config = None if given.config is None else {str(key): plain(value) for key, value in given.config.items()}
-        return [self._made, given.time, *counts, self._metrics(given.metrics), config]
+        config = None if given.config is None else plain(given.config)
+        metrics = self._metrics(given.metrics)
+        # Last, so that one that cannot be made leaves no gap.
+        self._made += 1
+        return [self._made, given.time, *counts, metrics, config]
 
     def _metrics(self, metrics: dict[str, Any] | None) -> dict[str, float]:
-        made = {}
+        made: dict[str, float] = {}
         for name, value in (metrics or {}).items():
+            if not self._is_known(name):
+                continue
             try:
-                made[str(name)] = number(value)
+                made[name] = number(value)
             except Exception as error:  # noqa: BLE001 - whatever a stranger's __float__ raises
-                self._warn(str(name), f"the metric {name!r} is no number and is not sent: {error}")
+                self._warn(name, f"the metric {name!r} is no number and is not sent: {error}")
         return made
 
+    def _is_known(self, name: Any) -> bool:
+        """Whether a metric's name is one of those that are sent."""
+        if name in self._names:
+            return True
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+            self._warn("names", f"a metric's name is a text of 1 to {MAX_NAME} characters; not sent: {_cut(name)}")
+            return False
+        if len(self._names) >= MAX_METRICS:
+            self._warn("too many", f"more than {MAX_METRICS} metrics are published; not sent: {name!r} and others")
+            return False
+        self._names.add(name)
+        return True
+
     def _count(self, name: str, value: Any) -> int | None:
-        if value is None or type(value) is int:
-            return value if value is None or SMALLEST_INT <= value <= LARGEST_INT else None
+        if value is None or (type(value) is int and 0 <= value < COUNTS):
+            return value
         try:
-            count = number(value)
-            if not math.isfinite(count):
-                raise ValueError(f"{count} is no whole number")
-            return int(count)
+            count = int(value if type(value) is int else number(value))
+            if not 0 <= count < COUNTS:
+                raise ValueError("it is out of range")
+            return count
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"{name}=", f"{name}={_cut(value)} is no number and is not sent: {error}")
+            self._warn(f"{name}=", f"{name}={_cut(value)} is no count and is not sent: {error}")
             return None
 
     def _warn(self, key: str, text: str) -> None:

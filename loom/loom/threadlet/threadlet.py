@@ -39,11 +39,12 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from loom.devices import LocalDevice, device_status, local_devices
+from loom.errors import WrongArguments
 from loom.threadlet.commands import Command, Inbox
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.link import WeaverLink
-from loom.threadlet.reports import Given, KeptReports, RowMaker, plain
-from loom.weaver.link import ADDRESS_VARIABLE, MAX_KEPT_REPORTS, parse_weaver_address
+from loom.threadlet.reports import COUNTS, Given, KeptReports, RowMaker, plain
+from loom.weaver.link import ADDRESS_VARIABLE, MAX_HELLO, MAX_KEPT_REPORTS, pack, parse_weaver_address
 
 __all__ = ["Step", "Threadlet"]
 
@@ -60,8 +61,8 @@ DEVICES_INTERVAL = 5.0
 CLOSE_TIMEOUT = 2.0
 """Seconds that the end of the process waits at most for the last reports to be stored."""
 
-MAX_CONFIG = 1000
-"""Keys of the configuration that the weaver is told of at the beginning."""
+MAX_CONFIG = 10_000
+"""Keys of the configuration that the weaver is told of when it is found, at most."""
 
 
 class Threadlet:
@@ -81,6 +82,7 @@ class Threadlet:
 
     Raises:
         InvalidAddress: the weaver's address has another form.
+        WrongArguments: the replica's or the group's name is too long, or does not print.
     """
 
     def __init__(
@@ -97,6 +99,11 @@ class Threadlet:
         # An empty name is none.
         self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"
         self.group = group if group is not None else os.environ.get("LOOM_GROUP", "")
+        for name in (self.replica_id, self.group):
+            if not name.isprintable() or len(name) > 200:
+                raise WrongArguments(
+                    f"a replica or group is named by 200 printable characters at most, not {name!r:.80}"
+                )
         self.instance = uuid.uuid4().hex
         """Tells this process from those that had the replica's name before."""
         self.devices = list(_own_devices() if devices is None else devices)
@@ -373,28 +380,35 @@ class Threadlet:
             self._link.send(ack)
 
     def _whole_step(self) -> int | None:
-        return self._step if type(self._step) is int else self._kept.last_step
+        step = self._step
+        return step if type(step) is int and 0 <= step < COUNTS else self._kept.last_step
 
     # -- the background -------------------------------------------------------------------------------------
 
     def _introduction(self) -> dict[str, Any]:
-        config = dict(self._config)
         return {
             "replica": self.replica_id,
             "instance": self.instance,
             "group": self.group,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "procs": _number_in("LOOM_PROCS"),
+            "procs": _number_in("LOOM_PROCS") or os.environ.get("LOOM_PROCS"),
             "rank": _number_in("LOOM_RANK") if "LOOM_RANK" in os.environ else _number_in("RANK"),
             "actors": os.environ.get("LOOM_ACTORS"),
             "session": os.environ.get("LOOM_SESSION"),
             "devices": [device.as_dict() for device in self.devices],
             "handlers": self._registry.types(),
-            "config": {str(key): plain(config[key]) for key in itertools.islice(config, MAX_CONFIG)},
+            "config": self._plain_config(),
             "state": "draining" if self.draining else "paused" if self._paused else "running",
             "step": self._whole_step(),
         }
+
+    def _plain_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = plain(dict(self._config))
+        if len(config) > MAX_CONFIG or len(pack(["config", config])) > MAX_HELLO // 2:
+            _log.warning("the configuration is too large to be told: the weaver sees what changes of it")
+            return {}
+        return config
 
     def _heartbeat(self) -> tuple[int | None, str]:
         return self._whole_step(), self._phase
@@ -422,17 +436,26 @@ class Threadlet:
     def _watch_devices(self) -> None:
         """Report the devices. A thread of its own: NVML may hang when a GPU is broken."""
         failed = False
-        while not self._ended.wait(DEVICES_INTERVAL if self.connected else REPORT_INTERVAL * 4):
-            if self._link is None or not self._link.connected:
+        broken: dict[str, str | None] = {}
+        pause = 0.0
+        while not self._ended.wait(pause):
+            link = self._link
+            if link is None or not link.connected:
+                pause = min(DEVICES_INTERVAL, 4 * REPORT_INTERVAL)
                 continue
+            pause = DEVICES_INTERVAL
             try:
-                used = {name: use.as_dict() for name, use in device_status(self.devices).items()}
+                status = device_status(self.devices)
             except Exception:  # noqa: BLE001 - logged, and tried again
                 if not failed:
                     failed = True
                     _log.exception("the devices cannot be looked at")
                 continue
-            self._link.send_if_idle(["devices", time.time(), used])
+            for name, use in status.items():
+                if use.error is not None and use.error != broken.get(name):
+                    _log.warning("the device %s does not answer: %s", name, use.error)
+                broken[name] = use.error
+            link.send_if_idle(["devices", time.time(), {name: use.as_dict() for name, use in status.items()}])
 
     # -- the end --------------------------------------------------------------------------------------------
 
