@@ -114,7 +114,6 @@ def test_a_device_that_failed_and_a_process_that_died_are_told_by_the_gateway(we
     assert ended == ["train_0"]
     assert gateway.ask("replica", id="train_0")["died_of"] == "signal 9"
     assert [event["kind"] for event in gateway.ask("events", after=3)] == [
-        "running",
         "spawned",
         "device_failed",
         "command",
