@@ -99,6 +99,48 @@ def test_a_command_is_delivered_and_its_acknowledgement_awaited(weaver: WeaverPr
     ]
 
 
+def test_a_device_that_failed_and_a_process_that_died_are_told_by_the_gateway(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address, session="s", procs="trainers", rank=0)
+    threadlet.welcome()
+    gateway = weaver.gateway()
+    gateway.ask("spawned", session="s", procs="trainers", rank=0, host="node-1")
+
+    failure = gateway.ask("fail_device", device="GPU-0", reason="ECC errors", by="dcgm")
+    told = threadlet.command()
+    ended = gateway.ask("supervision", session="s", procs="trainers", rank=0, what="dead", reason="signal 9")
+
+    assert told[1:] == ["device_failed", {"device": "GPU-0", "reason": "ECC errors"}]
+    assert failure["replicas"][0]["replica"] == "train_0"
+    assert ended == ["train_0"]
+    assert gateway.ask("replica", id="train_0")["died_of"] == "signal 9"
+    assert [event["kind"] for event in gateway.ask("events", after=3)] == [
+        "spawned",
+        "device_failed",
+        "command",
+        "supervision",
+        "failed",
+        "unanswered",
+    ]
+
+
+def test_the_numbers_for_prometheus(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address)
+    threadlet.report(7, loss=0.5)
+    threadlet.await_stored(1)
+    gateway = weaver.gateway()
+    given = gateway.ask("command", kind="pause")
+    threadlet.ack(threadlet.command()[0])
+    gateway.ask("outcome", id=given["id"], timeout=BOUND)
+
+    numbers = gateway.ask("numbers")
+
+    assert numbers["replicas"] == {"paused": 1}
+    assert numbers["reports"] == 1
+    assert numbers["of_replicas"] == {"train_0": {"step": 7, "metrics": {"loss": 0.5}, "group": "train"}}
+    assert sum(numbers["command_latency"]["counts"]) == 1
+    assert numbers["of_devices"] == {}
+
+
 def test_a_replica_that_is_not_there_is_named_in_the_outcome(weaver: WeaverProcess) -> None:
     RawThreadlet(weaver.address).welcome()
     gateway = weaver.gateway()

@@ -67,14 +67,14 @@ class Asking:
     def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         """The weaver in short."""
         return {
-            "weaver": weaver.instance,
-            "started": weaver.started,
+            "weaver": self._weaver.instance,
+            "started": self._weaver.started,
             "time": now,
             "replicas": {state.value: count for state, count in self._known.states.items() if count},
             "devices": len(self._known.devices),
             "commands": sum(not command.done for command in self._known.commands),
             "event": self._known.events.last,
-            "reports": weaver.reports,
+            "reports": self._weaver.reports,
         }
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ class Asking:
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return {
             **self.status(arguments, now),
-            "command_latency": weaver.latencies.to_dict(),
+            "command_latency": self._weaver.latencies.to_dict(),
             "history_bytes": self._known.history.size,
             "of_replicas": {
                 replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}

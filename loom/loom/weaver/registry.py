@@ -186,7 +186,7 @@ class Registry:
                 self._touched_devices[device] = None
 
     def take_changes(self) -> dict[str, dict[str, Any]]:
-        """What has changed since this was last called, of what changes often: replicas and devices, by their ids."""
+        """What has changed since this was last called, of what changes often: replicas and devices, by id."""
         replicas = {
             replica.id: {
                 "state": replica.state.value,
