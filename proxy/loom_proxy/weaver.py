@@ -13,11 +13,13 @@ name in ``job.weaver.aio`` does not hold the event loop up, and neither do the c
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loom.errors import WaitTimeout
+from loom.errors import LoomError, WaitTimeout
 from loom.rest import Gateway, quoted
 from loom_proxy.futures import check_timeout
 from loom_proxy.weaver_views import (
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from loom_proxy.weaver_watch import WeaverWatch
 
 __all__ = ["AsyncWeaverProxy", "CommandProxy", "WeaverProxy"]
+
+logger = logging.getLogger("loom")
 
 ASK_FOR = 5.0
 """Seconds that one question waits for acknowledgements at most: who is interrupted is held up no longer."""
@@ -379,6 +383,34 @@ class WeaverProxy:
             "policies"
         ]
         return found
+
+    def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:
+        """Have a function called for each replica that has to be put elsewhere, where its group's policy says so.
+
+        It is told the event ``respawn_wanted``: ``data`` has ``session``, ``procs``, ``rank`` and ``group`` of the
+        replica, the ``reason``, and the ``device`` that failed, if that was it. It runs on a thread of its own, and
+        what it raises is logged. Only what happens from now on counts.
+
+        Returns:
+            A function that removes the callback.
+        """
+        removed = threading.Event()
+        last = self.status()["event"]
+
+        def call() -> None:
+            try:
+                for event in self.events(last, follow=True, kind="respawn_wanted"):
+                    if removed.is_set():
+                        return
+                    try:
+                        callback(event)
+                    except Exception:
+                        logger.exception("the callback for replica %s raised", event.replica)
+            except LoomError:
+                logger.exception("no callback is called any more for replicas that have to be put elsewhere")
+
+        threading.Thread(target=call, name="loom-respawn", daemon=True).start()
+        return removed.set
 
     def __repr__(self) -> str:
         return f"<WeaverProxy of {self._url}>"
