@@ -45,7 +45,7 @@ def address(weaver: WeaverProxy) -> str:
     def is_there() -> bool:
         try:
             found.append(weaver.address())
-        except loom.WeaverUnavailable:
+        except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
             return False
         return True
 

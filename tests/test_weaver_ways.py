@@ -26,7 +26,7 @@ def ready(weaver: WeaverProxy) -> WeaverProxy:
     def is_there() -> bool:
         try:
             return bool(weaver.address())
-        except loom.WeaverUnavailable:
+        except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
             return False
 
     await_true(is_there)
