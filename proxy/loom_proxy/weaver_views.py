@@ -102,6 +102,11 @@ class ReplicaInfo:
     step_time: float | None = None
     """Seconds that one of its steps usually takes; None before there are a few."""
 
+    @property
+    def place(self) -> tuple[str, str, int, str]:
+        """To sort by: group, session, rank."""
+        return self.group, self.session or "", -1 if self.rank is None else self.rank, self.id
+
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> ReplicaInfo:
         """As a gateway's answer has it."""

@@ -245,8 +245,8 @@ class _Screen:
 _ORDER = ("failed", "stalled", "recovering", "registering", "paused", "draining", "running", "finished")
 
 
-def _worst_first(replica: ReplicaInfo) -> tuple[int, str]:
-    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.id
+def _worst_first(replica: ReplicaInfo) -> tuple[int, tuple[str, str, int, str]]:
+    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.place
 
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:

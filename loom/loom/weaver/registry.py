@@ -77,7 +77,7 @@ class Registry:
     # -- replicas ---------------------------------------------------------------------------------------------
 
     def replica(self, id: str) -> Replica:
-        """A replica.
+        """A replica, by its id or by its short name where only one that lives has that.
 
         Raises:
             UnknownReplica: none has the id.
@@ -85,6 +85,9 @@ class Registry:
         try:
             return self.replicas[id]
         except KeyError:
+            named = [one for one in self.replicas.values() if one.short_name == id and one.state in LIVING]
+            if len(named) == 1:
+                return named[0]
             few = ", ".join(itertools.islice(self.replicas, 5)) or "none"
             more = f" and {len(self.replicas) - 5} more" if len(self.replicas) > 5 else ""
             raise UnknownReplica(f'no replica named "{id:.80}"; registered: {few}{more}') from None

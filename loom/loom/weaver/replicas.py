@@ -104,12 +104,14 @@ class Replica:
     __slots__ = (
         "_step_times", "_stepped", "actors", "changed", "check_at", "config", "died_of", "epoch", "group",
         "handlers", "heard", "host", "id", "instance", "link", "link_lost", "max_step", "metrics", "phase", "pid",
-        "procs", "progress", "rank", "registered", "reported", "seq", "session", "state", "step",
+        "procs", "progress", "rank", "registered", "reported", "seq", "session", "short_name", "state", "step",
     )
     # fmt: on
 
     def __init__(self, id: str) -> None:
         self.id = id
+        self.short_name = id.partition("@")[0]
+        """Without the session, which tells replicas of several sessions apart."""
         self.instance = ""
         """Which process of those that have been this replica."""
         self.state = ReplicaState.REGISTERING
