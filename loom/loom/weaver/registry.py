@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from loom.errors import UnknownReplica
 from loom.weaver.commands import Command, Commands, Outcome
 from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
 from loom.weaver.events import Event, EventLog
 from loom.weaver.history import History
 from loom.weaver.messages import Hello
 from loom.weaver.policy import Policy
-from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState, UnknownReplica
+from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
 from loom.weaver.store import Store
 
 __all__ = ["Registry"]

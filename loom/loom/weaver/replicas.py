@@ -15,18 +15,7 @@ from collections import deque
 from enum import Enum
 from typing import Any
 
-from loom.errors import LoomError
-
-__all__ = ["LIVING", "TRANSITIONS", "Cause", "Replica", "ReplicaState", "UnknownReplica"]
-
-
-class UnknownReplica(LoomError, KeyError):
-    """No replica has that id."""
-
-    code = "unknown_replica"
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+__all__ = ["LIVING", "TRANSITIONS", "Cause", "Replica", "ReplicaState"]
 
 
 class ReplicaState(str, Enum):
