@@ -97,7 +97,7 @@ class Steering:
 
     def _kill(self) -> float:
         self._meshes += 1
-        procs = self._job.hosts.spawn_procs(per_host={"gpus": 1}, name=f"mortal{self._meshes}")
+        procs = self._job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}, name=f"mortal{self._meshes}")
         replica, pid = procs.spawn("mortal", Mortal).begin.call_one().get()
         updates = self._job.weaver.watch(timeout=BOUND)
         for update in updates:

@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,7 +29,15 @@ from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import Ratio, percentile
 from tests.weaver.raw_threadlet import running_weaver
 
-__all__ = ["CallTimes", "ThreadletPlan", "Training", "measure", "threadlet_report"]
+__all__ = [
+    "CallTimes",
+    "ThreadletPlan",
+    "Training",
+    "measure",
+    "measure_calls",
+    "measure_training",
+    "threadlet_report",
+]
 
 BETWEEN = 200e-6
 """Seconds that the thread computes between two calls."""
@@ -82,15 +89,21 @@ def measure(plan: ThreadletPlan, command: str, say: Callable[[str], object] = la
         CallerError: a process failed.
     """
     say("calls")
+    calls = measure_calls(plan)
+    with LocalCluster(1) as cluster, loom.connect(cluster.url, cluster.token) as job:
+        return threadlet_report(plan, command, calls, measure_training(job, plan, say))
+
+
+def measure_calls(plan: ThreadletPlan) -> list[CallTimes]:
+    """Measure single calls in each round."""
     with running_weaver() as weaver:
         with CallerProcess("training thread", "tests.benchmarks.threadlet", (weaver.address,)) as caller:
             caller.await_ready()
             caller.ask("publish", count=plan.calls // 4)  # to warm up
-            calls = [
+            return [
                 CallTimes(caller.ask("publish", count=plan.calls), caller.ask("check", count=plan.calls))
                 for _ in range(plan.rounds)
             ]
-    return threadlet_report(plan, command, calls, _train(plan, say))
 
 
 def threadlet_report(
@@ -210,24 +223,25 @@ class WatchedTrainer(DigitsTrainer):
         return float(loss.item())
 
 
-def _train(plan: ThreadletPlan, say: Callable[[str], object]) -> list[Training]:
+def measure_training(
+    job: loom.Job, plan: ThreadletPlan, say: Callable[[str], object] = lambda text: None
+) -> list[Training]:
+    """Measure the training of a job without a threadlet and with one, in turns."""
+    procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": plan.procs}, name="watched")
+    trainers = procs.spawn("trainers", WatchedTrainer, LEARNING_RATE)
+    trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
+
+    def step_seconds(watched: bool) -> float:
+        each = trainers.stretches.call(plan.stretches, plan.steps, watched).get().values()
+        return statistics.median(max(stretch) for stretch in zip(*each, strict=True))
+
     pairs = []
-    with LocalCluster(1) as cluster, loom.connect(cluster.url, cluster.token) as job:
-        procs = job.hosts.spawn_procs(per_host={"gpus": plan.procs}, name="watched")
-        trainers = procs.spawn("trainers", WatchedTrainer, LEARNING_RATE)
-        trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
-
-        def step_seconds(watched: bool) -> float:
-            each = trainers.stretches.call(plan.stretches, plan.steps, watched).get().values()
-            return statistics.median(max(stretch) for stretch in zip(*each, strict=True))
-
-        for number in range(plan.pairs):
-            say(f"training: pair {number + 1} of {plan.pairs}")
-            # Each of the two comes first in half of the pairs.
-            found = {watched: step_seconds(watched) for watched in (number % 2 == 0, number % 2 == 1)}
-            pairs.append(Training(found[False], found[True]))
-        with suppress(loom.LoomError):
-            procs.stop().get()
+    for number in range(plan.pairs):
+        say(f"training: pair {number + 1} of {plan.pairs}")
+        # Each of the two comes first in half of the pairs.
+        found = {watched: step_seconds(watched) for watched in (number % 2 == 0, number % 2 == 1)}
+        pairs.append(Training(found[False], found[True]))
+    procs.stop().get()
     return pairs
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ COMMAND_P99_MS = 100.0
 """In which a command is acknowledged while the most replicas report, at p99."""
 
 FLAT = 1.25
-"""What a report may cost with the most replicas, in what it costs with the fewest."""
+"""What a report may cost with the most replicas, in what it costs with fewer."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,10 @@ class Load:
     """Until all were stored."""
     cpu_seconds: float
     """That the weaver's process used."""
-    idle_cpu_seconds: float
-    """That it used with the same replicas, which sent heartbeats only, in as long a time."""
     crowd_cpu_seconds: float
     """That the simulated threadlets used."""
     command_seconds: tuple[float, ...] = ()
-    """From giving a command to one replica to having its acknowledgement."""
+    """From giving a command to one replica to having its acknowledgement, while as many reports came again."""
     broadcast_seconds: float = 0.0
     """From giving a command to all replicas to having all acknowledgements."""
 
@@ -122,7 +120,7 @@ def load_report(
     failed: Sequence[Sequence[float]],
 ) -> BudgetReport:
     """Set what was measured beside its budgets."""
-    fewest, most = min(plan.replicas), max(plan.replicas)
+    most = max(plan.replicas)
 
     def of_most(figure: Callable[[Load], float]) -> tuple[float, ...]:
         return tuple(figure(one.by_replicas[most]) for one in rounds)
@@ -159,12 +157,15 @@ def load_report(
             1.0,
             of_most(lambda load: load.cpu_seconds / load.seconds),
         ),
-        Ratio(
-            "CPU of a report",
-            f"{most:,} / {fewest:,} replicas",
-            "at most",
-            FLAT,
-            tuple(cost(one, most) / cost(one, fewest) for one in rounds),
+        *(
+            Ratio(
+                "CPU of a report",
+                f"{most:,} / {fewer:,} replicas",
+                "at most",
+                FLAT,
+                tuple(cost(one, most) / cost(one, fewer) for one in rounds),
+            )
+            for fewer in sorted(plan.replicas)[:-1]
         ),
         Ratio(
             "command to applied, p50",
@@ -190,7 +191,6 @@ def load_report(
         name = f"{count:,} replicas"
         figures += [
             Figure(f"report, {name}", "µs of CPU", tuple(one.microseconds for one in loads)),
-            Figure(f"heartbeats, {name}", "cores", tuple(one.idle_cpu_seconds / plan.seconds for one in loads)),
             Figure(
                 f"command, p50, {name}",
                 "ms",
@@ -214,13 +214,11 @@ def _throughput(plan: WeaverPlan) -> Load:
 
 def _replicas(plan: WeaverPlan, count: int) -> Load:
     with _crowd(count) as (weaver, crowd), closing(weaver.gateway()) as gateway:
-        idle = _cpu_seconds(weaver.pid)
-        time.sleep(plan.seconds)
-        idle = _cpu_seconds(weaver.pid) - idle
+        load = _loaded(weaver, crowd, plan.seconds, count, 1)
         commands = _Commands(gateway, count)
         commands.start()
         try:
-            load = _loaded(weaver, crowd, plan.seconds, count, 1)
+            _loaded(weaver, crowd, plan.seconds, count, 1)
         finally:
             commands.stop()
         start = time.monotonic()
@@ -228,8 +226,7 @@ def _replicas(plan: WeaverPlan, count: int) -> Load:
         assert len(outcomes) == count
         assert all(one["ok"] for one in outcomes.values())
         took = time.monotonic() - start
-    found = {"idle_cpu_seconds": idle, "command_seconds": tuple(commands.seconds), "broadcast_seconds": took}
-    return Load(**{**asdict(load), **found})
+    return replace(load, command_seconds=tuple(commands.seconds), broadcast_seconds=took)
 
 
 @contextmanager
@@ -245,7 +242,7 @@ def _loaded(weaver: WeaverProcess, crowd: CallerProcess, seconds: float, per_sec
     cpu = _cpu_seconds(weaver.pid)
     sent = crowd.ask("report", seconds=seconds, per_second=per_second, together=together)
     cpu = _cpu_seconds(weaver.pid) - cpu
-    return Load(sent["reports"], sent["until_stored"], cpu, 0.0, sent["cpu_seconds"])
+    return Load(sent["reports"], sent["until_stored"], cpu, sent["cpu_seconds"])
 
 
 class _Commands(threading.Thread):
