@@ -91,16 +91,18 @@ class WeaverClient:
             WrongArguments: the weaver cannot be told of such arguments.
             LoomError: what the weaver answered.
         """
-        for attempt in (1, 2):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience
+        while True:
             link = await self._connected()
             try:
                 return await asyncio.wait_for(link.ask(operation, arguments), ANSWER_TIMEOUT + wait)
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
             except WeaverUnavailable:
-                if attempt == 2 or operation not in _READS:
+                if operation not in _READS or loop.time() > until:
                     raise
-        raise AssertionError
+                await asyncio.sleep(BETWEEN_ATTEMPTS)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """What there is now, as ``("snapshot", …)``, and then ``("event", …)`` for each push.

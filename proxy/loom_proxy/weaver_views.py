@@ -166,9 +166,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Delta:
-    """What replicas have reported since the last one: for each id the fields of `ReplicaInfo` that change often."""
+    """What has been reported since the last one."""
 
     replicas: Mapping[str, Mapping[str, Any]]
+    """For each id the fields of `ReplicaInfo` that change often."""
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For each uuid its `DeviceInfo.status`."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,8 @@ def read_update(body: Mapping[str, Any]) -> WeaverUpdate | None:
         case "event":
             return WeaverEvent.read(body["event"])
         case "delta":
-            return Delta({id: {**one, "metrics": numbers(one["metrics"])} for id, one in body["replicas"].items()})
+            changed = {id: {**one, "metrics": numbers(one["metrics"])} for id, one in body["replicas"].items()}
+            return Delta(changed, body.get("devices", {}))
         case "away":
             return Away(body["reason"])
     return None
