@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from loom.errors import WeaverUnavailable
+from loom.errors import UnknownCommand, WeaverUnavailable, WrongArguments
 from loom_gateway.door_keeper import DONE
 from loom_gateway.doors import Doors, Visit
 from loom_gateway.exact_json import exact_json
@@ -331,7 +331,10 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors) -> APIRouter:
         return _answer(await _command_state(command, wait))
 
     async def _command_state(id: str, wait: float) -> dict[str, Any]:
-        outcomes = await weaver.ask("outcome", wait, id=id, timeout=wait)
+        try:
+            outcomes = await weaver.ask("outcome", wait, id=id, timeout=wait)
+        except WrongArguments as error:  # `wait` is checked, so it is the id
+            raise UnknownCommand(str(error)) from error
         done = not any(outcome.get("waiting") for outcome in outcomes.values())
         return {"id": id, "replicas": list(outcomes), "done": done, "outcomes": outcomes}
 
