@@ -38,7 +38,11 @@ class TorchTrainer(Actor):
     """A training of one weight."""
 
     @endpoint
-    def pid(self) -> int:
+    def prepare(self) -> int:
+        """Import torch, which may take long; the process' id."""
+        import torch
+
+        torch.set_num_threads(1)
         return os.getpid()
 
     @endpoint
@@ -46,7 +50,6 @@ class TorchTrainer(Actor):
         """Train until told to stop."""
         import torch
 
-        torch.set_num_threads(1)
         weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
         optimizer = torch.optim.SGD([weight], lr=FIRST_RATE)
         number = 0
@@ -82,7 +85,7 @@ class Trainers:
         self.weaver: WeaverProxy = job.weaver
         procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name=name)
         actors = procs.spawn("trainers", TorchTrainer)
-        self.pids: list[int] = list(actors.pid.call().get().values())
+        self.pids: list[int] = list(actors.prepare.call().get().values())
         self.replicas = [f"{name}_{rank}@{job.session}" for rank in (0, 1)]
         self.glob = f"{name}_*@{job.session}"
         self._trained = actors.train.call()
