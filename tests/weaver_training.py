@@ -1,7 +1,7 @@
 """Training for the tests of the weaver: processes with a threadlet each, which Loom did not spawn.
 
-``python -m tests.weaver_training REPLICA GROUP`` trains on nothing, a step each 10 ms, and prints a line of JSON when it
-begins and whenever its learning rate changes, with the step at which it did.
+``python -m tests.weaver_training REPLICA GROUP`` trains on nothing, a step each 10 ms, and prints a line of JSON
+when it begins and whenever its learning rate changes, with the step at which it did.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def create_app(
         """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
-    app.include_router(weaver_routes(weaver))
+    app.include_router(weaver_routes(keeper, doors))
     relay = Relay(manager, doors)
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [

@@ -71,6 +71,8 @@ class Exposition:
 
 
 def _number(value: float) -> str:
+    if isinstance(value, bool):
+        value = int(value)
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -1,7 +1,7 @@
 """The gateway's questions to its weaver, over a unix socket.
 
 A call that comes while the weaver is away waits a moment for it, since one that died is started again at once.
-Nothing that has been asked is asked again: a command would be given twice.
+What was only asked is asked again where the answer was lost. A command is not: it would be given twice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,26 @@ from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArg
 from loom.weaver.link import Splitter, pack
 
 __all__ = ["WeaverClient"]
+
+_READS = frozenset(
+    (
+        "devices",
+        "events",
+        "history",
+        "metrics",
+        "numbers",
+        "outcome",
+        "policies",
+        "replica",
+        "replicas",
+        "stacks",
+        "status",
+    )
+)
+"""Operations that change nothing."""
+
+BETWEEN_ATTEMPTS = 0.02
+"""Seconds between two attempts to connect to a weaver that is said to be there."""
 
 PATIENCE = 3.0
 """Seconds that a question waits for a weaver that is away."""
@@ -71,11 +91,18 @@ class WeaverClient:
             WrongArguments: the weaver cannot be told of such arguments.
             LoomError: what the weaver answered.
         """
-        link = await self._connected()
-        try:
-            return await asyncio.wait_for(link.ask(operation, arguments), ANSWER_TIMEOUT + wait)
-        except asyncio.TimeoutError:
-            raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience
+        while True:
+            link = await self._connected()
+            try:
+                return await asyncio.wait_for(link.ask(operation, arguments), ANSWER_TIMEOUT + wait)
+            except asyncio.TimeoutError:
+                raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
+            except WeaverUnavailable:
+                if operation not in _READS or loop.time() > until:
+                    raise
+                await asyncio.sleep(BETWEEN_ATTEMPTS)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """What there is now, as ``("snapshot", …)``, and then ``("event", …)`` for each push.
@@ -83,7 +110,6 @@ class WeaverClient:
         Raises:
             WeaverUnavailable: the weaver is away, or goes away.
         """
-        await self._available()
         link = await self._open()
         self._watching.add(link)
         try:
@@ -108,16 +134,21 @@ class WeaverClient:
     async def _connected(self) -> _Link:
         async with self._connecting:
             if self._link is None or self._link.lost:
-                await self._available()
                 self._link = await self._open()
             return self._link
 
     async def _open(self) -> _Link:
-        try:
-            _, link = await asyncio.get_running_loop().create_unix_connection(_Link, self._path)
-        except OSError as error:
-            raise WeaverUnavailable(f"the weaver does not listen ({error.strerror or error})") from error
-        return link
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience
+        while True:
+            await self._available()
+            try:
+                _, link = await loop.create_unix_connection(_Link, self._path)
+                return link
+            except OSError as error:
+                if loop.time() > until:
+                    raise WeaverUnavailable(f"the weaver does not listen ({error.strerror or error})") from error
+                await asyncio.sleep(BETWEEN_ATTEMPTS)  # it is dead, and its keeper is about to learn it
 
 
 class _Link(asyncio.Protocol):

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from loom.errors import WeaverUnavailable
 from loom_gateway.door_keeper import DONE
-from loom_gateway.doors import Visit
+from loom_gateway.doors import Doors, Visit
 from loom_gateway.exact_json import exact_json
-from loom_gateway.weaver_client import WeaverClient
+from loom_gateway.weaver_process import WeaverKeeper
 
 __all__ = ["weaver_routes"]
 
@@ -193,6 +194,13 @@ class CommandState(BaseModel):
     outcomes: dict[str, Acknowledgement]
 
 
+class WeaverAddressInfo(BaseModel):
+    """Where training processes find the weaver."""
+
+    address: str
+    """The value of ``LOOM_WEAVER`` for them. It has the key that lets them in: keep it as you keep a token."""
+
+
 class CommandOrder(BaseModel, extra="forbid"):
     """A command to give."""
 
@@ -235,8 +243,9 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(weaver: WeaverClient) -> APIRouter:
+def weaver_routes(keeper: WeaverKeeper, doors: Doors) -> APIRouter:
     """The routes. Reading needs a token of scope view, the rest operate, which the `DoorKeeper` sees to."""
+    weaver = keeper.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
 
     @router.get("/status", response_model=WeaverStatus)
@@ -295,6 +304,14 @@ def weaver_routes(weaver: WeaverClient) -> APIRouter:
     async def replica(replica: str) -> Response:
         """A replica."""
         return _answer(await weaver.ask("replica", id=replica))
+
+    @router.get("/address", response_model=WeaverAddressInfo)
+    async def address(request: Request) -> Response:
+        """Where training processes that Loom did not spawn find the weaver. Needs a token of scope operate."""
+        doors.require(request.scope["loom.visit"], "operate", "to add replicas")
+        if keeper.address is None:
+            raise WeaverUnavailable("the weaver has not come up yet; ask again in a moment")
+        return _answer({"address": keeper.address})
 
     @router.post("/commands", response_model=CommandState)
     async def give_command(order: CommandOrder, request: Request) -> Response:

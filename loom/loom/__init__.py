@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from loom.bootstrap import BootstrapCommand as BootstrapCommand
     from loom.bootstrap import default_bootstrap_cmd as default_bootstrap_cmd
     from loom.errors import *  # noqa: F403
+    from loom.threadlet import Threadlet as Threadlet
     from loom_proxy.adverbs import Accumulator as Accumulator
     from loom_proxy.adverbs import as_endpoint as as_endpoint
     from loom_proxy.adverbs import send as send
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "connect": "loom_proxy.job",
     "SyncResult": "loom_proxy.sync",
+    "Threadlet": "loom.threadlet",
     "Job": "loom_proxy.job",
     "local": "loom_proxy.local",
     "Actor": "loom.actor",

@@ -146,6 +146,13 @@ class WeaverProxy:
         """The weaver at a glance: replicas by state, how many devices, commands under way, and more."""
         return self._gateway.weaver("status", "weaver")
 
+    def address(self) -> str:
+        """The value of ``LOOM_WEAVER`` for training processes that Loom does not spawn. Needs scope ``operate``.
+
+        It has the key that lets them in: keep it as you keep a token.
+        """
+        return str(self._gateway.weaver("address", "address")["address"])
+
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Every replica by its id, those that have failed or finished too."""
         found = self._gateway.weaver("replicas", "replicas")["replicas"]
@@ -389,6 +396,10 @@ class AsyncWeaverProxy:
     async def status(self) -> dict[str, Any]:
         """As `WeaverProxy.status`."""
         return await _apart(self._weaver.status)
+
+    async def address(self) -> str:
+        """As `WeaverProxy.address`."""
+        return await _apart(self._weaver.address)
 
     async def replicas(self) -> dict[str, ReplicaInfo]:
         """As `WeaverProxy.replicas`."""

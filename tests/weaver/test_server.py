@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+import shutil
 import signal
 import socket
 import stat
@@ -12,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +97,48 @@ def test_a_command_is_delivered_and_its_acknowledgement_awaited(weaver: WeaverPr
         "command",
         "applied",
     ]
+
+
+def test_a_device_that_failed_and_a_process_that_died_are_told_by_the_gateway(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address, session="s", procs="trainers", rank=0)
+    threadlet.welcome()
+    gateway = weaver.gateway()
+    gateway.ask("spawned", session="s", procs="trainers", rank=0, host="node-1")
+
+    failure = gateway.ask("fail_device", device="GPU-0", reason="ECC errors", by="dcgm")
+    told = threadlet.command()
+    ended = gateway.ask("supervision", session="s", procs="trainers", rank=0, what="dead", reason="signal 9")
+
+    assert told[1:] == ["device_failed", {"device": "GPU-0", "reason": "ECC errors"}]
+    assert failure["replicas"][0]["replica"] == "train_0"
+    assert ended == ["train_0"]
+    assert gateway.ask("replica", id="train_0")["died_of"] == "signal 9"
+    assert [event["kind"] for event in gateway.ask("events", after=3)] == [
+        "spawned",
+        "device_failed",
+        "command",
+        "supervision",
+        "failed",
+        "unanswered",
+    ]
+
+
+def test_the_numbers_for_prometheus(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address)
+    threadlet.report(7, loss=0.5)
+    threadlet.await_stored(1)
+    gateway = weaver.gateway()
+    given = gateway.ask("command", kind="pause")
+    threadlet.ack(threadlet.command()[0])
+    gateway.ask("outcome", id=given["id"], timeout=BOUND)
+
+    numbers = gateway.ask("numbers")
+
+    assert numbers["replicas"] == {"paused": 1}
+    assert numbers["reports"] == 1
+    assert numbers["of_replicas"] == {"train_0": {"step": 7, "metrics": {"loss": 0.5}, "group": "train"}}
+    assert sum(numbers["command_latency"]["counts"]) == 1
+    assert numbers["of_devices"] == {}
 
 
 def test_a_replica_that_is_not_there_is_named_in_the_outcome(weaver: WeaverProcess) -> None:
@@ -309,14 +355,18 @@ def test_a_watcher_sees_a_snapshot_and_then_what_happens(weaver: WeaverProcess) 
     second = RawThreadlet(weaver.address, "train_1")
     registered = watcher.event("registered")
     second.report(3, loss=0.5)
-    changes = watcher.until(
-        lambda frame: "train_1" in frame[2].get("changes", {}) and frame[2]["changes"]["train_1"]["step"]
-    )
+    second.send("devices", START, {"GPU-0": {"utilization": 0.5}})
+    changes = watcher.until(lambda frame: frame[2].get("changes", {}).get("replicas", {}).get("train_1"))
+    while not changes[2]["changes"]["replicas"]["train_1"]["step"] or not changes[2]["changes"]["devices"]:
+        second.report(second.seq + 3, loss=0.5)
+        second.send("devices", START, {"GPU-0": {"utilization": 0.5}})
+        changes = watcher.until(lambda frame: frame[2].get("changes", {}).get("replicas", {}).get("train_1"))
 
     assert [replica["id"] for replica in snapshot["replicas"]] == ["train_0"]
     assert registered["replica"] == "train_1"
     assert registered["id"] > snapshot["status"]["event"]
-    assert changes[2]["changes"]["train_1"]["metrics"] == {"loss": 0.5}
+    assert changes[2]["changes"]["replicas"]["train_1"]["metrics"] == {"loss": 0.5}
+    assert changes[2]["changes"]["devices"]["GPU-0"]["utilization"] == 0.5
 
 
 def test_a_watcher_that_does_not_read_is_put_out(weaver: WeaverProcess) -> None:
@@ -346,6 +396,63 @@ def test_the_stack_of_a_replica_can_be_seen(weaver: WeaverProcess) -> None:
 
     assert kind == "stack"
     assert gateway.receive() == ["answer", 99, "in train()"]
+
+
+STALLS = """
+import sys, threading, time
+from tests.weaver.raw_threadlet import RawThreadlet
+
+threadlet = RawThreadlet(sys.argv[1])
+for step in range(20):
+    threadlet.report(step)
+    time.sleep(0.02)
+
+def hang_in_this_function():
+    while True:
+        threadlet.send("beat", time.time(), 19, "step")
+        time.sleep(0.2)
+
+hang_in_this_function()
+"""
+
+
+@pytest.mark.skipif(shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy")
+def test_a_process_that_stalls_has_its_stack_in_the_event(weaver: WeaverProcess) -> None:
+    gateway = weaver.gateway()
+    gateway.watch()
+    process = start("-c", STALLS, weaver.address, cwd=os.getcwd())
+    try:
+        stalled = gateway.event("stalled")
+        with_stack = gateway.event("stalled")
+    finally:
+        process.kill()
+        process.communicate(timeout=BOUND)
+
+    assert stalled["id"] == with_stack["id"]
+    assert stalled["seconds"] >= 2.0
+    assert "hang_in_this_function" in with_stack["stack"]
+    (kept,) = gateway.ask("events", kind="stalled", after=0)
+    assert kept["stack"] == with_stack["stack"]
+
+
+def test_a_weaver_that_cannot_store_anything_says_so_and_ends(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address)
+    threadlet.welcome()
+    assert weaver.process is not None
+
+    resource.prlimit(weaver.pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as if the disk were full
+    with contextlib.suppress(OSError):
+        while weaver.process.poll() is None:
+            threadlet.report(threadlet.seq + 1, **{f"metric_{number}": 0.0 for number in range(100)})
+
+    assert weaver.process.wait(BOUND) == 1
+    assert "error: the weaver cannot store anything any more" in weaver.output()
+
+
+def test_a_weaver_behind_every_address_is_told_by_the_one_given() -> None:
+    with running_weaver("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1") as weaver:
+        assert parse_weaver_address(weaver.address).host == "127.0.0.1"
+        assert RawThreadlet(weaver.address).welcome()["seq"] == 0
 
 
 def test_the_weaver_ends_cleanly_and_leaves_no_socket(weaver: WeaverProcess) -> None:

@@ -51,6 +51,7 @@ app.command()(weaver.watch)
 app.add_typer(weaver.config_app, name="config")
 for command in (weaver.pause, weaver.resume, weaver.stop, weaver.drain):
     app.command()(command)
+app.command()(weaver.weaver)
 app.command()(weaver.events)
 app.command()(weaver.metrics)
 app.command()(weaver.stacks)

@@ -32,6 +32,7 @@ __all__ = [
     "stacks",
     "stop",
     "watch",
+    "weaver",
 ]
 
 config_app = typer.Typer(help="The configuration that training processes run with.", no_args_is_help=True)
@@ -53,13 +54,13 @@ def watch(
     """Show every replica and device as they change, until Ctrl-C."""
     from loom.cli.weaver_display import json_line, live
 
-    weaver = _weaver(url, token, ca)
+    proxy = _weaver(url, token, ca)
     with _until_interrupted():
         if as_json:
-            for update in weaver.watch():
+            for update in proxy.watch():
                 typer.echo(json_line(update))
         else:
-            live(weaver.watch(), lambda: (weaver.replicas(), weaver.devices()), url)
+            live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), url)
 
 
 @config_app.command("set")
@@ -128,6 +129,14 @@ def drain(
     _report(_weaver(url, token, ca).drain(replica), replica, timeout, as_json)
 
 
+def weaver(url: Url, token: Token = None, ca: Ca = None) -> None:
+    """Print LOOM_WEAVER=…, with which a training script that Loom does not spawn finds the weaver.
+
+    It has the key that lets it in: keep it as you keep a token.
+    """
+    typer.echo(f"LOOM_WEAVER={_weaver(url, token, ca).address()}")
+
+
 def devices(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
     """List the devices, and the replicas on them."""
     found = _weaver(url, token, ca).devices()
@@ -172,10 +181,10 @@ def policy(
     ca: Ca = None,
 ) -> None:
     """Choose what is done with a group's replicas when a device of theirs fails; without arguments, show it."""
-    weaver = _weaver(url, token, ca)
+    proxy = _weaver(url, token, ca)
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
-    found = weaver.policies() if group is None or action is None else weaver.set_policy(group, action)
+    found = proxy.policies() if group is None or action is None else proxy.set_policy(group, action)
     if as_json:
         print_json({"policies": found})
     else:
@@ -224,10 +233,10 @@ def metrics(
     ca: Ca = None,
 ) -> None:
     """Show the history of a metric of a replica, or which metrics it reports."""
-    weaver = _weaver(url, token, ca)
+    proxy = _weaver(url, token, ca)
     if metric is None:
-        newest = weaver.replica(replica).metrics
-        known = {name: newest.get(name) for name in weaver.metrics(replica)}
+        newest = proxy.replica(replica).metrics
+        known = {name: newest.get(name) for name in proxy.metrics(replica)}
         if as_json:
             print_json({"metrics": known})
         else:
@@ -235,7 +244,7 @@ def metrics(
             print_table(f"metrics of {replica}", ["name", "newest"], rows)
         return
     since = None if last is None else time.time() - last
-    history = weaver.history(replica, metric, since=since, points=points)
+    history = proxy.history(replica, metric, since=since, points=points)
     if as_json:
         print_json({"replica": replica, "metric": metric, "points": history})
     elif plot:

@@ -25,6 +25,7 @@ class Asking:
 
     def __init__(self, weaver: Weaver) -> None:
         self._weaver = weaver
+        self._known = weaver.known
         self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
             "status": self.status,
             "replicas": self._replicas,
@@ -65,39 +66,36 @@ class Asking:
 
     def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         """The weaver in short."""
-        weaver = self._weaver
         return {
-            "weaver": weaver.instance,
-            "started": weaver.started,
+            "weaver": self._weaver.instance,
+            "started": self._weaver.started,
             "time": now,
-            "replicas": {state.value: count for state, count in weaver.known.states.items() if count},
-            "devices": len(weaver.known.devices),
-            "commands": sum(not command.done for command in weaver.known.commands),
-            "event": weaver.known.events.last,
-            "reports": weaver.reports,
+            "replicas": {state.value: count for state, count in self._known.states.items() if count},
+            "devices": len(self._known.devices),
+            "commands": sum(not command.done for command in self._known.commands),
+            "event": self._known.events.last,
+            "reports": self._weaver.reports,
         }
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self._summary(id) for id in self._weaver.known.replicas]
+        return [self._summary(id) for id in self._known.replicas]
 
     def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        return self._summary(self._weaver.known.replica(_text(arguments, "id")).id)
+        return self._summary(self._known.replica(_text(arguments, "id")).id)
 
     def _summary(self, id: str) -> dict[str, Any]:
-        weaver = self._weaver
-        return {**weaver.known.replicas[id].summary(), "devices": weaver.known.devices.devices_of(id)}
+        return {**self._known.replicas[id].summary(), "devices": self._known.devices.devices_of(id)}
 
     def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self._device(device) for device in self._weaver.known.devices]
+        return [self._device(device) for device in self._known.devices]
 
     def _device(self, device: Device) -> dict[str, Any]:
-        weaver = self._weaver
         return {
             **device.to_dict(),
-            "state": weaver.known.devices.state(device.uuid).value,
-            "reason": weaver.known.devices.reason(device.uuid),
-            "replicas": weaver.known.devices.replicas_of(device.uuid),
-            "status": weaver.known.device_status.get(device.uuid),
+            "state": self._known.devices.state(device.uuid).value,
+            "reason": self._known.devices.reason(device.uuid),
+            "replicas": self._known.devices.replicas_of(device.uuid),
+            "status": self._known.device_status.get(device.uuid),
         }
 
     def _events(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
@@ -105,21 +103,21 @@ class Asking:
         limit = min(_count(arguments, "limit", 100), _MAX_EVENTS)
         replica, kind = _text_or_none(arguments, "replica"), _text_or_none(arguments, "kind")
         newest = arguments.get("after") is None
-        return [event.to_dict() for event in self._weaver.known.events.after(after, limit, replica, kind, newest)]
+        return [event.to_dict() for event in self._known.events.after(after, limit, replica, kind, newest)]
 
     def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
-        return self._weaver.known.history.metrics(self._weaver.known.replica(_text(arguments, "replica")).id)
+        return self._known.history.metrics(self._known.replica(_text(arguments, "replica")).id)
 
     def _history(self, arguments: dict[str, Any], now: float) -> list[tuple[float, int | None, float]]:
-        replica, metric = self._weaver.known.replica(_text(arguments, "replica")).id, _text(arguments, "metric")
-        known = self._weaver.known.history.metrics(replica)
+        replica, metric = self._known.replica(_text(arguments, "replica")).id, _text(arguments, "metric")
+        known = self._known.history.metrics(replica)
         if metric not in known:
             raise WrongArguments(
                 f"replica {replica!r} reports no metric {metric!r:.80}; it reports {', '.join(known)}"
             )
         since, until = _time(arguments, "since", -math.inf), _time(arguments, "until", math.inf)
         points = min(max(1, _count(arguments, "points", 500)), _MAX_POINTS)
-        return self._weaver.known.history.between(replica, metric, since, until, points)
+        return self._known.history.between(replica, metric, since, until, points)
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
@@ -136,7 +134,7 @@ class Asking:
         return self._policies(arguments, now)
 
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
-        return {group: action.value for group, action in self._weaver.known.policy}
+        return {group: action.value for group, action in self._known.policy}
 
     def _spawned(self, arguments: dict[str, Any], now: float) -> None:
         self._weaver.spawned(arguments, now)
@@ -145,16 +143,15 @@ class Asking:
         return self._weaver.supervision(arguments, now)
 
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        weaver = self._weaver
         return {
             **self.status(arguments, now),
-            "command_latency": weaver.latencies.to_dict(),
-            "history_bytes": weaver.known.history.size,
+            "command_latency": self._weaver.latencies.to_dict(),
+            "history_bytes": self._known.history.size,
             "of_replicas": {
                 replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}
-                for replica in weaver.known.replicas.values()
+                for replica in self._known.replicas.values()
             },
-            "of_devices": weaver.known.device_status,
+            "of_devices": self._known.device_status,
         }
 
 

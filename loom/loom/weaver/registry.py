@@ -65,6 +65,7 @@ class Registry:
         self._forgotten: list[str] = []
         self._changed: dict[Replica, None] = {}
         self._touched: dict[Replica, None] = {}
+        self._touched_devices: dict[str, None] = {}
         self._unsaved: dict[Replica, tuple[int, float]] = {}
         """Replicas whose newest status is only in the journal: its first row with some of it, and when that was."""
         self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
@@ -177,9 +178,16 @@ class Registry:
         while len(self._ended) > self._keep_ended:
             self._forget(self.replicas[next(iter(self._ended))])
 
+    def set_device_status(self, device: str, status: dict[str, Any]) -> None:
+        """Note how a device is now, unless nobody has registered it."""
+        if device in self.devices:
+            self.device_status[device] = status
+            if self.watching:
+                self._touched_devices[device] = None
+
     def take_changes(self) -> dict[str, dict[str, Any]]:
-        """The replicas that have reported or changed since this was last called, as far as they change often."""
-        changes = {
+        """What has changed since this was last called, of what changes often: replicas and devices, by id."""
+        replicas = {
             replica.id: {
                 "state": replica.state.value,
                 "step": replica.step,
@@ -192,8 +200,10 @@ class Registry:
             }
             for replica in self._touched
         }
+        devices = {uuid: self.device_status[uuid] for uuid in self._touched_devices if uuid in self.device_status}
         self._touched.clear()
-        return changes
+        self._touched_devices.clear()
+        return {"replicas": replicas, "devices": devices}
 
     # -- devices, policies and commands -----------------------------------------------------------------------
 

@@ -245,7 +245,7 @@ class Server:
             if self.watchers and now >= changed + self._changes_every:
                 changed = now
                 changes = self.weaver.known.take_changes()
-                if changes:
+                if any(changes.values()):
                     self._push({"changes": changes})
             self.plan_commit()
 

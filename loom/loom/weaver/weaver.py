@@ -478,9 +478,8 @@ class Weaver:
         self.known.touch(replica)
 
     def _device_status(self, replica: Replica, devices: dict[str, dict[str, float | None]], now: float) -> None:
-        for uuid_, status in devices.items():
-            if uuid_ in self.known.devices:
-                self.known.device_status[uuid_] = {**status, "time": now, "by": replica.id}
+        for device, status in devices.items():
+            self.known.set_device_status(device, {**status, "time": now, "by": replica.id})
 
     def _ack(self, replica: Replica, id: str, outcome: dict[str, Any], now: float) -> None:
         command = self._answer(replica, id, outcome)

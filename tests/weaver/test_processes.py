@@ -1,0 +1,66 @@
+"""Processes of this host: whether they live, and where they are in their code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from loom.weaver.latencies import BOUNDS, Latencies
+from loom.weaver.processes import LocalProcess, py_spy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
+
+
+def test_a_process_is_alive_until_it_is_gone_even_while_nobody_has_waited_for_it() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = LocalProcess.find(child.pid)
+    assert process is not None
+    alive = process.alive()
+
+    child.kill()
+    assert child.stdout is not None
+    child.stdout.read()  # ends when the process does
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    assert alive
+    assert not process.alive()
+    child.communicate()
+    assert not process.alive()
+
+
+def test_a_later_process_of_the_same_number_is_another() -> None:
+    ours = LocalProcess.find(os.getpid())
+    assert ours is not None
+
+    assert ours.alive()
+    assert not LocalProcess(os.getpid(), "1").alive()
+
+
+@pytest.mark.parametrize("pid", [0, 1 << 40])
+def test_there_is_no_process_of_that_number(pid: int) -> None:
+    assert LocalProcess.find(pid) is None
+
+
+async def test_there_is_no_stack_of_a_process_that_is_not_there() -> None:
+    assert await py_spy(1 << 22) is None
+
+
+async def test_there_is_no_stack_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert await py_spy(os.getpid()) is None
+
+
+def test_latencies_are_counted_in_their_buckets() -> None:
+    latencies = Latencies()
+    for seconds in (0.001, 0.005, 0.3, 100.0):
+        latencies.add(seconds)
+
+    counted = latencies.to_dict()
+    assert counted["bounds"] == list(BOUNDS)
+    assert counted["counts"] == [2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    assert counted["sum"] == pytest.approx(100.306)
