@@ -4,7 +4,7 @@
 
     {"type": "snapshot", "status": {…}, "replicas": […], "devices": […]}
     {"type": "event", "event": {"id", "time", "kind", "replica", …}}
-    {"type": "delta", "replicas": {id: {"state", "step", "metrics", …}}}
+    {"type": "delta", "replicas": {id: {"state", "step", "metrics", …}}, "devices": {uuid: {"utilization", …}}}
     {"type": "away", "reason": "…"}
 
 A snapshot comes first, and again when the weaver was away. An event with an id that has come before is that event
@@ -127,7 +127,7 @@ def _message(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"type": "snapshot", **body}
     if "event" in body:
         return {"type": "event", "event": body["event"]}
-    return {"type": "delta", "replicas": body["changes"]}
+    return {"type": "delta", **body["changes"]}
 
 
 async def _until_disconnected(receive: AsgiReceive) -> None:

@@ -172,7 +172,7 @@ class Bridge:
                 else:
                     await self._say_missed()
             case "delta":
-                await self._publish(self._news.delta(message["replicas"], time.monotonic()))
+                await self._publish(self._news.delta(message, time.monotonic()))
             case "devices":
                 await self._publish(self._news.devices(message["devices"]))
             case "missed":

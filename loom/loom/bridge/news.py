@@ -65,8 +65,9 @@ class News:
         """An event that has been said before, and says more now."""
         return _update("event", dict(event))
 
-    def delta(self, replicas: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Said]:
-        """How replicas are now, by their ids."""
+    def delta(self, message: Mapping[str, Any], now: float) -> Iterator[Said]:
+        """What replicas have reported lately."""
+        replicas, devices = message["replicas"], message.get("devices", {})
         for id, replica in replicas.items():
             yield from self._training_status(id, replica)
             # They come more often than replicas' heartbeats, whose times waver.
@@ -76,6 +77,8 @@ class News:
                 yield Kind.HEARTBEAT, _known(beat)
         for some in _parts(list(replicas.items())):
             yield _update("delta", {"replicas": dict(some)})
+        for some in _parts(list(devices.items())):
+            yield _update("delta", {"devices": dict(some)})
 
     def devices(self, devices: Iterable[Mapping[str, Any]]) -> Iterator[Said]:
         """How devices are now."""
