@@ -22,10 +22,11 @@ class Bridge:
     """``loom bridge``, run as a user runs it. A context manager."""
 
     def __init__(self, url: str, token: str, nats_url: str, *options: str) -> None:
-        self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        descriptor, self._log = tempfile.mkstemp(suffix=".log")
         environment = {**os.environ, "LOOM_URL": url, "LOOM_TOKEN": token}
         command = ["-c", LOOM, "bridge", nats_url, "--exit-with-parent", *options]
-        self.process: subprocess.Popen[str] = start(*command, env=environment, stderr=self._log)
+        self.process: subprocess.Popen[str] = start(*command, env=environment, stderr=descriptor)
+        os.close(descriptor)
 
     def await_ready(self) -> Bridge:
         """Wait until it is connected to both sides."""
@@ -37,7 +38,7 @@ class Bridge:
 
     def log(self) -> str:
         """What it has said."""
-        return Path(self._log.name).read_text()
+        return Path(self._log).read_text()
 
     def await_log(self, text: str) -> None:
         """Wait until it has said something."""
@@ -55,7 +56,8 @@ class Bridge:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
-        self._log.close()
+        print(self.log())
+        os.unlink(self._log)
 
 
 def group_of(test: str) -> str:

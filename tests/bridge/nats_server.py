@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from loom.bridge.envelopes import Kind
+from loom.bridge.bridge import HEADER
+from loom.bridge.envelopes import SOURCE, Format, Kind, decode
 
 __all__ = ["NatsServer", "Said", "require_nats_server"]
 
@@ -79,28 +79,30 @@ class NatsServer:
 class Said:
     """What is said on a subject, as a monitor reads it."""
 
-    def __init__(self, kind: Kind, subscription: Subscription) -> None:
+    def __init__(self, kind: Kind, subscription: Subscription, format: Format) -> None:
         self.kind = kind
         self._subscription = subscription
+        self._format = format
 
     @classmethod
-    async def on(cls, client: Client, kind: Kind, prefix: str = "torchLoom") -> Said:
+    async def on(cls, client: Client, kind: Kind, prefix: str = "torchLoom", format: Format = Format.JSON) -> Said:
         """Begin to read."""
-        said = cls(kind, await client.subscribe(f"{prefix}.{kind.value[1]}"))
+        said = cls(kind, await client.subscribe(f"{prefix}.{kind.value[1]}"), format)
         await client.flush()
         return said
 
-    async def next_data(self) -> bytes:
-        """The next message, as it comes."""
-        data: bytes = (await self._subscription.next_msg(BOUND)).data
-        return data
-
     async def next(self, **wanted: Any) -> dict[str, Any]:
-        """The next body of which this holds, in JSON."""
+        """The next body from a bridge of which this holds."""
         seen = []
         try:
             while True:
-                body: dict[str, Any] = json.loads(await self.next_data())[self.kind.body]
+                message = await self._subscription.next_msg(BOUND)
+                if HEADER not in (message.headers or {}):
+                    continue
+                assert Format.of(message.data) is self._format
+                envelope = decode(self.kind, message.data)
+                assert envelope.source == SOURCE + message.headers[HEADER]
+                body = envelope.body
                 if all(body.get(name) == value for name, value in wanted.items()):
                     return body
                 seen.append(body)
@@ -116,7 +118,7 @@ class Said:
                 return event
 
 
-CONFIGURATION = "authorization {{ user: {user}, password: {password} }}\n"
+CONFIGURATION = 'authorization {{ user: {user}, password: "{password}" }}\n'
 
 
 def with_password(folder: Path, user: str, password: str) -> NatsServer:
