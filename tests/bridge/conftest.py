@@ -8,6 +8,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import WeaverProxy
 from tests.bridge.bridges import Bridge, await_address, group_of, states
@@ -17,9 +18,15 @@ from tests.weaver_training import Training, training
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    """More tokens of the cluster's."""
+    return TokenFile(tmp_path_factory.mktemp("bridge") / "tokens.json")
+
+
+@pytest.fixture(scope="module")
+def cluster(tokens: TokenFile) -> Iterator[LocalCluster]:
     require_nats_server()
-    with LocalCluster(1) as running:
+    with LocalCluster(1, gateway_options=["--tokens", str(tokens.path)]) as running:
         yield running
 
 

@@ -17,12 +17,13 @@ from nats.aio.client import Client
 
 from loom.bridge.bridge import HEADER
 from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, decode
+from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import WeaverProxy
 from tests.bridge.bridges import LOOM, Bridge, await_address, states
 from tests.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.gateways import TOKEN, await_true, gateway_of
-from tests.processes import run
+from tests.processes import HIDDEN, run
 from tests.test_cli import free_port
 from tests.weaver_training import Training, training
 
@@ -68,11 +69,12 @@ async def test_heartbeats_and_devices_are_said(
 ) -> None:
     beats, devices = await Said.on(client, Kind.HEARTBEAT), await Said.on(client, Kind.DEVICE_STATUS)
 
-    beat = await beats.next(replica_id=f"{group}_1")
+    first = await beats.next(replica_id=f"{group}_1")
+    second = await beats.next(replica_id=f"{group}_1")
     device = await devices.next()
 
-    assert beat["current_step"] >= 0
-    assert beat["phase"] in ("step", "between")
+    assert first.get("current_step", 0) < second["current_step"]
+    assert second["phase"] in ("step", "between")
     assert device["state"] == "active"
     assert device["memory"] > 0
     assert {f"{group}_0", f"{group}_1"} <= set(device["replica_ids"])
@@ -382,6 +384,38 @@ async def test_a_failure_that_comes_while_the_gateway_is_away_is_reported_when_i
 def failures_of(weaver: WeaverProxy) -> list[Any]:
     """The failures of devices that the weaver knows of."""
     return list(weaver.events(0, kind="device_failed"))
+
+
+# -- who may what -----------------------------------------------------------------------------------------------
+
+
+async def test_with_a_token_of_scope_view_it_says_and_does_nothing(
+    client: Client,
+    cluster: LocalCluster,
+    server: NatsServer,
+    tokens: TokenFile,
+    trainers: list[Training],
+    group: str,
+) -> None:
+    made, token = tokens.create("a view", "view")
+    statuses = await Said.on(client, Kind.TRAINING_STATUS)
+    with Bridge(cluster.url, token, server.url) as bridge:
+        assert (await statuses.next(replica_id=f"{group}_0"))["state"] == "running"
+        command = await ask(client, COMMANDS, {"command_type": "stop", "target_id": "*"})
+        failure = await ask(client, FAILURES, {"device_uuid": "GPU-1"})
+
+        tokens.revoke(made.id)
+
+        assert bridge.process.wait(BOUND) == 6
+        assert "Traceback" not in bridge.log()
+    assert command["error"]["code"] == failure["error"]["code"] == "scope"
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    ended = run("-c", HIDDEN.format(module="nats") + LOOM, "bridge", "nats://here", "--url", "ws://here")
+
+    assert ended.returncode == 4
+    assert "needs nats-py, not installed here: pip install 'monarch-loom[nats]'" in ended.stderr
 
 
 # -- starts and ends --------------------------------------------------------------------------------------------

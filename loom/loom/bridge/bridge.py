@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 HEADER = "Loom-Bridge"
 """Of every message that a bridge sends: no bridge acts on one that has it."""
 
+HEADER_SIZE = 128
+"""Bytes that it has at most, which count as well."""
+
 DEVICES_EVERY = 2.0
 """Seconds between two looks at the devices, whose status the gateway does not push."""
 
@@ -108,6 +111,12 @@ class Bridge:
             NatsUnreachable, AuthenticationError: NATS does not answer, or refuses.
         """
         await self._ask(self._gateway.status)
+        try:
+            status = await self._ask(lambda: self._gateway.weaver("status", "event"))
+            # What happens from now on is said, also where the first snapshot comes later.
+            self._said = self._arrived = status["event"]
+        except WeaverUnavailable as error:
+            logger.warning("%s", error)
         await self._nats.open()
         logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway.url, self._nats.name)
 
@@ -201,7 +210,7 @@ class Bridge:
             except LoomError as error:
                 logger.warning("not said on %s: %s", subject, error)
                 continue
-            if len(data) > self._nats.max_payload:
+            if len(data) + HEADER_SIZE > self._nats.max_payload:
                 logger.warning("not said on %s: %d bytes are more than NATS takes", subject, len(data))
                 continue
             await self._nats.publish(subject, data, {HEADER: self.id})
@@ -281,7 +290,7 @@ class Bridge:
             return
         try:
             data = Envelope(Kind.REPLY, body, SOURCE + self.id).encode(format)
-            if len(data) > self._nats.max_payload:
+            if len(data) + HEADER_SIZE > self._nats.max_payload:
                 text = f"done, but the reply has {len(data)} bytes, more than NATS takes"
                 short = {**body, "error": {"code": "too_large", "message": text}, "outcomes": {}, "affected": []}
                 data = Envelope(Kind.REPLY, short, SOURCE + self.id).encode(format)
