@@ -196,6 +196,7 @@ class Bridge:
         """Say what happened after the last event that was said."""
         more = self._said is not None
         while more:
+            self._nats.check()
             events = await self._weaver("events", "events", after=self._said, limit=PAGE)
             for event in events:
                 await self._publish(self._news.event(event))

@@ -147,9 +147,21 @@ class NatsLink:
             await asyncio.sleep(random.uniform(delay / 2, delay))
             delay = min(2 * delay, LONGEST_DELAY)
 
+    def check(self) -> None:
+        """See that there is a connection.
+
+        Raises:
+            NatsAway: there is none.
+        """
+        self._connected()
+
     @property
     def max_payload(self) -> int:
-        """Bytes that a message may have."""
+        """Bytes that a message may have.
+
+        Raises:
+            NatsAway: there is no connection.
+        """
         return self._connected().max_payload
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
