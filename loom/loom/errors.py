@@ -648,6 +648,12 @@ class WeaverUnavailable(LoomError, ConnectionError):
     code = "weaver_unavailable"
 
 
+class NatsUnreachable(LoomError, ConnectionError):
+    """No server of NATS answers where `loom bridge` was told."""
+
+    code = "nats_unreachable"
+
+
 class UnknownReplica(LoomError, KeyError):
     """The weaver knows no replica with that id."""
 

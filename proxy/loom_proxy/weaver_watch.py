@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect as connect_async
@@ -24,6 +24,8 @@ from loom_proxy.transport import NoUpgrade, normalise_url, refused
 from loom_proxy.weaver_views import Away, WeaverUpdate, read_update
 
 __all__ = ["WeaverWatch"]
+
+V = TypeVar("V")
 
 OPEN_TIMEOUT = 10.0
 """Seconds that a gateway has to accept the connection."""
@@ -94,6 +96,16 @@ class WeaverWatch:
 
     async def updates_async(self) -> AsyncIterator[WeaverUpdate]:
         """As `updates`, for an event loop; it goes on for ever. Bound a wait with `asyncio.wait_for`."""
+        updates: AsyncIterator[WeaverUpdate] = self._watch(_read)
+        async for update in updates:
+            yield update
+
+    async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
+        """As `updates_async`, but the messages as they come, of which `Away` is one, too."""
+        async for message in self._watch(_read_json):
+            yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
+
+    async def _watch(self, read: Callable[[str | bytes], V | None]) -> AsyncIterator[V | Away]:
         first = True
         waits = delays()
         while True:
@@ -102,7 +114,7 @@ class WeaverWatch:
                     waits = delays()
                     first = False
                     async for text in socket:
-                        update = _read(text)
+                        update = read(text)
                         if update is not None:
                             yield update
                     reason = "the gateway has closed the connection"
@@ -149,6 +161,16 @@ def _read(text: str | bytes) -> WeaverUpdate | None:
         return read_update(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
         raise NotAGateway(f"what comes from the gateway makes no sense: {error!r}") from error
+
+
+def _read_json(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(text)
+    except ValueError as error:
+        raise NotAGateway(f"what comes from the gateway makes no sense: {error!r}") from error
+    if not isinstance(message, dict) or "type" not in message:
+        raise NotAGateway(f"what comes from the gateway makes no sense: {message!r:.80}")
+    return message
 
 
 def _lost(closed: ConnectionClosed) -> LoomError:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import loom
-from loom.cli import logs, serve, status, token, up, weaver
+from loom.cli import bridge, logs, serve, status, token, up, weaver
 
 __all__ = ["app"]
 
@@ -58,3 +58,4 @@ app.command()(weaver.stacks)
 app.command()(weaver.devices)
 app.command("fail-device")(weaver.fail_device)
 app.command()(weaver.policy)
+app.command()(bridge.bridge)

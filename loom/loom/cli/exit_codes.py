@@ -8,7 +8,7 @@ code  meaning
 2     it was asked for in a wrong way (options, an address)
 3     a port is in use
 4     a dependency is missing
-5     the gateway or its weaver is unreachable, or something else answers
+5     the gateway, its weaver or NATS is unreachable, or something else answers
 6     the token is missing, wrong or not for this
 7     a worker is unreachable
 8     there is no such session
@@ -41,6 +41,7 @@ _CODES: dict[type[errors.LoomError], int] = {
     errors.WorkerUnreachable: 7,
     errors.UnknownSession: 8,
     errors.WeaverUnavailable: 5,
+    errors.NatsUnreachable: 5,
     errors.UnknownReplica: 9,
     errors.UnknownDevice: 9,
     errors.UnknownCommand: 9,

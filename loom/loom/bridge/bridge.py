@@ -1,0 +1,330 @@
+"""The bridge between a gateway and NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from nats.aio.msg import Msg
+
+from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, Subjects, decode
+from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
+from loom.bridge.news import News, Said
+from loom.bridge.orders import CommandOrder, FailureReport, error_reply, read_order
+from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
+from loom.rest import Gateway, quoted
+
+__all__ = ["Bridge"]
+
+logger = logging.getLogger(__name__)
+
+HEADER = "Loom-Bridge"
+"""Of every message that a bridge sends: no bridge acts on one that has it."""
+
+HEADER_SIZE = 128
+"""Bytes that it has at most, which count as well."""
+
+DEVICES_EVERY = 2.0
+"""Seconds between two looks at the devices, whose status the gateway does not push."""
+
+PAGE = 1000
+"""Events that are read at once."""
+
+ASK_FOR = 2.0
+"""Seconds that one question waits for acknowledgements."""
+
+MAX_ASKING = 16
+"""Questions to the gateway at once."""
+
+MAX_ORDERS = 1000
+"""Messages that wait to be acted on; NATS keeps more, see `nats_link.MAX_UNREAD`."""
+
+MAX_FAILURES = 1000
+"""Reports of failures that wait for a gateway that is away."""
+
+TAKEN = (Kind.MONITORED_FAIL, Kind.UI_COMMAND, Kind.CONFIG_INFO)
+
+_AWAY = (GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable)
+
+V = TypeVar("V")
+
+
+class Bridge:
+    """Carries what happens to NATS, and what is asked on NATS to the weaver.
+
+    What one bridge says no bridge acts on. Events are said in order; those that happened while NATS or the gateway
+    was away are said afterwards. Reports of failures that come while the gateway is away wait for it; commands do
+    not, and who asked is told.
+
+    Args:
+        gateway: whose weaver it is.
+        messages: of ``/ws/v1/weaver``, for ever; ``{"type": "away", "reason"}`` while there are none.
+        url: of NATS.
+        login: there.
+        prefix: of the subjects.
+        format: of what the bridge says.
+
+    Raises:
+        InvalidAddress: the prefix or the URL makes no sense.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        messages: AsyncIterator[dict[str, Any]],
+        url: str,
+        login: NatsLogin,
+        prefix: str,
+        format: Format,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self._gateway = gateway
+        self._messages = messages
+        self._format = format
+        self._subjects = Subjects(prefix)
+        self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
+        queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
+        self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
+        self._news = News()
+        self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
+        self._orders: asyncio.Queue[tuple[Kind, bytes, str]] = asyncio.Queue(MAX_ORDERS)
+        self._failures: dict[str, FailureReport] = {}
+        self._said: int | None = None
+        self._arrived: int | None = None
+        """The last event that was given to NATS, and the last that it surely has."""
+        self._is_away = False
+        self._giving = ThreadPoolExecutor(1, "orders")
+        self._asking = ThreadPoolExecutor(MAX_ASKING, "questions")
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Connect to both sides.
+
+        Raises:
+            GatewayUnreachable, NotAGateway, AuthenticationError: the gateway does not answer, or refuses.
+            NatsUnreachable, AuthenticationError: NATS does not answer, or refuses.
+        """
+        await self._ask(self._gateway.status)
+        try:
+            status = await self._ask(lambda: self._gateway.weaver("status", "event"))
+            # What happens from now on is said, also where the first snapshot comes later.
+            self._said = self._arrived = status["event"]
+        except WeaverUnavailable as error:
+            logger.warning("%s", error)
+        await self._nats.open()
+        logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway.url, self._nats.name)
+
+    async def run(self) -> None:
+        """Carry, for ever.
+
+        Raises:
+            LoomError: the gateway refuses us for good.
+        """
+        work = [self._listen(), self._tell(), self._look_at_devices(), self._obey(), self._nats.keep()]
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in [*tasks, *self._answers]:
+                task.cancel()
+            await asyncio.gather(*tasks, *self._answers, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Leave both sides."""
+        for pool in (self._giving, self._asking):
+            pool.shutdown(wait=False, cancel_futures=True)
+        await self._nats.close()
+
+    # -- from the weaver to NATS --------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        async for message in self._messages:
+            await self._heard.put(message)
+
+    async def _tell(self) -> None:
+        while True:
+            message = await self._heard.get()
+            try:
+                await self._say(message)
+                if self._heard.empty() and self._said != self._arrived:
+                    await self._nats.flush()
+                    self._arrived = self._said
+            except NatsAway:
+                # What has been said since the last flush may be lost; `_nats_is_back` has it said again.
+                self._said = self._arrived
+            except _AWAY as error:
+                self._said = self._arrived
+                logger.debug("events are read when the weaver is back: %s", error)
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "snapshot":
+                self._weaver_is_back()
+                last = message["status"]["event"]
+                if self._arrived is None or last < self._arrived:  # the weaver has begun anew
+                    self._said = self._arrived = last
+                await self._publish(self._news.snapshot(message))
+                await self._say_missed()
+            case "event":
+                event = message["event"]
+                if self._said is not None and event["id"] <= self._said:
+                    await self._publish([self._news.added(event)])
+                elif self._said is None or event["id"] == self._said + 1:
+                    await self._publish(self._news.event(event))
+                    self._said = event["id"]
+                else:
+                    await self._say_missed()
+            case "delta":
+                await self._publish(self._news.delta(message, time.monotonic()))
+            case "devices":
+                await self._publish(self._news.devices(message["devices"]))
+            case "missed":
+                self._news.forget()
+                await self._say_missed()
+            case "away" if not self._is_away:
+                self._is_away = True
+                logger.warning("the weaver is away (%s); trying again until it is back", message["reason"])
+                await self._publish([self._news.away(message["reason"])])
+
+    async def _say_missed(self) -> None:
+        """Say what happened after the last event that was said."""
+        more = self._said is not None
+        while more:
+            self._nats.check()
+            events = await self._weaver("events", "events", after=self._said, limit=PAGE)
+            for event in events:
+                await self._publish(self._news.event(event))
+                self._said = event["id"]
+            more = len(events) == PAGE
+
+    async def _publish(self, said: Iterable[Said]) -> None:
+        for kind, body in said:
+            subject = self._subjects[kind]
+            try:
+                data = Envelope(kind, body, SOURCE + self.id).encode(self._format)
+            except LoomError as error:
+                logger.warning("not said on %s: %s", subject, error)
+                continue
+            if len(data) + HEADER_SIZE > self._nats.max_payload:
+                logger.warning("not said on %s: %d bytes are more than NATS takes", subject, len(data))
+                continue
+            await self._nats.publish(subject, data, {HEADER: self.id})
+
+    async def _nats_is_back(self) -> None:
+        await self._heard.put({"type": "missed"})
+
+    def _weaver_is_back(self) -> None:
+        if self._is_away:
+            logger.info("the weaver is back")
+        self._is_away = False
+
+    async def _look_at_devices(self) -> None:
+        while True:
+            try:
+                devices = await self._weaver("devices", "devices")
+                await self._heard.put({"type": "devices", "devices": devices})
+                for report in list(self._failures.values()):
+                    await self._report_again(report)
+            except _AWAY as error:
+                logger.debug("devices are looked at later: %s", error)
+            await asyncio.sleep(DEVICES_EVERY)
+
+    # -- from NATS to the weaver --------------------------------------------------------------------------------
+
+    async def _take(self, message: Msg) -> None:
+        if message.headers and HEADER in message.headers:
+            return
+        await self._orders.put((self._kinds[message.subject], message.data, message.reply))
+
+    async def _obey(self) -> None:
+        """Do what is asked, one after the other: who pauses and resumes means it in that order."""
+        while True:
+            kind, data, reply = await self._orders.get()
+            try:
+                envelope = decode(kind, data)
+                if not envelope.source.startswith(SOURCE):
+                    await self._do(read_order(envelope), Format.of(data), reply)
+            except LoomError as error:
+                logger.warning("not done, as %s asks: %s", self._subjects[kind], error)
+                await self._reply(error_reply(error), Format.of(data), reply)
+
+    async def _do(self, order: FailureReport | CommandOrder, format: Format, reply: str) -> None:
+        if isinstance(order, CommandOrder):
+            command = await self._in(self._giving, lambda: order.give(self._gateway))
+            if reply:
+                answer = asyncio.ensure_future(self._answer(order, command, format, reply))
+                self._answers.add(answer)
+                answer.add_done_callback(self._answers.discard)
+            return
+        try:
+            done = await self._in(self._giving, lambda: order.give(self._gateway))
+        except _AWAY as error:
+            if reply:
+                raise
+            self._keep_failure(order, error)
+        else:
+            await self._reply(done, format, reply)
+
+    async def _answer(self, order: CommandOrder, command: dict[str, Any], format: Format, reply: str) -> None:
+        """Reply when everybody has acknowledged a command, or when it has been waited for as long as asked."""
+        until = time.monotonic() + order.wait
+        path = f"commands/{quoted(command['id'])}"
+        try:
+            while not command["done"] and (left := until - time.monotonic()) > 0:
+                wait = min(left, ASK_FOR)
+                command = await self._ask(
+                    lambda wait=wait: self._gateway.weaver(path, "outcomes", patience=wait, wait=wait)  # type: ignore[misc]
+                )
+        except LoomError as error:
+            # It was given: that is what there is to say.
+            logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
+        await self._reply(order.reply(command), format, reply)
+
+    async def _reply(self, body: dict[str, Any], format: Format, reply: str) -> None:
+        if not reply:
+            return
+        try:
+            data = Envelope(Kind.REPLY, body, SOURCE + self.id).encode(format)
+            if len(data) + HEADER_SIZE > self._nats.max_payload:
+                text = f"done, but the reply has {len(data)} bytes, more than NATS takes"
+                short = {**body, "error": {"code": "too_large", "message": text}, "outcomes": {}, "affected": []}
+                data = Envelope(Kind.REPLY, short, SOURCE + self.id).encode(format)
+            await self._nats.publish(reply, data, {HEADER: self.id})
+        except (LoomError, NatsAway) as error:
+            logger.warning("no reply could be given: %s", error)
+
+    def _keep_failure(self, report: FailureReport, error: LoomError) -> None:
+        if report.device not in self._failures and len(self._failures) >= MAX_FAILURES:
+            logger.error("the failure of device %s is not reported: %s", report.device, error)
+            return
+        logger.warning("the failure of device %s is reported when the weaver is back: %s", report.device, error)
+        self._failures[report.device] = report
+
+    async def _report_again(self, report: FailureReport) -> None:
+        try:
+            await self._in(self._giving, lambda: report.give(self._gateway))
+        except _AWAY:
+            raise
+        except LoomError as error:
+            logger.warning("the failure of device %s is not reported: %s", report.device, error)
+        if self._failures.get(report.device) is report:
+            del self._failures[report.device]
+
+    # -- the gateway --------------------------------------------------------------------------------------------
+
+    async def _weaver(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
+        answer = await self._ask(lambda: self._gateway.weaver(path, name, **wanted))
+        found: list[dict[str, Any]] = answer[name]
+        return found
+
+    async def _ask(self, call: Callable[[], V]) -> V:
+        return await self._in(self._asking, call)
+
+    async def _in(self, pool: ThreadPoolExecutor, call: Callable[[], V]) -> V:
+        return await asyncio.get_running_loop().run_in_executor(pool, call)

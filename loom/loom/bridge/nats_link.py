@@ -1,0 +1,250 @@
+"""A connection to NATS that is made again for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
+from loom.tls import client_context
+
+__all__ = ["NatsAway", "NatsLink", "NatsLogin"]
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 5
+"""Seconds that a server has to accept a connection."""
+
+PING_EVERY = 10
+"""Seconds; a server that answers two of them not is away."""
+
+MAX_UNREAD = 10_000
+"""Messages that wait for the bridge on a subject; more are lost."""
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
+"""Seconds before the second attempt to connect again, and the most between two."""
+
+_SCHEMES = ("nats", "tls", "ws", "wss")
+
+_REFUSED = ("authorization", "authentication")
+"""What NATS says to who shows the wrong thing."""
+
+
+class NatsAway(Exception):
+    """There is no connection to NATS now."""
+
+
+@dataclass(frozen=True)
+class NatsLogin:
+    """Who the bridge is for NATS. What the server does not want stays None."""
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials: Path | None = None
+    """A file with a JWT and an NKEY seed."""
+    ca: str | None = None
+    """As `loom.tls.client_context`, for ``tls://``."""
+
+
+class NatsLink:
+    """Talks to a server of NATS, or to a cluster of them.
+
+    Args:
+        url: ``nats://HOST:4222`` or ``tls://…``.
+        login: who we are.
+        subjects: to listen on.
+        queue: of several bridges that name the same, one gets each message.
+        take: what to do with a message.
+        came: what to do when there is a connection again.
+
+    Raises:
+        InvalidAddress: that is no URL of NATS.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        login: NatsLogin,
+        subjects: Sequence[str],
+        queue: str,
+        take: Callable[[Msg], Awaitable[None]],
+        came: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.name = _name(url)
+        """Where it is, without a password."""
+        self._url = url
+        self._subjects = subjects
+        self._queue = queue
+        self._take = take
+        self._came = came
+        self._options = _login_options(login, url)
+        self._client: Client | None = None
+        self._lost = asyncio.Event()
+        self._last_error: Exception | None = None
+
+    async def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            NatsUnreachable: nobody answers, or something else does.
+            AuthenticationError: the server does not let us in.
+        """
+        self._lost = asyncio.Event()
+        client = Client()
+        self._last_error = None
+        try:
+            await client.connect(
+                self._url,
+                error_cb=self._note,
+                closed_cb=self._note_loss,
+                name="loom bridge",
+                # Made again by `keep`, which says so and waits longer and longer.
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT,
+                ping_interval=PING_EVERY,
+                no_echo=True,
+                **self._options,
+            )
+            for subject in self._subjects:
+                await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
+            await client.flush()
+        except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
+            raise await self._not_opened(client, error) from error
+        self._client = client
+
+    async def keep(self) -> None:
+        """Connect again whenever the connection is lost, for ever."""
+        while True:
+            await self._lost.wait()
+            self._client = None
+            logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
+            await self._open_again()
+            logger.info("NATS at %s is back", self.name)
+            await self._came()
+
+    async def _open_again(self) -> None:
+        delay = FIRST_DELAY
+        while True:
+            try:
+                return await self.open()
+            except LoomError as error:
+                logger.debug("%s", error)
+            await asyncio.sleep(random.uniform(delay / 2, delay))
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    def check(self) -> None:
+        """See that there is a connection.
+
+        Raises:
+            NatsAway: there is none.
+        """
+        self._connected()
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes that a message may have.
+
+        Raises:
+            NatsAway: there is no connection.
+        """
+        return self._connected().max_payload
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+        """Say something. Whether it arrived is known after `flush`.
+
+        Raises:
+            NatsAway: there is no connection.
+        """
+        try:
+            await self._connected().publish(subject, data, headers=dict(headers))
+        except (OSError, nats.errors.Error) as error:
+            raise NatsAway(str(error)) from error
+
+    async def flush(self) -> None:
+        """Wait until the server has what was said.
+
+        Raises:
+            NatsAway: there is no connection.
+        """
+        try:
+            await self._connected().flush(CONNECT_TIMEOUT)
+        except (OSError, nats.errors.Error) as error:
+            raise NatsAway(str(error)) from error
+
+    async def close(self) -> None:
+        """Say what is still to be said, and leave."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+                await client.flush(1)
+            with contextlib.suppress(OSError, nats.errors.Error):
+                await client.close()
+
+    def _connected(self) -> Client:
+        if self._client is None or not self._client.is_connected:
+            raise NatsAway
+        return self._client
+
+    async def _note(self, error: Exception) -> None:
+        self._last_error = error
+        if self._client is not None:
+            logger.warning("NATS at %s: %s", self.name, error or type(error).__name__)
+
+    async def _note_loss(self) -> None:
+        self._lost.set()
+
+    def _why(self) -> str:
+        error = self._last_error
+        return (str(error) or type(error).__name__) if error is not None else "it has closed the connection"
+
+    async def _not_opened(self, client: Client, error: Exception) -> LoomError:
+        why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error
+        with contextlib.suppress(OSError, nats.errors.Error):
+            await client.close()
+        text = str(why or error).removeprefix("nats: ").strip("'") or type(why or error).__name__
+        if any(word in text.lower() for word in _REFUSED):
+            return AuthenticationError(
+                f"NATS at {self.name} does not let the bridge in ({text}): give --nats-user and "
+                f"--nats-password, --nats-token or --nats-creds"
+            )
+        return NatsUnreachable(f"no NATS at {self.name} ({text}): check the address and that the server runs")
+
+
+def _name(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.scheme not in _SCHEMES:
+        raise InvalidAddress(f"{url!r} is not a URL of NATS: write nats://HOST:4222")
+    return f"{parts.scheme}://{host}:{port or 4222}"
+
+
+def _login_options(login: NatsLogin, url: str) -> dict[str, Any]:
+    context: ssl.SSLContext | None = None
+    if login.ca is not None or urlsplit(url).scheme in ("tls", "wss"):
+        context = client_context(login.ca)
+    options = {
+        "user": login.user,
+        "password": login.password,
+        "token": login.token,
+        "user_credentials": str(login.credentials) if login.credentials is not None else None,
+        "tls": context,
+    }
+    return {name: value for name, value in options.items() if value is not None}

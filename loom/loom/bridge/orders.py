@@ -1,0 +1,181 @@
+"""What is asked of the bridge on NATS, checked, and done through the gateway's REST."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loom.bridge.envelopes import Envelope, Kind
+from loom.errors import LoomError, WrongArguments
+from loom.rest import Gateway, quoted
+
+__all__ = ["CommandOrder", "FailureReport", "error_reply", "read_order"]
+
+WAIT = 10.0
+"""Seconds to wait for acknowledgements before a reply."""
+
+MAX_WAIT = 300.0
+
+DEVICE_COMMANDS = ("deactivate_device", "reactivate")
+COMMANDS = ("update_config", "pause", "resume", "stop", "drain", *DEVICE_COMMANDS)
+
+_MAX_REASON = 2000
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """A device has failed."""
+
+    device: str
+    reason: str
+
+    def give(self, gateway: Gateway) -> dict[str, Any]:
+        """Say so; the body of the reply.
+
+        Raises:
+            LoomError: as `Gateway.weaver`.
+        """
+        event = gateway.weaver(f"devices/{quoted(self.device)}/failure", "id", {"reason": self.reason})
+        affected = [
+            {
+                "replica_id": one["replica"],
+                **{name: one[name] for name in ("group", "state", "action") if one[name] is not None},
+                "command_ids": one["commands"],
+            }
+            for one in event["replicas"]
+        ]
+        return {"ok": True, "done": True, "event_id": event["id"], "affected": affected}
+
+
+@dataclass(frozen=True)
+class CommandOrder:
+    """Something that replicas are to do."""
+
+    kind: str
+    target: str | None
+    """None: the replicas on the device."""
+    params: dict[str, Any]
+    wait: float
+    """Seconds."""
+
+    def give(self, gateway: Gateway) -> dict[str, Any]:
+        """Give the command; what is known of it at once.
+
+        Raises:
+            LoomError: as `Gateway.weaver`.
+        """
+        target: str | list[str] | None = self.target
+        if target is None:
+            devices = gateway.weaver("devices", "devices")["devices"]
+            found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
+            target = next(found, [])
+        return gateway.weaver("commands", "outcomes", {"kind": self.kind, "target": target, "params": self.params})
+
+    def reply(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The body of the reply.
+
+        Args:
+            command: as `give` or the gateway's ``/weaver/commands/ID`` has it.
+        """
+        outcomes = command["outcomes"]
+        reply = {
+            "ok": command["done"] and all(outcome["ok"] for outcome in outcomes.values()),
+            "command_id": command["id"],
+            "done": command["done"],
+            "outcomes": {
+                id: {name: value for name, value in outcome.items() if value is not None}
+                for id, outcome in outcomes.items()
+            },
+        }
+        if not outcomes and self.kind not in DEVICE_COMMANDS:
+            text = f"no replica that lives is named by {self.target!r:.80}"
+            return reply | {"ok": False, "error": {"code": "unknown_replica", "message": text}}
+        return reply
+
+
+def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
+    """What a message asks for.
+
+    Raises:
+        WrongArguments: something is missing, or makes no sense.
+    """
+    try:
+        return _READERS[envelope.kind](envelope.body)
+    except RecursionError:
+        raise WrongArguments("this is nested too deeply") from None
+
+
+def error_reply(error: LoomError) -> dict[str, Any]:
+    """The body of the reply to what was not done."""
+    return {"ok": False, "error": {"code": error.code, "message": str(error)}}
+
+
+def _read_failure(body: dict[str, Any]) -> FailureReport:
+    device = _text(body, "device_uuid")
+    if len(device) > _MAX_NAME:
+        raise WrongArguments(f"device_uuid has at most {_MAX_NAME} characters, not {len(device)}")
+    return FailureReport(device, _text(body, "reason", "")[:_MAX_REASON])
+
+
+def _read_command(body: dict[str, Any]) -> CommandOrder:
+    kind, params = _text(body, "command_type"), _values(body, "params")
+    if kind not in COMMANDS:
+        raise WrongArguments(f"there is no command {kind!r:.80}; command_type is one of {', '.join(COMMANDS)}")
+    if kind in DEVICE_COMMANDS:
+        return CommandOrder(
+            kind, _text(body, "target_id", "") or None, {"device": _text(params, "device_uuid")}, _wait(body)
+        )
+    if kind == "update_config" and not params:
+        raise WrongArguments("params is missing: the new values, by key")
+    return CommandOrder(kind, _text(body, "target_id"), params, _wait(body))
+
+
+def _read_config(body: dict[str, Any]) -> CommandOrder:
+    config = _values(body, "config_params")
+    if not config:
+        raise WrongArguments(f"config_params is missing: the new values, by key; there is {_names(body)}")
+    return CommandOrder("update_config", _text(body, "replica_id", "") or "*", config, _wait(body))
+
+
+_READERS: dict[Kind, Callable[[dict[str, Any]], FailureReport | CommandOrder]] = {
+    Kind.MONITORED_FAIL: _read_failure,
+    Kind.UI_COMMAND: _read_command,
+    Kind.CONFIG_INFO: _read_config,
+}
+
+
+def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None or (value == "" and default is None):
+        raise WrongArguments(f"{name} is missing; there is {_names(body)}")
+    if not isinstance(value, str):
+        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise WrongArguments(f"{name} has half a character: {value!a:.80}") from None
+    return value
+
+
+def _values(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise WrongArguments(f"{name} has keys and values, not {value!r:.80}")
+    return value or {}
+
+
+def _wait(body: dict[str, Any]) -> float:
+    value = body.get("wait")
+    if value is None:
+        return WAIT
+    if type(value) not in (int, float) or not 0 <= value <= MAX_WAIT:
+        raise WrongArguments(f"wait is from 0 to {MAX_WAIT:g} seconds, not {value!r:.80}")
+    return float(value)
+
+
+def _names(body: dict[str, Any]) -> str:
+    return ", ".join(repr(name)[:40] for name in list(body)[:10]) or "nothing"

@@ -1,0 +1,122 @@
+"""``loom bridge``: what happens, on NATS; and what is asked on NATS, done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loom.cli.serve import ExitWithParent
+from loom.cli.status import Ca, Token, Url
+from loom.errors import WrongArguments
+from loom.extras import require
+
+if TYPE_CHECKING:
+    from loom.bridge.bridge import Bridge
+
+__all__ = ["bridge"]
+
+NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
+"""Modules that a bridge imports, and the distributions that bring them."""
+
+
+class FormatName(str, Enum):
+    json = "json"
+    protobuf = "protobuf"
+
+
+class LogLevel(str, Enum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def bridge(
+    nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Where NATS is; tls://… with TLS.")],
+    url: Url,
+    token: Token = None,
+    ca: Ca = None,
+    prefix: Annotated[str, typer.Option(help="What the subjects begin with.")] = "torchLoom",
+    format: Annotated[
+        FormatName,
+        typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's."),
+    ] = FormatName.json,
+    nats_user: Annotated[str | None, typer.Option(envvar="LOOM_NATS_USER", show_default=False)] = None,
+    nats_password: Annotated[str | None, typer.Option(envvar="LOOM_NATS_PASSWORD", show_default=False)] = None,
+    nats_token: Annotated[str | None, typer.Option(envvar="LOOM_NATS_TOKEN", show_default=False)] = None,
+    nats_creds: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="LOOM_NATS_CREDS", help="File with a JWT and its seed.", show_default=False
+        ),
+    ] = None,
+    nats_ca: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Certificate of your own authority, for tls://.", show_default=False),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.info,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Publish what happens to replicas and devices on NATS, and do what is asked there. Runs until Ctrl-C.
+
+    Prints one line of JSON when it is connected to both sides. A token of scope view makes a bridge that only
+    publishes; commands and reports of failures need operate.
+    """
+    require(NATS_MODULES | ({"nkeys": "nkeys"} if nats_creds else {}), "the NATS bridge", extra="nats")
+    if nats_creds is not None and not nats_creds.is_file():
+        raise WrongArguments(f"--nats-creds: there is no file {nats_creds}")
+    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    for noisy in ("nats", "websockets", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+    from loom.bridge.bridge import Bridge
+    from loom.bridge.envelopes import Format
+    from loom.bridge.nats_link import NatsLogin
+    from loom.rest import Gateway
+    from loom_proxy.weaver_watch import WeaverWatch
+
+    async def run() -> None:
+        messages = WeaverWatch(url, token, ca).messages_async()
+        login = NatsLogin(nats_user, nats_password, nats_token, nats_creds, nats_ca)
+        gateway = Gateway(url, token, ca=ca)
+        await _until_ended(Bridge(gateway, messages, nats, login, prefix, Format(format.value)))
+
+    if exit_with_parent:
+        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+    asyncio.run(run())
+
+
+async def _until_ended(bridge: Bridge) -> None:
+    """Run a bridge until SIGTERM or SIGINT."""
+    work = asyncio.ensure_future(_carry(bridge))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+async def _carry(bridge: Bridge) -> None:
+    try:
+        await bridge.open()
+        print(json.dumps({"event": "listening", "bridge": bridge.id, "pid": os.getpid()}), flush=True)  # noqa: T201
+        await bridge.run()
+    finally:
+        await bridge.close()
+
+
+def _end_with_parent() -> None:
+    """End as SIGTERM does when the parent is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
