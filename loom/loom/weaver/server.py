@@ -391,7 +391,7 @@ class Caller(_Connection):
             self._answers.append(["error", number, error.code, str(error)])
         except sqlite3.Error:
             raise  # nothing can be promised any more
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - of ours, and the gateway waits for an answer
             _log.exception("%s cannot be answered", operation)
             self._answers.append(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
         else:
