@@ -98,6 +98,8 @@ class Crowd:
                 self._members[number % len(self._members)].report(together)
             sent = due
         last = time.monotonic()
+        lost = sum(member.lost for member in self._members)
+        assert not lost, f"the weaver gave up {lost} of {len(self._members)} threadlets"
         while any(member.stored < member.seq for member in self._members):
             assert time.monotonic() < last + STORED_WITHIN, "the weaver does not store what it is told"
             await asyncio.sleep(TURN)
@@ -110,14 +112,16 @@ class Crowd:
 
     async def _take_turns(self, every: float, say: Any) -> None:
         """Have each say something once in so many seconds."""
-        said, before = 0.0, time.monotonic()
+        due, place, before = 0.0, 0, time.monotonic()
         while True:
             await asyncio.sleep(TURN)
             now = time.monotonic()
-            due = said + (now - before) / every * len(self._members)
-            for number in range(int(said), int(due)):
-                say(self._members[number % len(self._members)])
-            said, before = due, now
+            due, before = due + (now - before) / every * len(self._members), now
+            while due >= 1.0:
+                due -= 1.0
+                # No counting modulo their number, which grows: somebody would be left out for too long.
+                place = place + 1 if place + 1 < len(self._members) else 0
+                say(self._members[place])
 
     def close(self) -> None:
         """End nothing: the process ends, and its connections with it."""
@@ -129,6 +133,7 @@ class _Member(asyncio.Protocol):
     def __init__(self, number: int) -> None:
         self.seq = 0
         self.stored = 0
+        self.lost = False
         self._step = 0
         self._name = f"train_{number}"
         self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
@@ -161,6 +166,7 @@ class _Member(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._welcome.done():
             self._welcome.set_exception(ConnectionError(f"the weaver refused {self._name}"))
+        self.lost = True
 
     def report(self, count: int) -> None:
         """Report the next steps, in one frame."""
@@ -180,7 +186,8 @@ class _Member(asyncio.Protocol):
         self._send("devices", time.time(), {self._device["uuid"]: use})
 
     def _send(self, *frame: Any) -> None:
-        self._transport.write(pack(frame))
+        if not self.lost:
+            self._transport.write(pack(frame))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
