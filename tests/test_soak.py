@@ -87,13 +87,13 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def settled(cluster: LocalCluster) -> bool:
-    """Whether all sessions have ended and there is one warm driver, which has no process on a worker."""
+    """Whether all sessions have ended and the gateway has its weaver and one warm driver, and workers nothing."""
     gateway, *workers = (psutil.Process(pid) for pid in cluster.pids)
     status = rest(cluster, "/api/v1/status")
     return (
         status["sessions"] == 0
         and status["spare_ready"]
-        and len(gateway.children()) == 1
+        and len(gateway.children()) == 2
         and not any(worker.children() for worker in workers)
     )
 
