@@ -14,6 +14,7 @@ import loom
 from loom.weaver.link import Splitter, pack
 from loom_gateway import weaver_client
 from loom_gateway.weaver_client import WeaverClient
+from tests.gateways import BOUND
 
 Answer = Callable[["FakeWeaver", list[Any]], Awaitable[None]]
 
@@ -222,6 +223,16 @@ async def test_a_wait_that_is_given_up_leaves_the_others(made: Made) -> None:
         await asyncio.wait_for(client.ask("status"), 0.05)
 
     assert (await client.ask("replicas"))[0] == "replicas"
+
+
+async def test_nobody_waits_when_the_gateway_ends(made: Made) -> None:
+    async def say_nothing(fake: FakeWeaver, frame: list[Any]) -> None:
+        client.close()
+
+    client, _ = await made(say_nothing, patience=BOUND)
+
+    with pytest.raises(loom.WeaverUnavailable):
+        await asyncio.wait_for(client.ask("outcome", BOUND), BOUND / 4)
 
 
 async def test_watching_ends_with_the_weaver(made: Made) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import queue
 import signal
 import urllib.error
 import urllib.request
@@ -44,7 +45,7 @@ def address(weaver: WeaverProxy) -> str:
     def is_there() -> bool:
         try:
             found.append(weaver.address())
-        except loom.WeaverUnavailable:
+        except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
             return False
         return True
 
@@ -346,6 +347,30 @@ def test_a_failed_device_is_looked_up_and_its_replicas_stopped(
     assert weaver.devices()[device].state == "active"
 
 
+def test_who_can_put_a_replica_elsewhere_is_called(weaver: WeaverProxy, trainers: list[Training]) -> None:
+    assert len(trainers) == 2
+    (device,) = weaver.replica("train_0").devices
+    wanted: queue.Queue[WeaverEvent] = queue.Queue()
+
+    def respawn(event: WeaverEvent) -> None:
+        wanted.put(event)
+        raise RuntimeError("which is logged, and no more")
+
+    remove = weaver.on_respawn(respawn)
+    weaver.set_policy("trainers", "respawn")
+    try:
+        weaver.report_device_failure(device, "an ECC error")
+        events = [wanted.get(timeout=BOUND), wanted.get(timeout=BOUND)]
+    finally:
+        weaver.set_policy("trainers", "notify")
+        weaver.reactivate(device).get(BOUND)
+
+    assert {event.replica for event in events} == {"train_0", "train_1"}
+    assert {event.data["device"] for event in events} == {device}
+    remove()
+    assert wanted.empty()
+
+
 # -- what makes no sense ----------------------------------------------------------------------------------------
 
 
@@ -356,6 +381,7 @@ def test_a_failed_device_is_looked_up_and_its_replicas_stopped(
         ("/replicas/nobody/metrics", None, 404, "unknown_replica"),
         ("/replicas/nobody/stacks", None, 404, "unknown_replica"),
         ("/devices/none/failure", {}, 404, "unknown_device"),
+        ("/commands/none", None, 404, "unknown_command"),
         ("/events?limit=many", None, 422, "wrong_arguments"),
         ("/events?after=-1", None, 422, "wrong_arguments"),
         ("/commands", {"kind": "dance"}, 422, "wrong_arguments"),
@@ -380,6 +406,8 @@ def test_python_raises_what_it_is(weaver: WeaverProxy) -> None:
         weaver.replica("nobody")
     with pytest.raises(loom.UnknownDevice, match="none"):
         weaver.report_device_failure("none")
+    with pytest.raises(loom.UnknownCommand, match="none"):
+        weaver.command_of("none")
     with pytest.raises(loom.WrongArguments, match="JSON"):
         weaver.update_config(learning_rate=float("inf"))
     with pytest.raises(ValueError, match="timeout"):

@@ -15,7 +15,7 @@ import pytest
 import loom
 from loom_gateway.driver_files import DriverFiles
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver import CommandProxy, WeaverProxy
 from loom_proxy.weaver_views import Away, Snapshot
 from tests.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.weaver_training import training, weaver_address, weavers
@@ -152,6 +152,27 @@ def test_it_outlives_its_gateway_and_the_next_one_finds_it(gateway: Gateway, num
 
         os.kill(weaver_pid(gateway), signal.SIGKILL)  # one that was adopted is kept, too
         assert again.status()["weaver"] != before[1]
+
+
+def test_who_waits_for_a_replica_does_not_hold_up_a_gateway_that_ends(gateway: Gateway) -> None:
+    weaver = weaver_of(gateway)
+    with training(weaver.address(), "train_0") as (trainer,):
+        await_true(lambda: "train_0" in weaver.replicas())
+        os.kill(trainer.pid, signal.SIGSTOP)
+        command = weaver.pause("train_0")
+        raised: list[Exception] = []
+        waiting = threading.Thread(target=lambda: raised.append(error_of(command)))
+        waiting.start()
+        gateway.end(signal.SIGTERM)
+        waiting.join(BOUND)
+
+    assert isinstance(raised[0], (loom.WeaverUnavailable, loom.GatewayUnreachable))
+
+
+def error_of(command: CommandProxy) -> Exception:
+    with pytest.raises((loom.WeaverUnavailable, loom.GatewayUnreachable)) as raised:
+        command.get(BOUND)
+    return raised.value
 
 
 def test_it_ends_with_the_sessions(gateway: Gateway) -> None:

@@ -127,6 +127,7 @@ def _run(
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             manager.logs.stop_following()  # uvicorn waits for answers that are under way
             app.state.tunnels.close()
+            keeper.client.close()
             await super().shutdown(sockets)
 
     limits = driver_limits(doors.limits)

@@ -53,6 +53,7 @@ class WeaverClient:
     def __init__(self, path: str, patience: float = PATIENCE) -> None:
         self._path = path
         self._patience = patience
+        self._closed = False
         self._there = asyncio.Event()
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
@@ -71,7 +72,8 @@ class WeaverClient:
         self._why_away = why
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; nothing is asked any more, and nobody waits."""
+        self._closed = True
         self.went("the gateway is ending")
         for link in [*self._watching, *([self._link] if self._link else [])]:
             link.close()
@@ -100,7 +102,7 @@ class WeaverClient:
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
             except WeaverUnavailable:
-                if operation not in _READS or loop.time() > until:
+                if self._closed or operation not in _READS or loop.time() > until:
                     raise
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 

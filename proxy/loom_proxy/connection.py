@@ -61,6 +61,10 @@ logger = logging.getLogger(__name__)
 DIAL_TIMEOUT = 10.0
 """Seconds that a gateway has to answer when a lost connection is made again."""
 
+WEBSOCKET_AGAIN = 3
+"""Attempts at a WebSocket where there was one, before HTTP is tried: a network that is just coming back may break a
+few."""
+
 LINGER_MARGIN = 30.0
 """Seconds for which a session is looked for after it should have ended for want of a client."""
 
@@ -391,13 +395,15 @@ class Connection:
         patience = self._address.patience
         if patience is None:
             patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
-        for delay in delays():
+        for attempt, delay in enumerate(delays()):
             hello = self._hello()
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
             try:
                 to = self._address
-                return dial(to.url, to.token, hello, DIAL_TIMEOUT, to.ca, to.transport)
+                worked = to.transport == "auto" and self._transport.kind == "websocket"
+                kind = "websocket" if worked and attempt < WEBSOCKET_AGAIN else to.transport
+                return dial(to.url, to.token, hello, DIAL_TIMEOUT, to.ca, kind)
             except TRANSIENT as error:
                 gone = self.gone()
                 if gone is not None:

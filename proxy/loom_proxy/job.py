@@ -168,7 +168,8 @@ class Job:
         It is asked over HTTP, not over this session's connection, and can be asked when the session is over.
         """
         connection = self._connection
-        return WeaverProxy(self.url, self.token, connection._address.ca)
+        transport = "http" if self.transport == "http" else "auto"
+        return WeaverProxy(self.url, self.token, connection._address.ca, transport)
 
     def state(self) -> JobState:
         """The hosts, under the name that Monarch's jobs give them."""

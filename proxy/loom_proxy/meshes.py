@@ -36,10 +36,15 @@ from loom_proxy.futures import FutureProxy
 from loom_proxy.logs import set_logging_option
 from loom_proxy.shape import MeshTrait, Point, Shape
 from loom_proxy.values import ValueMeshProxy
+from loom_proxy.weaver_views import Acknowledgement, check_config
 
 __all__ = ["ActorMeshProxy", "EndpointProxy", "HostMeshProxy", "MeshProxy", "ProcMeshProxy", "WholeMesh"]
 
 P = TypeVar("P", bound="MeshProxy")
+
+
+GIVES_WAY = frozenset({"reconfigure"})
+"""Names of Loom's own, which a Monarch program may use for endpoints: those are what the mesh has then."""
 
 
 class WholeMesh:
@@ -273,7 +278,7 @@ class ProcMeshProxy(MeshProxy):
             raise WrongArguments(f"spawn({name!r}, …) takes an actor class, not {Class!r:.80}")
         check_actor(Class)
         signatures = endpoints(Class)
-        taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label))
+        taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label) and label not in GIVES_WAY)
         if taken:
             raise EndpointNameTaken(
                 f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of that name"
@@ -364,6 +369,8 @@ class ActorMeshProxy(MeshProxy):
         self._class_name = class_name
         self._signatures = signatures
         self._class = cls
+        for name in GIVES_WAY & signatures.keys():
+            self.__dict__[name] = EndpointProxy(self, name, signatures[name])
 
     def _new_with_shape(self, shape: Shape) -> ActorMeshProxy:
         return ActorMeshProxy(
@@ -402,6 +409,28 @@ class ActorMeshProxy(MeshProxy):
         """Stop the actors of this mesh; their processes live on. Done when they have stopped."""
         self._whole.connection.states.stopped(self._ident)
         return self._whole.connection.ask(Kind.STOP, (self._ident, reason))
+
+    def reconfigure(self, /, **config: Any) -> FutureProxy[ValueMeshProxy[Acknowledgement]]:
+        """Give the training in these actors new values of its configuration, at its next step boundary.
+
+        The same command as `loom_proxy.weaver.WeaverProxy.update_config`, to the replicas that live in these
+        actors' processes. An actor with an endpoint of this name keeps it.
+
+        Args:
+            config: keys for which the training has handlers (`loom.Threadlet.handler`), and their values: numbers,
+                texts, booleans, None, and lists and dicts of them.
+
+        Returns:
+            A future of what became of it in each process: the step, old and new values, or why it was refused.
+
+        Raises:
+            WrongArguments: there is no key, or a value is of another kind.
+        """
+        check_config(config)
+        shape = self._shape
+        future: FutureProxy[Any] = self._whole.connection.ask(Kind.RECONFIGURE, (self._ident, config))
+        future._convert = lambda answers: ValueMeshProxy(shape, [Acknowledgement.read(one) for one in answers])
+        return future
 
     def __repr__(self) -> str:
         part = "" if self._shape == self._whole.shape else f" of {self._whole.shape.extent}"

@@ -13,13 +13,17 @@ name in ``job.weaver.aio`` does not hold the event loop up, and neither do the c
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loom.errors import WaitTimeout
+from loom.errors import LoomError, WaitTimeout
 from loom.rest import Gateway, quoted
 from loom_proxy.futures import check_timeout
+from loom_proxy.transport import NoUpgrade
+from loom_proxy.weaver_polling import poll
 from loom_proxy.weaver_views import (
     Acknowledgement,
     DeviceInfo,
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncWeaverProxy", "CommandProxy", "WeaverProxy"]
 
+logger = logging.getLogger("loom")
+
 ASK_FOR = 5.0
 """Seconds that one question waits for acknowledgements at most: who is interrupted is held up no longer."""
 
@@ -42,6 +48,8 @@ PAGE = 1000
 """Events that are read at once."""
 
 V = TypeVar("V")
+
+_ANY: Mapping[str, Any] = {}
 
 Target = str | Sequence[str]
 """A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
@@ -129,11 +137,14 @@ class WeaverProxy:
         url: of the gateway.
         token: to show.
         ca: as `loom.tls.client_context`.
+        transport: how `watch` and `events` learn of what is new: ``"websocket"``; ``"http"``, which asks every
+            second; or ``"auto"``: HTTP where there is no WebSocket.
     """
 
-    def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None, ca: str | None = None, transport: str = "auto") -> None:
         self._gateway = Gateway(url, token, ca=ca)
         self._url, self._token, self._ca = url, token, ca
+        self._transport = transport
 
     @property
     def aio(self) -> AsyncWeaverProxy:
@@ -211,7 +222,7 @@ class WeaverProxy:
                 if kind in (None, update.kind) and replica in (None, update.replica):
                     yield update
 
-    def _events_after(self, after: int, wanted: dict[str, Any]) -> Iterator[WeaverEvent]:
+    def _events_after(self, after: int, wanted: Mapping[str, Any] = _ANY) -> Iterator[WeaverEvent]:
         while page := self._events(after=after, limit=PAGE, **wanted):
             yield from page
             after = page[-1].id
@@ -230,7 +241,17 @@ class WeaverProxy:
         Args:
             timeout: stop after so many seconds in which nothing comes; None goes on for ever.
         """
-        return self._watch().updates(timeout)
+        if self._transport != "http":
+            try:
+                yield from self._watch().updates(timeout)
+                return
+            except NoUpgrade:  # which only the first connection raises
+                if self._transport != "auto":
+                    raise
+        yield from poll(self._look, self._events_after, timeout)
+
+    def _look(self) -> Snapshot:
+        return Snapshot(self.status(), self.replicas(), self.devices())
 
     def _watch(self) -> WeaverWatch:
         from loom_proxy.weaver_watch import WeaverWatch  # which few programs need, and takes a while
@@ -380,6 +401,34 @@ class WeaverProxy:
         ]
         return found
 
+    def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:
+        """Have a function called for each replica that has to be put elsewhere, where its group's policy says so.
+
+        It is told the event ``respawn_wanted``: ``data`` has ``session``, ``procs``, ``rank`` and ``group`` of the
+        replica, the ``reason``, and the ``device`` that failed, if that was it. It runs on a thread of its own, and
+        what it raises is logged. Only what happens from now on counts.
+
+        Returns:
+            A function that removes the callback.
+        """
+        removed = threading.Event()
+        last = self.status()["event"]
+
+        def call() -> None:
+            try:
+                for event in self.events(last, follow=True, kind="respawn_wanted"):
+                    if removed.is_set():
+                        return
+                    try:
+                        callback(event)
+                    except Exception:
+                        logger.exception("the callback for replica %s raised", event.replica)
+            except LoomError:
+                logger.exception("no callback is called any more for replicas that have to be put elsewhere")
+
+        threading.Thread(target=call, name="loom-respawn", daemon=True).start()
+        return removed.set
+
     def __repr__(self) -> str:
         return f"<WeaverProxy of {self._url}>"
 
@@ -444,9 +493,20 @@ class AsyncWeaverProxy:
                 if kind in (None, update.kind) and replica in (None, update.replica):
                     yield update
 
-    def watch(self) -> AsyncIterator[WeaverUpdate]:
+    async def watch(self) -> AsyncIterator[WeaverUpdate]:
         """As `WeaverProxy.watch`."""
-        return self._weaver._watch().updates_async()
+        weaver = self._weaver
+        if weaver._transport != "http":
+            try:
+                async for update in weaver._watch().updates_async():
+                    yield update
+                return
+            except NoUpgrade:
+                if weaver._transport != "auto":
+                    raise
+        polled = poll(weaver._look, weaver._events_after)
+        while (polled_update := await _apart(next, polled, None)) is not None:
+            yield polled_update
 
     async def metrics(self, replica: str) -> list[str]:
         """As `WeaverProxy.metrics`."""

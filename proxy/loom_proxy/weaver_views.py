@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
+from loom.errors import WrongArguments
+
 __all__ = [
     "Acknowledgement",
     "Away",
@@ -17,6 +19,7 @@ __all__ = [
     "Snapshot",
     "WeaverEvent",
     "WeaverUpdate",
+    "check_config",
     "read_update",
 ]
 
@@ -99,6 +102,11 @@ class ReplicaInfo:
     step_time: float | None = None
     """Seconds that one of its steps usually takes; None before there are a few."""
 
+    @property
+    def place(self) -> tuple[str, str, int, str]:
+        """To sort by: group, session, rank."""
+        return self.group, self.session or "", -1 if self.rank is None else self.rank, self.id
+
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> ReplicaInfo:
         """As a gateway's answer has it."""
@@ -166,9 +174,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Delta:
-    """What replicas have reported since the last one: for each id the fields of `ReplicaInfo` that change often."""
+    """What has been reported since the last one."""
 
     replicas: Mapping[str, Mapping[str, Any]]
+    """For each id the fields of `ReplicaInfo` that change often."""
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For each uuid its `DeviceInfo.status`."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,8 @@ def read_update(body: Mapping[str, Any]) -> WeaverUpdate | None:
         case "event":
             return WeaverEvent.read(body["event"])
         case "delta":
-            return Delta({id: {**one, "metrics": numbers(one["metrics"])} for id, one in body["replicas"].items()})
+            changed = {id: {**one, "metrics": numbers(one["metrics"])} for id, one in body["replicas"].items()}
+            return Delta(changed, body.get("devices", {}))
         case "away":
             return Away(body["reason"])
     return None
@@ -206,3 +218,28 @@ def _made(cls: type[V], body: Mapping[str, Any]) -> V:
     """An object of those fields that it has; a newer gateway may tell more."""
     names = {one.name for one in fields(cls)}  # type: ignore[arg-type]
     return cls(**{name: value for name, value in body.items() if name in names})
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check that values of a configuration can be told to the weaver.
+
+    Raises:
+        WrongArguments: there is none, or one is no plain value.
+    """
+    if not config:
+        raise WrongArguments("give at least one key and its value, such as learning_rate=0.002")
+    for key, value in config.items():
+        if not _is_plain(value):
+            kind = type(value).__name__
+            known = "numbers, texts, booleans, None, and lists and dicts of them"
+            raise WrongArguments(f"{key}: values of a configuration are {known}, not {kind}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_plain(one) for key, one in value.items())
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64
+    return value is None or type(value) in (bool, float, str)

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
 from loom.tls import client_context, tls_error
 from loom_proxy.dialling import delays
-from loom_proxy.transport import normalise_url, refused
+from loom_proxy.transport import NoUpgrade, normalise_url, refused
 from loom_proxy.weaver_views import Away, WeaverUpdate, read_update
 
 __all__ = ["WeaverWatch"]
@@ -62,6 +62,7 @@ class WeaverWatch:
             timeout: stop after so many seconds in which nothing comes; None goes on for ever.
 
         Raises:
+            NoUpgrade: what answers gives no WebSocket.
             GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: the first connection fails.
             TokenRevoked: the token is not good any more.
         """
@@ -143,7 +144,7 @@ class WeaverWatch:
             response = error.response
             return refused(self.url, response.status_code, response.reason_phrase, response.body or b"")
         if isinstance(error, (InvalidHandshake, InvalidMessage, EOFError)):
-            return NotAGateway(f"{self.url} is not a Loom gateway: {error or type(error).__name__}")
+            return NoUpgrade(f"{self.url} is not a Loom gateway: {error or type(error).__name__}")
         if self._context is not None and not isinstance(error, (ConnectionError, TimeoutError)):
             assert isinstance(error, OSError)
             return tls_error(self.url, error)

@@ -6,13 +6,25 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 
-from tests.benchmarks import calls, doors, lanes, large, over_http, ports, ray_environment, report
+from tests.benchmarks import (
+    calls,
+    doors,
+    lanes,
+    large,
+    over_http,
+    ports,
+    ray_environment,
+    report,
+    threadlet,
+    weaver,
+)
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 
@@ -155,6 +167,38 @@ def measure_lanes(
     """Small calls while a large argument moves over a narrow line: with a connection for bulk, and without."""
     plan = lanes.LanesPlan(rounds, mebibytes << 20)
     _report(lambda say: lanes.measure(plan, _command(), say), as_json, check)
+
+
+@app.command("threadlet")
+def measure_threadlet(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of single calls.")] = 3,
+    pairs: Annotated[int, typer.Option(min=1, help="Trainings without a threadlet and with one, in turns.")] = 40,
+    procs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train; one less than there are cores.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+) -> None:
+    """What a threadlet costs the training thread: one call, and a training that publishes every step."""
+    plan = threadlet.ThreadletPlan(rounds, pairs=pairs)
+    if procs is not None:
+        plan = replace(plan, procs=procs)
+    _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check)
+
+
+@app.command("weaver")
+def measure_weaver(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long the weaver is kept busy.")] = 10.0,
+    replicas: Annotated[
+        list[int] | None, typer.Option(min=1, help="Simulated replicas at 1 Hz; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+) -> None:
+    """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
+    plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
+    _report(lambda say: weaver.measure(plan, _command(), say), as_json, check)
 
 
 if __name__ == "__main__":

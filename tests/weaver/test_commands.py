@@ -173,3 +173,16 @@ class Keeping(RuleBasedStateMachine):
 
 
 TestKeeping = Keeping.TestCase
+
+
+def test_a_replica_of_a_session_is_found_by_its_short_name() -> None:
+    replicas = {id: Replica(id) for id in ("train_0@one", "train_1@one", "train_0@two")}
+
+    def found(target: str) -> list[str]:
+        there, _ = select(target, replicas)
+        return [replica.id for replica in there]
+
+    assert found("train_1") == ["train_1@one"]
+    assert found("train_0") == ["train_0@one", "train_0@two"]
+    assert found("train_?") == list(replicas)
+    assert found("train_0@two") == ["train_0@two"]

@@ -328,7 +328,7 @@ def test_a_second_process_cannot_be_a_replica_that_lives(weaver: WeaverProcess) 
         ("policy", {"group": "train", "action": "dance"}, "wrong_arguments"),
         ("command", {"kind": "dance"}, "wrong_arguments"),
         ("command", {"kind": "pause", "target": 5}, "wrong_arguments"),
-        ("outcome", {"id": "none"}, "wrong_arguments"),
+        ("outcome", {"id": "none"}, "unknown_command"),
         ("outcome", {"id": "none", "timeout": -1}, "wrong_arguments"),
         ("history", {"replica": "train_0", "metric": "loss"}, "wrong_arguments"),
         ("events", {"after": "x"}, "wrong_arguments"),

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom.errors import ProtocolMismatch
-from loom.weaver.device_map import UnknownDevice
+from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
 from loom.weaver.registry import Registry
-from loom.weaver.replicas import UnknownReplica
 from loom.weaver.store import Store
 from loom.weaver.weaver import Peer, Weaver
 from tests.weaver.raw_threadlet import GPU, hello_of

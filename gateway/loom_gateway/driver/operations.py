@@ -29,6 +29,7 @@ from loom_gateway.driver.made_meshes import MadeMeshes
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
 from loom_gateway.driver.ports import Ports
 from loom_gateway.driver.processes import Processes
+from loom_gateway.driver.reconfigure import Reconfigure
 from loom_gateway.driver.runs import Runs
 from loom_gateway.driver.spawns import Spawns
 from loom_gateway.driver.sync import Syncs
@@ -150,6 +151,7 @@ class Operations:
             **self.runs.handlers,
             **self.undelivered.handlers,
             **self.hosts.handlers,
+            **Reconfigure(self).handlers,
         }
 
     def start(self, message: Message) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from loom.errors import ProtocolMismatch
+from loom.errors import ProtocolMismatch, WeaverUnavailable, error_for_code
 from loom.weaver.link import ADDRESS_VARIABLE, Splitter, pack
 from loom_gateway.driver_files import DriverFiles
 
@@ -55,7 +55,7 @@ class WeaverNews:
 
     def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
         self._files = None if folder is None else DriverFiles(os.path.join(folder, "weaver"))
-        self._session = session
+        self.session = session
         self._loop = loop
         self._address = ""
         self._wait_until: float | None = None
@@ -75,7 +75,7 @@ class WeaverNews:
             return {}
         return {
             ADDRESS_VARIABLE: address,
-            "LOOM_SESSION": self._session,
+            "LOOM_SESSION": self.session,
             "LOOM_PROCS": str(procs),
             "LOOM_GROUP": name,
         }
@@ -111,12 +111,34 @@ class WeaverNews:
         if self._files is None:
             return
         self._news.append(
-            (operation, {"session": self._session, "procs": procs, "rank": rank, "what": what, **more})
+            (operation, {"session": self.session, "procs": procs, "rank": rank, "what": what, **more})
         )
         self._told.clear()
         self._has_news.set()
         if self._telling is None:
             self._telling = self._loop.create_task(self._run(self._files.socket))
+
+    async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Ask the weaver something.
+
+        Raises:
+            WeaverUnavailable: it is away, or there is none.
+            LoomError: what it answers.
+        """
+        if self._files is None:
+            raise WeaverUnavailable("this gateway has no weaver")
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._files.socket)
+            try:
+                writer.write(pack(["ask", 1, operation, arguments]))
+                answer = await _answer(reader, Splitter())
+            finally:
+                writer.close()
+        except (OSError, EOFError) as error:
+            raise WeaverUnavailable(f"the weaver is away: {error}") from error
+        if answer[0] == "error":
+            raise error_for_code(answer[2], answer[3])
+        return answer[2]
 
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has been told everything, for so many seconds at most."""

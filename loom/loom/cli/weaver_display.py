@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,10 @@ STYLES = {
 
 EVENTS_SHOWN = 8
 METRICS_SHOWN = 3
+
+DRAWN_A_SECOND = 4
+LOOK_EVERY = 1.0
+"""Seconds between two looks at all replicas, where something happened that updates do not say all about."""
 
 
 def replica_row(replica: ReplicaInfo) -> list[str]:
@@ -132,6 +137,9 @@ class Picture:
                     if id not in self.replicas:
                         return True
                     self.replicas[id] = replace(self.replicas[id], **_known(changes))
+                for uuid, status in update.devices.items():
+                    if uuid in self.devices:
+                        self.devices[uuid] = replace(self.devices[uuid], status=status)
             case _:
                 if not self.events or update.id > self.events[-1].id:
                     self.events.append(update)
@@ -175,30 +183,70 @@ Seen = tuple[dict[str, "ReplicaInfo"], dict[str, "DeviceInfo"]]
 
 
 def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) -> None:
-    """Draw what there is, again and again. Does not return.
+    """Draw what there is, again and again, until there are no more updates.
 
     Args:
         updates: of the weaver.
-        look: gives the replicas and the devices as they are.
+        look: gives the replicas and the devices as they are; called once a second at most.
         url: of the gateway, for the title.
     """
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    picture = Picture(url)
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as screen:
+    screen = _Screen(Picture(url), look)
+    with Live(
+        console=console,
+        screen=console.is_terminal,
+        refresh_per_second=DRAWN_A_SECOND,
+        get_renderable=lambda: screen.draw(console.height),
+    ):
         for update in updates:
-            if picture.take(update):
-                picture.replicas, picture.devices = look()
-            screen.update(picture.table(console.height), refresh=True)
+            screen.take(update)
+        screen.look()
+
+
+class _Screen:
+    """A picture that one thread changes while another draws it."""
+
+    def __init__(self, picture: Picture, look: Callable[[], Seen]) -> None:
+        self._picture = picture
+        self._look = look
+        self._lock = threading.Lock()
+        self._stale = False
+        self._looked = 0.0
+
+    def take(self, update: WeaverUpdate) -> None:
+        with self._lock:
+            self._stale |= self._picture.take(update)
+
+    def look(self) -> None:
+        """Look again if there is a reason."""
+        from loom.errors import LoomError
+
+        if not self._stale:
+            return
+        self._stale = False
+        self._looked = time.monotonic()
+        try:
+            replicas, devices = self._look()
+        except LoomError:  # who is away is told of by an update, and a snapshot follows
+            return
+        with self._lock:
+            self._picture.replicas, self._picture.devices = replicas, devices
+
+    def draw(self, height: int) -> RenderableType:
+        if time.monotonic() - self._looked > LOOK_EVERY:
+            self.look()
+        with self._lock:
+            return self._picture.table(height)
 
 
 _ORDER = ("failed", "stalled", "recovering", "registering", "paused", "draining", "running", "finished")
 
 
-def _worst_first(replica: ReplicaInfo) -> tuple[int, str]:
-    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.id
+def _worst_first(replica: ReplicaInfo) -> tuple[int, tuple[str, str, int, str]]:
+    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.place
 
 
 def _known(changes: Mapping[str, Any]) -> dict[str, Any]:

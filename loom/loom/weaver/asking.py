@@ -8,6 +8,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.weaver.device_map import Device
+from loom.weaver.replicas import LIVING
 from loom.weaver.weaver import Weaver
 
 __all__ = ["Asking"]
@@ -38,6 +39,7 @@ class Asking:
             "fail_device": self._fail_device,
             "policy": self._policy,
             "policies": self._policies,
+            "replicas_in": self._replicas_in,
             "spawned": self._spawned,
             "supervision": self._supervision,
             "numbers": self._numbers,
@@ -135,6 +137,11 @@ class Asking:
 
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}
+
+    def _replicas_in(self, arguments: dict[str, Any], now: float) -> list[tuple[int | None, str]]:
+        found = self._weaver.known.in_procs(_text(arguments, "session"), str(_count(arguments, "procs", 0)))
+        # Those that have ended come first, so that another that has their rank counts.
+        return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]
 
     def _spawned(self, arguments: dict[str, Any], now: float) -> None:
         self._weaver.spawned(arguments, now)

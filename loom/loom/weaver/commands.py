@@ -33,7 +33,8 @@ def not_done(reason: str) -> Outcome:
 def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica], dict[str, Outcome]]:
     """The replicas that a target names, and the outcome for names of none.
 
-    A glob or a group's name means those of its replicas that live, an id the replica in whatever state it is.
+    A glob, a group's name or a short name means those of its replicas that live, an id the replica in whatever
+    state it is.
 
     Raises:
         WrongArguments: the target is neither text nor a list of texts.
@@ -58,7 +59,7 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
 
 def _matching(pattern: str, replicas: Iterable[Replica]) -> list[Replica]:
     match = re.compile(pattern).match
-    return [replica for replica in replicas if match(replica.id) or match(replica.group)]
+    return [one for one in replicas if match(one.id) or match(one.short_name) or match(one.group)]
 
 
 def _unknown(id: str, replicas: dict[str, Replica]) -> str:

@@ -11,18 +11,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from loom.errors import LoomError
+from loom.errors import UnknownDevice
 
-__all__ = ["Device", "DeviceReplicaMap", "DeviceState", "UnknownDevice"]
-
-
-class UnknownDevice(LoomError, KeyError):
-    """No replica has ever registered a device with that uuid."""
-
-    code = "unknown_device"
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+__all__ = ["Device", "DeviceReplicaMap", "DeviceState"]
 
 
 class DeviceState(str, Enum):

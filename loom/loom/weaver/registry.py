@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from loom.errors import UnknownReplica
 from loom.weaver.commands import Command, Commands, Outcome
 from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
 from loom.weaver.events import Event, EventLog
 from loom.weaver.history import History
 from loom.weaver.messages import Hello
 from loom.weaver.policy import Policy
-from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState, UnknownReplica
+from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
 from loom.weaver.store import Store
 
 __all__ = ["Registry"]
@@ -77,7 +78,7 @@ class Registry:
     # -- replicas ---------------------------------------------------------------------------------------------
 
     def replica(self, id: str) -> Replica:
-        """A replica.
+        """A replica, by its id or by its short name where only one that lives has that.
 
         Raises:
             UnknownReplica: none has the id.
@@ -85,6 +86,9 @@ class Registry:
         try:
             return self.replicas[id]
         except KeyError:
+            named = [one for one in self.replicas.values() if one.short_name == id and one.state in LIVING]
+            if len(named) == 1:
+                return named[0]
             few = ", ".join(itertools.islice(self.replicas, 5)) or "none"
             more = f" and {len(self.replicas) - 5} more" if len(self.replicas) > 5 else ""
             raise UnknownReplica(f'no replica named "{id:.80}"; registered: {few}{more}') from None

@@ -15,18 +15,7 @@ from collections import deque
 from enum import Enum
 from typing import Any
 
-from loom.errors import LoomError
-
-__all__ = ["LIVING", "TRANSITIONS", "Cause", "Replica", "ReplicaState", "UnknownReplica"]
-
-
-class UnknownReplica(LoomError, KeyError):
-    """No replica has that id."""
-
-    code = "unknown_replica"
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+__all__ = ["LIVING", "TRANSITIONS", "Cause", "Replica", "ReplicaState"]
 
 
 class ReplicaState(str, Enum):
@@ -104,12 +93,14 @@ class Replica:
     __slots__ = (
         "_step_times", "_stepped", "actors", "changed", "check_at", "config", "died_of", "epoch", "group",
         "handlers", "heard", "host", "id", "instance", "link", "link_lost", "max_step", "metrics", "phase", "pid",
-        "procs", "progress", "rank", "registered", "reported", "seq", "session", "state", "step",
+        "procs", "progress", "rank", "registered", "reported", "seq", "session", "short_name", "state", "step",
     )
     # fmt: on
 
     def __init__(self, id: str) -> None:
         self.id = id
+        self.short_name = id.partition("@")[0]
+        """Without the session, which tells replicas of several sessions apart."""
         self.instance = ""
         """Which process of those that have been this replica."""
         self.state = ReplicaState.REGISTERING

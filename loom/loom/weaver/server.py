@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from loom.errors import LoomError, ProtocolMismatch, WrongArguments
+from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
 from loom.weaver.asking import Asking
 from loom.weaver.commands import Command, not_done
 from loom.weaver.link import MAX_FRAME, MAX_HELLO, Splitter, pack
@@ -163,11 +163,11 @@ class Server:
         """What each replica made of a command, in ``timeout`` seconds at most.
 
         Raises:
-            WrongArguments: there is no such command.
+            UnknownCommand: there is no such command.
         """
         command = self.weaver.known.commands.get(id)
         if command is None:
-            raise WrongArguments(f"there is no command {id!r:.80}, or it was done long ago")
+            raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
         if not command.done and timeout > 0:
             done = asyncio.Event()
             leave = self.weaver.known.commands.when_done(id, lambda command: done.set())
@@ -389,6 +389,11 @@ class Caller(_Connection):
             answer = self.server.asking.answer(operation, arguments, self.server.clock())
         except LoomError as error:
             self._answers.append(["error", number, error.code, str(error)])
+        except sqlite3.Error:
+            raise  # nothing can be promised any more
+        except Exception as error:  # noqa: BLE001 - of ours, and the gateway waits for an answer
+            _log.exception("%s cannot be answered", operation)
+            self._answers.append(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
         else:
             self._answers.append(["answer", number, answer])
         if not self.server.weaver.urgent:

@@ -95,6 +95,8 @@ class Kind(enum.IntEnum):
 
     Where chunks travel in a lane of their own, the number of the operation's first chunk may follow in the body.
     """
+    RECONFIGURE = 47
+    """Give the replicas in actors new configuration. Body: ``[mesh, config]``. Result: what each made of it."""
     END = 48
     """End the session and stop its meshes. Body: ``[]``."""
     PORT_OPEN = 50

@@ -1,0 +1,202 @@
+"""Many simulated threadlets in one process: ``python -m tests.benchmarks.crowd ADDRESS`` for a weaver's address.
+
+Each has a connection of its own, says what a real threadlet says as often as that does (a heartbeat a second, its
+device each five), and acknowledges commands as soon as they come. Their turns are spread evenly over time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+from loom.threadlet.threadlet import DEVICES_INTERVAL
+from loom.weaver.link import Splitter, WeaverAddress, pack, parse_weaver_address
+from tests.benchmarks.caller import serve
+from tests.weaver.raw_threadlet import GPU, hello_of
+
+__all__ = ["Crowd"]
+
+TURN = 0.005
+"""Seconds between two looks at who is due."""
+
+AT_ONCE = 100
+"""Connections that are made at the same time."""
+
+STORED_WITHIN = 30.0
+"""Seconds that the last reports may take to be stored."""
+
+NO_PROCESS = (1 << 22) + 1
+"""A process id that Linux gives to none: to the weaver, the crowd is on other hosts."""
+
+V = TypeVar("V")
+
+
+class Crowd:
+    """The threadlets, and the loop in which they live.
+
+    Args:
+        address: of the weaver.
+    """
+
+    def __init__(self, address: str) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._address = parse_weaver_address(address)
+        self._members: list[_Member] = []
+        self._loop = _new_loop()
+        threading.Thread(target=self._loop.run_forever, name="crowd", daemon=True).start()
+        self._do(self._begin())
+
+    def _do(self, work: Coroutine[Any, Any, V]) -> V:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _begin(self) -> None:
+        self._background = [
+            asyncio.create_task(self._take_turns(1.0, _Member.beat)),
+            asyncio.create_task(self._take_turns(DEVICES_INTERVAL, _Member.tell_device)),
+        ]
+
+    def join(self, count: int) -> float:
+        """Have so many more register; seconds until all are welcome."""
+        start = time.monotonic()
+        self._do(self._join(count))
+        return time.monotonic() - start
+
+    async def _join(self, count: int) -> None:
+        for first in range(0, count, AT_ONCE):
+            members = [_Member(len(self._members) + number) for number in range(min(AT_ONCE, count - first))]
+            await asyncio.gather(*(member.connect(self._address) for member in members))
+            self._members += members
+
+    def report(self, seconds: float, per_second: float, together: int) -> dict[str, float]:
+        """Report for some time, and wait until all is stored.
+
+        Args:
+            seconds: how long.
+            per_second: reports of all threadlets together.
+            together: reports in one frame; a real threadlet sends those of 50 ms together.
+
+        Returns:
+            ``reports`` sent, ``seconds`` until the last was sent, ``until_stored`` and, of this process,
+            ``cpu_seconds``.
+        """
+        return self._do(self._report(seconds, per_second, together))
+
+    async def _report(self, seconds: float, per_second: float, together: int) -> dict[str, float]:
+        start, cpu = time.monotonic(), time.process_time()
+        frames_per_second, total = per_second / together, round(seconds * per_second / together)
+        sent = 0
+        while sent < total:
+            await asyncio.sleep(TURN)
+            due = min(total, int((time.monotonic() - start) * frames_per_second))
+            for number in range(sent, due):
+                self._members[number % len(self._members)].report(together)
+            sent = due
+        last = time.monotonic()
+        lost = sum(member.lost for member in self._members)
+        assert not lost, f"the weaver gave up {lost} of {len(self._members)} threadlets"
+        while any(member.stored < member.seq for member in self._members):
+            assert time.monotonic() < last + STORED_WITHIN, "the weaver does not store what it is told"
+            await asyncio.sleep(TURN)
+        return {
+            "reports": sent * together,
+            "seconds": last - start,
+            "until_stored": time.monotonic() - start,
+            "cpu_seconds": time.process_time() - cpu,
+        }
+
+    async def _take_turns(self, every: float, say: Any) -> None:
+        """Have each say something once in so many seconds."""
+        due, place, before = 0.0, 0, time.monotonic()
+        while True:
+            await asyncio.sleep(TURN)
+            now = time.monotonic()
+            due, before = due + (now - before) / every * len(self._members), now
+            while due >= 1.0:
+                due -= 1.0
+                # No counting modulo their number, which grows: somebody would be left out for too long.
+                place = place + 1 if place + 1 < len(self._members) else 0
+                say(self._members[place])
+
+    def close(self) -> None:
+        """End nothing: the process ends, and its connections with it."""
+
+
+class _Member(asyncio.Protocol):
+    """A threadlet."""
+
+    def __init__(self, number: int) -> None:
+        self.seq = 0
+        self.stored = 0
+        self.lost = False
+        self._step = 0
+        self._name = f"train_{number}"
+        self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport
+        self._welcome = asyncio.get_running_loop().create_future()
+
+    async def connect(self, address: WeaverAddress) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self, address.host, address.port)
+        instance = f"instance of {self._name}"
+        hello = hello_of(address.key, self._name, instance, pid=NO_PROCESS, devices=[self._device])
+        self._send("hello", hello)
+        await self._welcome
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._splitter.feed(data):
+            kind = frame[0]
+            if kind == "stored":
+                self.stored = frame[1]
+            elif kind == "command":
+                changes = {key: {"old": None, "new": value} for key, value in frame[3].items()}
+                answer = {"ok": True, "reason": None, "changes": changes, "refused": {}}
+                self._send("ack", frame[1], self._step, answer)
+            elif kind == "welcome":
+                self._welcome.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(ConnectionError(f"the weaver refused {self._name}"))
+        self.lost = True
+
+    def report(self, count: int) -> None:
+        """Report the next steps, in one frame."""
+        now, rows = time.time(), []
+        for _ in range(count):
+            self.seq += 1
+            self._step += 1
+            metrics = {"loss": 1.0 / self._step, "learning_rate": 0.1}
+            rows.append([self.seq, now, self._step, None, None, metrics, None])
+        self._send("status", rows)
+
+    def beat(self) -> None:
+        self._send("beat", time.time(), self._step or None, "step")
+
+    def tell_device(self) -> None:
+        use = {"utilization": 0.9, "memory_used": 1 << 30, "temperature": 60.0, "power": 500.0}
+        self._send("devices", time.time(), {self._device["uuid"]: use})
+
+    def _send(self, *frame: Any) -> None:
+        if not self.lost:
+            self._transport.write(pack(frame))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    serve(lambda: Crowd(sys.argv[1]))  # type: ignore[arg-type, return-value]

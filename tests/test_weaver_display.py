@@ -1,0 +1,208 @@
+"""Replicas, events and curves on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from loom.cli.plot import plot_lines
+from loom.cli.weaver_display import Picture, device_row, event_line, json_line, live
+from loom_proxy.weaver_views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
+
+GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
+
+
+def replica(id: str, state: str = "running", **more: Any) -> ReplicaInfo:
+    return ReplicaInfo(id, state, "trainers", "node-1", 7, **more)
+
+
+def snapshot(*replicas: ReplicaInfo) -> Snapshot:
+    return Snapshot({}, {one.id: one for one in replicas}, {"GPU-0": GPU})
+
+
+def event(id: int, kind: str, about: str | None = None, **data: Any) -> WeaverEvent:
+    return WeaverEvent(id, 1e9 + 0.125, kind, about, data)
+
+
+def drawn(picture: Picture, height: int = 40) -> str:
+    console = Console(width=160, file=io.StringIO(), height=height)
+    console.print(picture.table(height))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# -- the picture ------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_shows_what_the_snapshot_has() -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot(replica("train_0", step=12, max_step=100, metrics={"loss": 0.25, "nan": math.nan})))
+
+    shown = drawn(picture)
+
+    assert "1 running; 1 devices at ws://host" in shown
+    for text in ("train_0", "12/100", "loss 0.25", "nan nan"):
+        assert text in shown
+
+
+def test_a_picture_follows_deltas() -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot(replica("train_0", step=1)))
+
+    assert not picture.take(Delta({"train_0": {"step": 9, "metrics": {"loss": 0.5}}}, {"GPU-0": {"power": 300}}))
+
+    assert picture.replicas["train_0"].step == 9
+    assert picture.devices["GPU-0"].status == {"power": 300}
+    assert "loss 0.5" in drawn(picture)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [Delta({"train_1": {"step": 1}}), event(1, "registered", "train_1"), event(2, "device_failed", device={})],
+)
+def test_a_picture_asks_to_look_again_where_more_has_changed(update: Any) -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot(replica("train_0")))
+
+    assert picture.take(update)
+
+
+def test_a_picture_says_who_is_away_until_there_is_a_snapshot() -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot())
+    picture.take(Away("the weaver died"))
+    assert "away: the weaver died" in drawn(picture)
+
+    picture.take(snapshot(replica("train_0")))
+    assert "away" not in drawn(picture)
+
+
+def test_the_worst_come_first_and_the_rest_is_counted() -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot(*(replica(f"train_{n}") for n in range(100)), replica("train_x", "failed")))
+
+    shown = drawn(picture, height=24)
+
+    assert "train_x" in shown
+    assert len(shown.splitlines()) <= 24
+    assert "… 91 more" in shown
+
+
+def test_an_event_that_comes_again_is_shown_once() -> None:
+    picture = Picture("ws://host")
+    picture.take(snapshot())
+    picture.take(event(5, "stalled", "train_0"))
+    picture.take(event(5, "stalled", "train_0", stack="a stack"))
+
+    assert drawn(picture).count("stalled") == 1
+
+
+def test_live_looks_again_when_told(capsys: pytest.CaptureFixture[str]) -> None:
+    looked = {"train_0": replica("train_0", step=77)}, {"GPU-0": GPU}
+    updates: list[Any] = [snapshot(), event(1, "registered", "train_0")]
+
+    live(iter(updates), lambda: looked, "ws://host")
+
+    assert "77" in capsys.readouterr().out
+
+
+# -- lines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (
+            event(1, "command", do="update_config", params={"lr": 1}, target="*", by="me"),
+            "command  update_config lr=1 to * by me",
+        ),
+        (
+            event(2, "applied", "train_0", do="update_config", step=7, changes={"lr": {"old": 2, "new": 1}}),
+            "applied  train_0  update_config at step 7 lr=1",
+        ),
+        (
+            event(3, "refused", "train_0", do="update_config", step=0, reason="no such key"),
+            "refused  train_0  update_config at step 0 no such key",
+        ),
+        (
+            event(
+                4, "device_failed", device=GPU.__dict__, reason="ECC", replicas=[{"replica": "a", "action": "stop"}]
+            ),
+            "device_failed  GPU-0: ECC; on it: a (stop)",
+        ),
+        (event(5, "stalled", "a", stack="one\ntwo", why="no step"), "stalled  a  why=no step; 2 lines of stack"),
+        (event(6, "new kind of event", x=1), "new kind of event  x=1"),
+    ],
+)
+def test_an_event_is_one_line(one: WeaverEvent, text: str) -> None:
+    line = event_line(one)
+
+    assert line.endswith(text)
+    assert ".125" in line
+    assert "\n" not in line
+
+
+def test_updates_are_lines_of_json() -> None:
+    lines = [
+        json.loads(json_line(update))
+        for update in (snapshot(), Delta({}), Away("x"), event(1, "paused", "train_0", why="told"))
+    ]
+
+    assert [line["type"] for line in lines] == ["snapshot", "delta", "away", "event"]
+
+
+def test_a_device_is_one_row() -> None:
+    failed = DeviceInfo("GPU-1", "failed", reason="ECC", memory=2 << 30, status={"memory_used": 1 << 30})
+
+    assert device_row(failed)[1] == "failed: ECC"
+    assert device_row(failed)[4] == "1.0 of 2.0 GiB"
+    assert device_row(GPU)[5] == ""
+
+
+def test_what_a_newer_gateway_adds_is_passed_over() -> None:
+    assert read_update({"type": "something new"}) is None
+    body = {"uuid": "GPU-0", "state": "active", "colour": "green"}
+    assert DeviceInfo.read(body).uuid == "GPU-0"
+
+
+# -- curves -----------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_goes_from_the_first_value_to_the_last() -> None:
+    lines = list(plot_lines("loss", [(n, float(n), 1.0 - n / 100) for n in range(101)], width=20, height=5))
+
+    title, *drawing, axis, steps = lines
+    assert title == "loss"
+    assert drawing[0].startswith("   1 ┤")
+    assert drawing[-1].lstrip().startswith("0 ┤")
+    assert drawing[0].split("┤")[1].strip()
+    assert drawing[-1].split("┤")[1].startswith(" ")
+    assert axis.endswith("─" * 20)
+    assert steps.split() == ["0", "step", "100"]
+    assert all(len(line) <= 20 + 8 for line in lines)
+
+
+def test_without_steps_time_goes_across() -> None:
+    lines = list(plot_lines("loss", [(None, 10.0, 1.0), (3, 12.5, 2.0)], width=20, height=5))
+
+    assert lines[-1].split() == ["0", "s", "time", "2.5", "s"]
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [5.0] * 10, [1e300, -1e300], [1e-300, 2e-300]])
+def test_every_curve_can_be_drawn(values: list[float]) -> None:
+    lines = list(plot_lines("x", [(n, float(n), value) for n, value in enumerate(values)]))
+
+    assert any("⠁" <= character <= "⣿" for line in lines for character in line)
+
+
+def test_values_that_are_no_numbers_are_counted() -> None:
+    points: list[tuple[int | None, float, float]] = [(0, 0.0, 1.0), (1, 1.0, math.nan), (2, 2.0, math.inf)]
+
+    assert next(iter(plot_lines("loss", points))) == "loss  (2 values are no numbers)"
+    assert list(plot_lines("loss", points[1:])) == ["loss  (2 values are no numbers)", "nothing to draw"]
+    assert list(plot_lines("loss", [])) == ["loss", "nothing to draw"]
