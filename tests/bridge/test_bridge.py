@@ -13,6 +13,7 @@ from typing import Any
 
 import nats
 import pytest
+import trustme
 from nats.aio.client import Client
 
 from loom.bridge.bridge import HEADER
@@ -53,7 +54,8 @@ async def test_what_replicas_report_is_said(
 ) -> None:
     said = await Said.on(client, Kind.TRAINING_STATUS)
 
-    first = await said.next(replica_id=f"{group}_0")
+    while "loss" not in (first := await said.next(replica_id=f"{group}_0"))["metrics"]:
+        pass  # it has not trained yet
     second = await said.next(replica_id=f"{group}_0")
 
     assert first["group"] == group
@@ -264,7 +266,8 @@ async def test_protobuf_goes_both_ways(
         statuses = await Said.on(client, Kind.TRAINING_STATUS, "ours", Format.PROTOBUF)
         configs = await Said.on(client, Kind.CONFIG_INFO, "ours", Format.PROTOBUF)
 
-        status = await statuses.next(replica_id=f"{group}_0")
+        while "loss" not in (status := await statuses.next(replica_id=f"{group}_0")).get("metrics", {}):
+            pass  # it has not trained yet
         body = {"command_type": "update_config", "target_id": f"{group}_0", "params": {"learning_rate": 0.002}}
         data = Envelope(Kind.UI_COMMAND, body).encode(Format.PROTOBUF)
         message = await client.request("ours.ui.commands", data, timeout=BOUND)
@@ -481,6 +484,23 @@ def test_nats_wants_to_know_who_comes(cluster: LocalCluster, tmp_path: Path) -> 
     assert refused.returncode == 6
     assert "does not let the bridge in" in refused.stderr
     assert "a secret" not in refused.stderr
+
+
+def test_nats_speaks_tls(cluster: LocalCluster, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    files = ["--tlscert", str(tmp_path / "server.pem"), "--tlskey", str(tmp_path / "server.pem")]
+
+    with NatsServer("--tls", *files) as server:
+        url = server.url.replace("nats://", "tls://")
+        refused = run_bridge(cluster.url, cluster.token, url)
+        with Bridge(cluster.url, cluster.token, url, "--nats-ca", str(tmp_path / "ca.pem")):
+            pass
+
+    assert refused.returncode == 5
+    assert "certificate verify failed" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 5
 """Seconds that a server has to accept a connection."""
 
+OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
+"""Seconds that all of connecting may take, and leaving."""
+
 PING_EVERY = 10
 """Seconds; a server that answers two of them not is away."""
 
@@ -106,7 +109,7 @@ class NatsLink:
         client = Client()
         self._last_error = None
         try:
-            await client.connect(
+            connecting = client.connect(
                 self._url,
                 error_cb=self._note,
                 closed_cb=self._note_loss,
@@ -120,6 +123,8 @@ class NatsLink:
                 no_echo=True,
                 **self._options,
             )
+            # A server that nobody trusts would have the client wait for ever.
+            await asyncio.wait_for(connecting, OPEN_TIMEOUT)
             for subject in self._subjects:
                 await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
             await client.flush()
@@ -192,8 +197,8 @@ class NatsLink:
         if client is not None:
             with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
                 await client.flush(1)
-            with contextlib.suppress(OSError, nats.errors.Error):
-                await client.close()
+            with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+                await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
 
     def _connected(self) -> Client:
         if self._client is None or not self._client.is_connected:
@@ -214,8 +219,8 @@ class NatsLink:
 
     async def _not_opened(self, client: Client, error: Exception) -> LoomError:
         why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error
-        with contextlib.suppress(OSError, nats.errors.Error):
-            await client.close()
+        with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+            await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
         text = str(why or error).removeprefix("nats: ").strip("'") or type(why or error).__name__
         if any(word in text.lower() for word in _REFUSED):
             return AuthenticationError(
