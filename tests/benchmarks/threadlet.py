@@ -80,6 +80,9 @@ class Training:
 
     plain: float
     watched: float
+    plain_cpu: float = 1.0
+    """Seconds of CPU time of the whole process, all its threads."""
+    watched_cpu: float = 1.0
 
 
 def measure(plan: ThreadletPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
@@ -127,6 +130,11 @@ def threadlet_report(
     figures = (
         Figure("publish_status, p99", here, microseconds(99, "publish")),
         Figure("check_and_apply_updates, p99", here, microseconds(99, "check")),
+        Figure(
+            "CPU of digits training",
+            "with a threadlet / without",
+            tuple(one.watched_cpu / one.plain_cpu for one in training),
+        ),
         Figure("step without a threadlet", "µs", tuple(one.plain * 1e6 for one in training)),
         Figure("step with a threadlet", "µs", tuple(one.watched * 1e6 for one in training)),
     )
@@ -182,8 +190,8 @@ class WatchedTrainer(DigitsTrainer):
     """The demo's training, with a threadlet and without."""
 
     @endpoint
-    def stretches(self, count: int, steps: int, watched: bool) -> list[float]:
-        """Seconds of a step in each stretch of ``steps`` steps; the first, which does not count, is left out."""
+    def stretches(self, count: int, steps: int, watched: bool) -> list[tuple[float, float]]:
+        """Seconds of a step, and its CPU seconds, in each stretch of ``steps`` steps; the first does not count."""
         threadlet = loom.Threadlet(config={"learning_rate": LEARNING_RATE}) if watched else None
         while threadlet is not None and not threadlet.connected:
             time.sleep(0.001)
@@ -193,12 +201,12 @@ class WatchedTrainer(DigitsTrainer):
             if threadlet is not None:
                 threadlet.close()
 
-    def _stretch(self, steps: int, threadlet: loom.Threadlet | None) -> float:
+    def _stretch(self, steps: int, threadlet: loom.Threadlet | None) -> tuple[float, float]:
         import torch
 
         generator = torch.Generator().manual_seed(self.step)
         total_loss = 0.0
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         if threadlet is None:
             for _ in range(steps):
                 total_loss += self._one_step(generator)
@@ -207,9 +215,9 @@ class WatchedTrainer(DigitsTrainer):
                 with threadlet.step(number) as step:
                     step.metrics["loss"] = loss = self._one_step(generator)
                     total_loss += loss
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         self.step += steps
-        return seconds / steps
+        return seconds / steps, cpu / steps
 
     def _one_step(self, generator: Any) -> float:
         import torch
@@ -231,16 +239,19 @@ def measure_training(
     trainers = procs.spawn("trainers", WatchedTrainer, LEARNING_RATE)
     trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
 
-    def step_seconds(watched: bool) -> float:
+    def step_seconds(watched: bool) -> list[float]:
         each = trainers.stretches.call(plan.stretches, plan.steps, watched).get().values()
-        return statistics.median(max(stretch) for stretch in zip(*each, strict=True))
+        # The slowest process of each stretch; the median over stretches.
+        slowest = [[max(of) for of in zip(*stretch, strict=True)] for stretch in zip(*each, strict=True)]
+        return [statistics.median(of) for of in zip(*slowest, strict=True)]
 
     pairs = []
     for number in range(plan.pairs):
         say(f"training: pair {number + 1} of {plan.pairs}")
         # Each of the two comes first in half of the pairs.
         found = {watched: step_seconds(watched) for watched in (number % 2 == 0, number % 2 == 1)}
-        pairs.append(Training(found[False], found[True]))
+        (plain, plain_cpu), (watched, watched_cpu) = found[False], found[True]
+        pairs.append(Training(plain, watched, plain_cpu, watched_cpu))
     procs.stop().get()
     return pairs
 
