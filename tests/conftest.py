@@ -14,7 +14,11 @@ from loom_proxy.local import LocalCluster
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("test_demo", "test_laptop", "test_worker_back", "test_benchmarks", "test_notebook", "test_lanes")
+LONG = (
+    "test_demo", "test_laptop", "test_worker_back", "test_bridge", "test_weaver_killed", "test_weaver_flow",
+    "test_tune_examples", "test_benchmarks", "test_notebook", "test_weaver_benchmark", "test_weaver_lifetime",
+    "test_lanes",
+)  # fmt: skip
 """Files that take longest. They begin first, so that no process has one left when the others are done."""
 
 

@@ -176,8 +176,8 @@ class WeaverProcess:
 
     def start(self, *options: str) -> WeaverProcess:
         with (self.folder / "output").open("a") as output:
-            arguments = ["-m", "loom.weaver", "--folder", str(self.folder), *self._options, *options]
-            self.process = start(*arguments, stderr=output)
+            arguments = ["--folder", str(self.folder), "--exit-with-parent", *self._options, *options]
+            self.process = start("-m", "loom.weaver", *arguments, stderr=output)
         ready = read_json(self.process)
         self.address, self.socket, self.pid = ready["address"], ready["socket"], ready["pid"]
         return self

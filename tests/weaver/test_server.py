@@ -466,7 +466,7 @@ def test_the_weaver_ends_cleanly_and_leaves_no_socket(weaver: WeaverProcess) -> 
 
 
 def test_the_weaver_ends_when_its_parent_does() -> None:
-    with running_weaver("--exit-with-parent") as weaver:
+    with running_weaver() as weaver:
         assert weaver.process is not None
         assert weaver.process.stdin is not None
 
