@@ -134,7 +134,9 @@ def _run(
     manager = SessionManager(options.worker, options.session_linger, folder, options.exit_with_parent, limits)
     manager.end_sessions |= options.end_sessions
     where = options.weaver_listen, options.weaver_advertise
-    keeper = WeaverKeeper(manager.folder.weaver, manager.workers, *where, manager.exit_with_gateway)
+    keeper = WeaverKeeper(
+        manager.folder.weaver, manager.workers, *where, manager.exit_with_gateway, options.session_linger
+    )
     if options.exit_with_parent:
         threading.Thread(
             target=_end_with_parent, args=(manager, keeper), name="exit-with-parent", daemon=True

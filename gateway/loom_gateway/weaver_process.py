@@ -69,6 +69,7 @@ class WeaverKeeper:
             port that it had before, or any.
         advertise: the host that threadlets are told, where it is another.
         exit_with_gateway: whether it ends when this process does, however it ends.
+        linger: seconds that it lives without a gateway, drivers and replicas.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class WeaverKeeper:
         listen: str | None = None,
         advertise: str | None = None,
         exit_with_gateway: bool = False,
+        linger: float = 3600.0,
     ) -> None:
+        self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
         self.client = WeaverClient(self._files.socket)
         """What asks it."""
@@ -129,6 +132,8 @@ class WeaverKeeper:
                 why = f"it did not come up: {error}"
             else:
                 self.client.came()
+                with contextlib.suppress(LoomError):
+                    await self.client.ask("status")  # and stay connected, so that it is not alone
                 await process.exited.wait()
                 last = "\n".join(process.output)
                 why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
@@ -175,7 +180,7 @@ class WeaverKeeper:
         if listen is None:
             host = await asyncio.to_thread(address_towards, self._workers) if self._workers else "127.0.0.1"
             listen = f"[{host}]:0" if ":" in host else f"{host}:0"
-        arguments = ["--listen", listen]
+        arguments = ["--listen", listen, "--linger", str(self._linger)]
         if self._advertise is not None:
             arguments += ["--advertise", self._advertise]
         if self._exit_with_gateway:

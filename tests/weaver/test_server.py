@@ -475,6 +475,18 @@ def test_the_weaver_ends_when_its_parent_does() -> None:
         assert weaver.process.wait(BOUND) == 0
 
 
+def test_a_weaver_that_nobody_needs_any_more_ends() -> None:
+    with running_weaver("--linger", "3") as weaver:
+        gateway = weaver.gateway()
+        assert gateway.ask("status")["replicas"] == {}
+        assert weaver.process is not None
+        assert weaver.process.poll() is None
+
+        gateway.close()
+
+        assert weaver.process.wait(BOUND) == 0
+
+
 def test_what_the_weaver_keeps_is_for_its_user_only(weaver: WeaverProcess) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [weaver.folder, *weaver.folder.iterdir()]}
 

@@ -8,6 +8,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import re
 import resource
@@ -35,6 +36,8 @@ def main() -> int:
                         help="where threadlets find it; port 0: the one before, else a free one")  # fmt: skip
     parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if another")
     parser.add_argument("--beat", type=float, default=1.0, metavar="SECONDS", help="between a replica's heartbeats")
+    parser.add_argument("--linger", type=float, default=math.inf, metavar="SECONDS",
+                        help="how long it lives without a gateway, a driver or a threadlet")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()
@@ -58,7 +61,7 @@ def main() -> int:
         return report(error)
     loop = _new_loop()
     try:
-        failure = loop.run_until_complete(_serve(store, tcp, folder, address, options.beat))
+        failure = loop.run_until_complete(_serve(store, tcp, folder, address, options))
     finally:
         loop.close()
     return 0 if failure is None else report(LoomError(f"the weaver cannot store anything any more: {failure}"))
@@ -73,15 +76,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(
-    store: Store, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, beat: float
+    store: Store, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, options: argparse.Namespace
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
     clock = monotonic_clock()
-    weaver = Weaver(Registry(store, clock()), address.key, clock(), Timing(beat=beat))
+    weaver = Weaver(Registry(store, clock()), address.key, clock(), Timing(beat=options.beat))
     # What was loaded stays: looking through it again and again finds nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    server = Server(weaver, clock)
+    server = Server(weaver, clock, linger=options.linger)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.ended.set)
     await server.start(tcp, _listen_unix(folder))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import sqlite3
 import time
@@ -51,19 +52,24 @@ class Server:
         weaver: to serve.
         clock: gives the time, in seconds since the epoch, and never goes back.
         changes_every: seconds between two pushes of what replicas report to watchers.
+        linger: seconds without a gateway, a driver or a threadlet after which it has ended.
     """
 
-    def __init__(self, weaver: Weaver, clock: Callable[[], float], changes_every: float = 0.5) -> None:
+    def __init__(
+        self, weaver: Weaver, clock: Callable[[], float], changes_every: float = 0.5, linger: float = math.inf
+    ) -> None:
         self.weaver = weaver
         self.clock = clock
         self.asking = Asking(weaver)
         self.ended = asyncio.Event()
-        """Set when nothing can be stored any more, or `stop` was called."""
+        """Set when nothing can be stored any more, when nobody needs it any more, or `stop` was called."""
         self.failure: Exception | None = None
         """Why it ended; None where it was told to."""
         self.callers: set[Caller] = set()
         self.watchers: set[Caller] = set()
         self._changes_every = changes_every
+        self._linger = linger
+        self._last_company = clock()
         self._listeners: list[asyncio.AbstractServer] = []
         self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -248,6 +254,11 @@ class Server:
                 if any(changes.values()):
                     self._push({"changes": changes})
             self.plan_commit()
+            if self.callers or self._links:
+                self._last_company = now
+            elif now > self._last_company + self._linger:
+                _log.info("nobody has been here for %g s", self._linger)
+                self.ended.set()
 
 
 class _Connection(asyncio.Protocol):

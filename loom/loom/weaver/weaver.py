@@ -98,8 +98,8 @@ class Weaver:
         self._key = key.encode()
         self._output = Output()
         self._urgent = False
-        self._reported: dict[Replica, None] = {}
-        self._told_stored = 0.0
+        self._reported: dict[Replica, float] = {}
+        """When each began to report anew, the earliest first; until it is told what is stored."""
         self._checks: list[tuple[float, int, Replica]] = []
         self._check_number = itertools.count()
         self._stacks: dict[str, tuple[str, int | None]] = {}
@@ -361,12 +361,13 @@ class Weaver:
         self._urgent = False
         self._output.events = self.known.commit(now)
         output, self._output = self._output, Output()
-        if now >= self._told_stored + _STORED_EVERY:
-            self._told_stored = now
-            for replica in self._reported:
-                if replica.link is not None:
-                    output.frames.append((replica.link, ["stored", replica.seq]))
-            self._reported.clear()
+        while self._reported:
+            replica, since = next(iter(self._reported.items()))
+            if since > now - _STORED_AFTER:
+                break
+            del self._reported[replica]
+            if replica.link is not None:
+                output.frames.append((replica.link, ["stored", replica.seq]))
         return output
 
     # -- what threadlets say ----------------------------------------------------------------------------------
@@ -415,7 +416,7 @@ class Weaver:
         if type(reports) is not list:
             raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
         before = replica.seq
-        self._reported[replica] = None
+        self._reported.setdefault(replica, now)
         try:
             self._take_reports(replica, reports, now)
         except (TypeError, ValueError) as error:
@@ -624,8 +625,11 @@ class Weaver:
         heapq.heappush(self._checks, (at, next(self._check_number), replica))
 
 
-_STORED_EVERY = 0.25
-"""Seconds between telling threadlets what is stored: once for several reports, and soon for one that ends."""
+_STORED_AFTER = 0.25
+"""Seconds from a report to telling its threadlet what is stored: once for several, and soon for one that ends.
+
+Each has its own time: to tell thousands at once would hold up commands.
+"""
 
 _MAX_STALL_STACKS = 16
 """When a collective hangs, every replica stalls at once; the stacks of a few say why."""
