@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -71,6 +72,26 @@ def test_a_client_that_stays_resumes_with_the_next_gateway(gateway: Gateway) -> 
         values += [counters.add.call(1) for _ in range(20)]
         gateway.start()
         assert [list(value.get(BOUND).values()) for value in values] == [[n, n] for n in range(1, 41)]
+
+
+def test_a_pod_that_goes_takes_its_sessions_with_it(gateway: Gateway) -> None:
+    job = gateway.connect()
+    counters = counters_of(job)
+    pids = list(counters.pid.call().get(BOUND).values())
+    drivers = gateway.drivers()
+
+    gateway.end(signal.SIGKILL)
+    for driver in drivers:
+        driver.kill()
+    shutil.rmtree(gateway.state)
+    gateway.start()
+
+    with pytest.raises(loom.UnknownSession):
+        counters.add.call(1).get(BOUND)
+    for pid in pids:
+        await_end(pid)
+    with gateway.connect() as another:
+        assert list(counters_of(another).add.call(1).get(BOUND).values()) == [1, 1]
 
 
 def test_a_gateway_that_is_told_to_stop_leaves_its_sessions_to_the_next(gateway: Gateway) -> None:

@@ -280,6 +280,20 @@ def test_any_connection_is_lost_at_any_time(lines: Lines, far_job: loom.Job, see
     transfer_and(far_job, lambda: lines.cut_one(chance.randrange(len(lines.all))))
 
 
+def test_a_large_result_of_which_some_had_come_is_lost_with_its_program(cluster: LocalCluster) -> None:
+    """What of it was received is let go of in the driver: nobody has all of it any more."""
+    with NarrowProxy(port_of(cluster), 16 * MIB, MIB) as line:
+        job = loom.connect(f"ws://127.0.0.1:{line.port}", cluster.token)
+        notes = spawn(job)
+        notes.note.call_one(1).get(BOUND)
+        notes.make.call_one(32 * MIB)
+        until(lambda: job._connection.moving()[1] > 6 * MIB)
+    with loom.connect(cluster.url, cluster.token, session=job.session) as other:
+        assert other.undelivered() == []
+        assert other.meshes["notes"].all.call_one().get(BOUND) == [1]
+    job.detach()
+
+
 @pytest.mark.parametrize("way", ["there", "back"])
 def test_small_calls_are_not_behind_what_moves_over_a_narrow_line(cluster: LocalCluster, way: str) -> None:
     with NarrowProxy(port_of(cluster), 4 * MIB, 2 * MIB) as proxy, through(proxy.port, cluster) as job:
