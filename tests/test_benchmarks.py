@@ -244,6 +244,7 @@ def test_the_report_on_large_data_shows_each_ratio_beside_its_budget() -> None:
     assert calls["native, to an actor"]["p99"] == pytest.approx(8.0)
 
 
+@pytest.mark.slow
 def test_large_data_is_measured_in_rounds() -> None:
     plan = large.LargePlan(size=4 * 2**20, rounds=1, idle_calls=5, stream_step=0.0)
 

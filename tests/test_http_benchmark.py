@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks import calls
 from tests.benchmarks.calls import Measured, Plan, SubjectName
 from tests.benchmarks.over_http import HTTP_SUBJECTS, http_ratios
@@ -21,6 +23,7 @@ def test_ratios_are_taken_within_each_round() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_measures_both() -> None:
     measured = calls.measure(HTTP_SUBJECTS, TINY)
     assert [set(each) for each in measured.rounds] == [{SubjectName.LOOM, SubjectName.LOOM_HTTP}] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.console import Console
 
 from tests.benchmarks import lanes
@@ -32,6 +33,7 @@ def test_the_report_has_every_round() -> None:
     assert "0.020 (two connections / one" in console.export_text()
 
 
+@pytest.mark.slow
 def test_it_measures_with_two_connections_and_with_one() -> None:
     measured = lanes.measure(LanesPlan(rounds=1, size=4 << 20, idle_calls=3), "command")
     assert set(measured.busy_s[0]) == {"two", "one"}

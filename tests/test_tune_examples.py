@@ -31,6 +31,7 @@ STEP = r"step +(\d+)"
 pytestmark = pytest.mark.timeout(FINISHED_IN_TIME + 20)
 
 
+@pytest.mark.slow
 def test_the_story_of_a_learning_rate_is_told_and_ends() -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "tune_while_training.py"],

@@ -87,6 +87,7 @@ def test_the_report_has_every_round() -> None:
     assert "at least 20,000: met" in console.export_text()
 
 
+@pytest.mark.slow
 def test_it_measures_a_weaver_under_load() -> None:
     throughput = weaver._throughput(PLAN)
     replicas = weaver._replicas(PLAN, 20)
@@ -98,6 +99,7 @@ def test_it_measures_a_weaver_under_load() -> None:
     assert replicas.broadcast_seconds > 0
 
 
+@pytest.mark.slow
 def test_it_measures_commands_and_deaths(job: loom.Job) -> None:
     cluster = steering.Steering(job)
 
@@ -116,6 +118,7 @@ def test_it_measures_single_calls() -> None:
     assert all(seconds > 0 for seconds in (*times.publish, *times.check))
 
 
+@pytest.mark.slow
 def test_it_measures_training_with_a_threadlet_and_without(job: loom.Job) -> None:
     (training,) = threadlet.measure_training(job, ThreadletPlan(pairs=1, stretches=1, steps=2, procs=1))
 

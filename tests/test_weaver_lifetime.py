@@ -97,6 +97,7 @@ def test_events_that_are_followed_go_on_without_a_gap(gateway: Gateway) -> None:
     assert seen[1].data["group"] == "two"
 
 
+@pytest.mark.slow
 def test_while_no_weaver_comes_up_calls_say_so(gateway: Gateway) -> None:
     weaver = weaver_of(gateway)
     process = psutil.Process(weaver_pid(gateway))

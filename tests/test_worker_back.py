@@ -69,6 +69,7 @@ def test_a_host_that_comes_back_is_used_again_by_the_session_and_by_new_ones(own
         assert job.refresh_hosts() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_hosts_may_go_and_come_back_again_and_again(own_cluster: LocalCluster) -> None:
     with (

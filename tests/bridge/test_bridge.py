@@ -334,6 +334,7 @@ async def test_nats_is_killed_and_comes_back(
     assert reply["ok"]
 
 
+@pytest.mark.slow
 async def test_what_happened_while_nats_was_away_is_said_afterwards(
     client: Client,
     server: NatsServer,
@@ -358,6 +359,7 @@ async def test_what_happened_while_nats_was_away_is_said_afterwards(
     await monitor.close()
 
 
+@pytest.mark.slow
 async def test_a_failure_that_comes_while_the_gateway_is_away_is_reported_when_it_is_back(
     client: Client, server: NatsServer, cluster: LocalCluster, group: str
 ) -> None:
@@ -486,6 +488,7 @@ def test_nats_wants_to_know_who_comes(cluster: LocalCluster, tmp_path: Path) -> 
     assert "a secret" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_nats_speaks_tls(cluster: LocalCluster, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
