@@ -6,6 +6,7 @@ thread that makes it: handing it to an event loop's thread would cost more than 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import select
@@ -214,7 +215,8 @@ class WebSocketTransport:
 
     def send_control(self, data: bytes) -> None:
         """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
-        self._socket.sendall(data)
+        with contextlib.suppress(OSError):  # the other side is gone, which `receive` finds next
+            self._socket.sendall(data)
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out."""
