@@ -35,7 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[LocalCluster]:
     """Two workers and a gateway. For tests that break none of them."""
     with LocalCluster(hosts=2) as running:
+        _shared.append(running)
         yield running
+        _shared.clear()
+
+
+_shared: list[LocalCluster] = []
+
+
+@pytest.fixture(autouse=True)
+def _shared_cluster_is_whole() -> Iterator[None]:
+    """Fail the test in which a part of the shared cluster ended, and only that one."""
+    yield
+    for running in _shared:
+        if broken := running.ended():
+            running.close()
+            running.start()
+            pytest.fail(f"the cluster that all tests use was broken: {broken}")
 
 
 @pytest.fixture

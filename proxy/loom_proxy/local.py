@@ -181,11 +181,14 @@ class LocalCluster:
         concurrent.futures.wait(
             [child.ended for child in self._children], return_when=concurrent.futures.FIRST_COMPLETED
         )
+        raise LoomError(str(self.ended()))
+
+    def ended(self) -> str | None:
+        """Which child has ended, which none does by itself, with its last lines of output; None: all run."""
         for child in self._children:
             if child.ended.done():
-                raise LoomError(
-                    f"{child.name} ended (exit code {child.ended.result()}); last output:\n{child.output}"
-                )
+                return f"{child.name} ended (exit code {child.ended.result()}); last output:\n{child.output}"
+        return None
 
     def gone(self) -> str | None:
         """Why the cluster cannot be connected to any more; None while it runs."""
