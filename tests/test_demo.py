@@ -166,6 +166,7 @@ def test_sigkill_while_it_trains_leaves_no_process(marked_environment: dict[str,
         assert marked(marked_environment) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(FINISHED_IN_TIME + 20)
 def test_ctrl_c_while_it_trains_ends_everything_and_exits_with_130(marked_environment: dict[str, str]) -> None:
     arguments = ("--no-failure", "--steps", "1000000", "--hosts", "1", "--procs", "2")

@@ -75,6 +75,7 @@ def torchrun(address: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_script_of_torchrun_is_changed_over_rest_while_it_trains(cluster: LocalCluster) -> None:
     weaver = WeaverProxy(cluster.url, cluster.token)
     await_true(lambda: weaver.status()["started"] > 0)

@@ -22,6 +22,7 @@ from loom_gateway.weaver_client import WeaverClient
 from loom_gateway.weaver_socket import WeaverSocket
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import WeaverProxy
+from tests.actors import Counter
 from tests.gateways import BOUND, await_true
 from tests.weaver_training import training
 
@@ -185,6 +186,9 @@ def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
         await_true(lambda: weaver.replicas().get("train_5") is not None)
         weaver.update_config("train_5", learning_rate=0.5).get(BOUND)
         await_true(lambda: 'metric="loss"' in page())
+        job.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(BOUND)
+        calls = f'loom_call_latency_seconds_count{{session="{job.session}"}}'
+        await_true(lambda: samples(page()).get(calls, 0) >= 1)
         shown = samples(page())
 
         assert shown["loom_weaver_up"] == 1
@@ -194,6 +198,8 @@ def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
         assert 0 < shown['loom_replica_metric{replica="train_5",group="measured",metric="loss"}'] <= 1
         assert shown["loom_command_latency_seconds_count"] >= 1
         assert shown['loom_command_latency_seconds_bucket{le="+Inf"}'] >= 1
+        assert shown[f'loom_call_latency_seconds_bucket{{session="{job.session}",le="+Inf"}}'] == shown[calls]
+        assert 0 < shown[f'loom_call_latency_seconds_sum{{session="{job.session}"}}'] < BOUND
         assert shown[f'loom_session_clients{{session="{job.session}"}}'] == 1
         assert shown[f'loom_session_sent_bytes_total{{session="{job.session}"}}'] > 0
         assert shown[f'loom_session_received_bytes_total{{session="{job.session}"}}'] > 0

@@ -97,7 +97,15 @@ def give_command(cluster: LocalCluster, target: str, wait: float) -> Any:
         return json.load(response)
 
 
-@pytest.mark.parametrize("change", [through_rest, through_python, through_the_command_line, through_the_websocket])
+@pytest.mark.parametrize(
+    "change",
+    [
+        through_rest,
+        pytest.param(through_python, marks=pytest.mark.slow),
+        pytest.param(through_the_command_line, marks=pytest.mark.slow),
+        pytest.param(through_the_websocket, marks=pytest.mark.slow),
+    ],
+)
 def test_a_learning_rate_is_changed_while_processes_train(
     cluster: LocalCluster, job: loom.Job, change: Callable[[LocalCluster, Trainers], dict[str, Applied]]
 ) -> None:

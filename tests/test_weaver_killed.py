@@ -84,6 +84,7 @@ def test_training_goes_on_and_is_found_again_with_all_that_was_known(gateway: Ga
         assert points[-1].value == trained[id].weight
 
 
+@pytest.mark.slow
 def test_a_command_that_was_not_acknowledged_is_given_by_the_next_weaver(
     gateway: Gateway, trainers: Trainers
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -172,8 +174,49 @@ def test_who_waits_for_a_replica_does_not_hold_up_a_gateway_that_ends(gateway: G
 
 def error_of(command: CommandProxy) -> Exception:
     with pytest.raises((loom.WeaverUnavailable, loom.GatewayUnreachable)) as raised:
-        command.get(BOUND)
+        command.get(3.0)
     return raised.value
+
+
+def test_who_waits_for_a_replica_waits_on_while_weaver_and_gateway_are_away(
+    gateway: Gateway,
+) -> None:
+    weaver = weaver_of(gateway)
+    with training(weaver.address(), "train_0") as (trainer,):
+        await_true(lambda: "train_0" in weaver.replicas())
+        os.kill(trainer.pid, signal.SIGSTOP)
+        try:
+            command = weaver.update_config("train_0", learning_rate=0.4)
+            with ThreadPoolExecutor(1) as waiting:
+                outcomes = waiting.submit(command.get, BOUND)
+                os.kill(weaver_pid(gateway), signal.SIGKILL)
+                gateway.end(signal.SIGKILL)
+                await_true(lambda: command._away is not None)
+                gateway.start()
+                os.kill(trainer.pid, signal.SIGCONT)
+                assert outcomes.result(BOUND)["train_0"].ok
+        finally:
+            os.kill(trainer.pid, signal.SIGCONT)
+        assert trainer.learning_rate()[0] == 0.4
+
+
+def test_who_waits_for_a_weaver_that_stays_away_is_told(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    weaver = weaver_of(gateway)
+    with training(weaver.address(), "train_0") as (trainer,):
+        await_true(lambda: "train_0" in weaver.replicas())
+        os.kill(trainer.pid, signal.SIGSTOP)
+        command = weaver.pause("train_0")
+        gateway.end(signal.SIGKILL)
+        monkeypatch.setattr("loom_proxy.weaver.AWAY", 1.0)
+
+        with pytest.raises(loom.GatewayUnreachable):
+            command.get()
+        with pytest.raises(loom.GatewayUnreachable):
+            asyncio.run(awaited(command))
+
+
+async def awaited(command: CommandProxy) -> None:
+    await command
 
 
 def test_it_ends_with_the_sessions(gateway: Gateway) -> None:

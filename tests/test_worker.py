@@ -36,6 +36,25 @@ os._exit(0)
 """
 
 
+FAULTY = """
+import sys, threading
+from loom_gateway.worker import serve
+from loom_gateway.workers import parse_worker_address
+
+threading.Thread(target=serve, args=(parse_worker_address(sys.argv[1]),), daemon=True).start()
+sys.stdin.readline()
+from monarch.actor import Actor, endpoint, this_host
+
+class Careless(Actor):
+    @endpoint
+    def fail(self):
+        raise ValueError("nobody waits for this")
+
+this_host().spawn_procs().spawn("careless", Careless).fail.broadcast()
+sys.stdin.read()
+"""
+
+
 @dataclass
 class Host:
     """A worker, and what a root client has started on it: a proc, and a process that an actor started."""
@@ -92,6 +111,35 @@ def test_a_worker_ends_with_all_that_runs_on_it(
 
     assert busy.worker.wait(10) == 0
     assert still_there([busy.proc, busy.grandchild]) == []
+
+
+def test_a_fault_that_nobody_handles_does_not_end_the_worker() -> None:
+    address = free_address()
+    worker = start("-c", FAULTY, address, stderr=subprocess.PIPE)
+    try:
+        assert read_json(worker)["address"] == address
+        assert worker.stdin
+        worker.stdin.write("go on\n")
+        worker.stdin.flush()
+        assert worker.stderr
+        line = next(line for line in worker.stderr if line.startswith("Monarch: "))
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 10):
+            pass
+    finally:
+        left = tree(worker.pid)
+        worker.kill()
+        assert still_there(left) == []
+    assert "careless" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_says_why_it_ends(number: signal.Signals) -> None:
+    worker = start("-m", "loom_gateway.worker", "--address", free_address(), stderr=subprocess.PIPE)
+    read_json(worker)
+
+    worker.send_signal(number)
+
+    assert f"the worker ends: {number.name}" in worker.communicate(timeout=10)[1]
 
 
 def test_procs_end_with_a_worker_that_was_killed(busy_hosts: list[Host]) -> None:

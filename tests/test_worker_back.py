@@ -102,6 +102,7 @@ def test_hosts_may_go_and_come_back_again_and_again(own_cluster: LocalCluster) -
             assert still_there([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_host_that_comes_back_has_the_synced_folders(tmp_path: Path) -> None:
     project = tmp_path / "project"
@@ -133,6 +134,7 @@ def test_a_host_that_comes_back_has_the_synced_folders(tmp_path: Path) -> None:
             assert list(importers.version.call().get(BOUND).values()) == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_worker_that_accepts_and_does_not_answer_stays_gone(own_cluster: LocalCluster) -> None:
     with (
         loom.connect(own_cluster.url, own_cluster.token) as job,

@@ -47,6 +47,7 @@ async def metrics_text(manager: SessionManager, weaver: WeaverClient) -> str:
     page.sample(0 if numbers is None else 1)
     if numbers is not None:
         _weaver(page, numbers)
+        _calls(page, manager, numbers.get("call_latency") or {})
         _replicas(page, numbers.get("of_replicas") or {})
         _devices(page, numbers.get("of_devices") or {})
     return page.text()
@@ -98,6 +99,15 @@ def _weaver(page: Exposition, numbers: dict[str, Any]) -> None:
         about = "From giving a command to its acknowledgement by a replica."
         page.family("loom_command_latency_seconds", "histogram", about)
         page.histogram(latency["bounds"], latency["counts"], latency["sum"])
+
+
+def _calls(page: Exposition, manager: SessionManager, latencies: dict[str, dict[str, Any]]) -> None:
+    about = "From a call's arrival in a session's driver to its answer, as told by the driver every few seconds."
+    page.family("loom_call_latency_seconds", "histogram", about)
+    for session in manager.sessions():
+        latency = latencies.get(session.name)
+        if latency is not None:
+            page.histogram(latency["bounds"], latency["counts"], latency["sum"], session=session.name)
 
 
 def _replicas(page: Exposition, replicas: dict[str, dict[str, Any]]) -> None:

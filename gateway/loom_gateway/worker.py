@@ -34,6 +34,7 @@ from loom_gateway.workers import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:
     import psutil
+    from monarch.actor import MeshFailure
 
 __all__ = ["main", "serve"]
 
@@ -71,9 +72,11 @@ def serve(address: WorkerAddress) -> None:
     ip = _resolve(address)
     _check_free(address, ip)
     set_monarch_environment()
+    import monarch.actor
     from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
     from monarch.config import configure
 
+    monarch.actor.unhandled_fault_hook = _on_fault
     configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{_bracketed(ip)}:0")
     url = f"tcp://{_bracketed(address.host)}:{address.port}"
@@ -217,8 +220,21 @@ def _children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
-def _on_signal(_number: int, _frame: FrameType | None) -> None:
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    # Monarch, too, raises SIGINT here, for a fault that it knows nobody to tell of.
+    _say_why(f"the worker ends: {signal.Signals(number).name}\n")
     _end_with_descendants()
+
+
+def _say_why(line: str) -> None:
+    # Not with print(): a handler may run while this thread is writing, and whoever read it may be gone.
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
+
+
+def _on_fault(failure: MeshFailure) -> None:
+    """Say it, where Monarch's own hook would end the process, and with it the hosts of all sessions."""
+    _say_why(f"Monarch: {failure.report()}\n")
 
 
 def _exit_with_parent() -> None:
@@ -231,6 +247,7 @@ def _exit_with_parent() -> None:
     def watch() -> None:
         while os.read(lifeline, 4096):
             pass
+        _say_why("the worker ends: its parent is gone\n")
         _end_with_descendants()
 
     threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()

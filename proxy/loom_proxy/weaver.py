@@ -17,10 +17,11 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from loom.errors import LoomError, WaitTimeout
+from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
 from loom.rest import Gateway, quoted
+from loom_proxy.dialling import TRANSIENT
 from loom_proxy.futures import check_timeout
 from loom_proxy.transport import NoUpgrade
 from loom_proxy.weaver_polling import poll
@@ -44,6 +45,12 @@ logger = logging.getLogger("loom")
 ASK_FOR = 5.0
 """Seconds that one question waits for acknowledgements at most: who is interrupted is held up no longer."""
 
+AWAY = 600.0
+"""Seconds for which who waits for acknowledgements asks a weaver or a gateway that is away again and again."""
+
+ASK_AGAIN = 0.5
+"""Seconds between two such attempts at most."""
+
 PAGE = 1000
 """Events that are read at once."""
 
@@ -53,6 +60,13 @@ _ANY: Mapping[str, Any] = {}
 
 Target = str | Sequence[str]
 """A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
+
+
+class _Absence(NamedTuple):
+    """The weaver, or the gateway, does not answer."""
+
+    since: float
+    error: LoomError
 
 
 class CommandProxy:
@@ -67,6 +81,7 @@ class CommandProxy:
         """By which others find it; see `WeaverProxy.command_of`."""
         self.replicas: tuple[str, ...] = tuple(answer["replicas"])
         """Whom it is for. May be empty: nobody lives whom the target names."""
+        self._away: _Absence | None = None
         self._take(answer)
 
     def _take(self, answer: dict[str, Any]) -> None:
@@ -87,30 +102,44 @@ class CommandProxy:
         """Wait until every replica has applied or refused it, or cannot any more; what each made of it, by its id.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: seconds to wait at most; None waits for ever, but for `AWAY` seconds at most while the weaver
+                or the gateway is away.
 
         Raises:
             WaitTimeout: not all have answered. `outcomes` has those that did.
-            WeaverUnavailable: the weaver is away.
+            WeaverUnavailable, GatewayUnreachable: it was away when the time was over.
         """
         check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while not self._done:
             left = ASK_FOR if until is None else max(0.0, min(ASK_FOR, until - time.monotonic()))
-            self._ask(left)
+            self._ask_patiently(left)
             if until is not None and time.monotonic() >= until:
                 break
-        if not self._done:
-            raise self._late(timeout)
-        return dict(self._outcomes)
+        if self._done:
+            return dict(self._outcomes)
+        raise self._late(timeout) if self._away is None else self._away.error
 
     def __await__(self) -> Generator[Any, None, dict[str, Acknowledgement]]:
         return self._await().__await__()
 
     async def _await(self) -> dict[str, Acknowledgement]:
         while not self._done:
-            await asyncio.to_thread(self._ask, ASK_FOR)
+            await asyncio.to_thread(self._ask_patiently, ASK_FOR)
         return dict(self._outcomes)
+
+    def _ask_patiently(self, wait: float) -> None:
+        """Ask; where nobody answers, return a moment later all the same, unless that has been so for `AWAY`."""
+        try:
+            self._ask(wait)
+        except (WeaverUnavailable, *TRANSIENT) as error:
+            now = time.monotonic()
+            self._away = _Absence(now if self._away is None else self._away.since, error)
+            if now - self._away.since >= AWAY:
+                raise
+            time.sleep(min(wait, ASK_AGAIN))
+            return
+        self._away = None
 
     def _ask(self, wait: float) -> None:
         path = f"commands/{quoted(self.id)}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, SupervisionError
+from loom.latencies import Latencies
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
@@ -124,6 +125,8 @@ class Operations:
         self.encoder = Encoder(swaps={**MadeMeshes(self.meshes).swaps, **TRANSLATIONS})
         self.gatherer = Gatherer(loop, flush)
         self.answers = Answers(loop, self.answer, self.gatherer)
+        self.latencies = Latencies()
+        """How long calls took, from their arrival to their answers."""
         self._pending: dict[Key, _Pending] = {}
         self._answered: deque[tuple[int, Asked]] = deque(maxlen=REMEMBERED)
         self._gone: set[tuple[int, int]] = set()
@@ -226,6 +229,8 @@ class Operations:
             return
         ident, index = key
         self._answered.append((ident, pending.asked))
+        if pending.asked[0] in _LIMITED:
+            self.latencies.add(time.perf_counter() - pending.started)
         if error is not None:
             self.fail(ident, pending.started, error, index, eager)
             return

@@ -113,6 +113,8 @@ class DriverServer:
                     self._max_in_flight,
                 )
                 self._loop.call_soon_threadsafe(self._operations.hosts.watch)
+                calls = self._operations.weaver.tell_calls(self._operations.latencies)
+                self._telling = asyncio.run_coroutine_threadsafe(calls, self._loop)
             return self._operations
 
     def _on_loop(self, coroutine: Any) -> Any:

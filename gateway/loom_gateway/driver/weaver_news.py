@@ -17,7 +17,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from loom.errors import ProtocolMismatch, WeaverUnavailable, error_for_code
+from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, error_for_code
+from loom.latencies import Latencies
 from loom.weaver.link import ADDRESS_VARIABLE, Splitter, pack
 from loom_gateway.driver_files import DriverFiles
 
@@ -35,6 +36,9 @@ MOST_NEWS = 10_000
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 """Seconds before the weaver is looked for again."""
+
+CALLS_EVERY = 2.0
+"""Seconds between two reports of how long calls took."""
 
 _RECEIVE = 64 << 10
 
@@ -139,6 +143,13 @@ class WeaverNews:
         if answer[0] == "error":
             raise error_for_code(answer[2], answer[3])
         return answer[2]
+
+    async def tell_calls(self, latencies: Latencies) -> None:
+        """Tell how long calls took, again and again, for as long as the session lives."""
+        while self._files is not None:
+            await asyncio.sleep(CALLS_EVERY)
+            with contextlib.suppress(LoomError):  # it is away: the next report has these, too
+                await self.ask("calls", {"session": self.session, **latencies.to_dict()})
 
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has been told everything, for so many seconds at most."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.errors import WrongArguments
+from loom.latencies import BOUNDS
 from loom.weaver.device_map import Device
 from loom.weaver.replicas import LIVING
 from loom.weaver.weaver import Weaver
@@ -14,6 +15,7 @@ from loom.weaver.weaver import Weaver
 __all__ = ["Asking"]
 
 _MAX_EVENTS = 10_000
+_MAX_SESSIONS = 1_000
 _MAX_POINTS = 20_000
 
 
@@ -27,6 +29,8 @@ class Asking:
     def __init__(self, weaver: Weaver) -> None:
         self._weaver = weaver
         self._known = weaver.known
+        self._calls: dict[str, dict[str, Any]] = {}
+        """How long the calls of each session took, those of sessions that told it last."""
         self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
             "status": self.status,
             "replicas": self._replicas,
@@ -42,6 +46,7 @@ class Asking:
             "replicas_in": self._replicas_in,
             "spawned": self._spawned,
             "supervision": self._supervision,
+            "calls": self._take_calls,
             "numbers": self._numbers,
         }
 
@@ -149,10 +154,22 @@ class Asking:
     def _supervision(self, arguments: dict[str, Any], now: float) -> list[str]:
         return self._weaver.supervision(arguments, now)
 
+    def _take_calls(self, arguments: dict[str, Any], now: float) -> None:
+        session, counts = _text(arguments, "session"), arguments.get("counts")
+        total = _time(arguments, "sum", 0.0)
+        if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
+            raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
+        counts = [_count({"a count": count}, "a count", 0) for count in counts]
+        self._calls.pop(session, None)  # so that it is the last
+        self._calls[session] = {"bounds": list(BOUNDS), "counts": counts, "sum": total}
+        if len(self._calls) > _MAX_SESSIONS:
+            del self._calls[next(iter(self._calls))]
+
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return {
             **self.status(arguments, now),
             "command_latency": self._weaver.latencies.to_dict(),
+            "call_latency": self._calls,
             "history_bytes": self._known.history.size,
             "of_replicas": {
                 replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import ProtocolMismatch
+from loom.latencies import Latencies
 from loom.weaver.commands import Command, Outcome, Target, check_command, not_done, select
 from loom.weaver.events import Event
-from loom.weaver.latencies import Latencies
 from loom.weaver.link import PROTOCOL
 from loom.weaver.messages import (
     MAX_STEP,
