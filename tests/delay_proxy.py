@@ -40,6 +40,9 @@ class Link:
         """Seconds by which what comes from now on is late, in each direction."""
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self.answers = asyncio.Event()
+        """Cleared: nothing is delivered to the client. For the proxy's thread."""
+        self.answers.set()
 
     async def run(self, passed: Callable[[Link, bytes, bool], Passed]) -> None:
         """Forward until both connections are over; ``passed`` sees each piece and whether it goes to the server."""
@@ -66,16 +69,20 @@ class Link:
 
         reading = asyncio.ensure_future(read())
         try:
-            await self._deliver(line, writer)
+            await self._deliver(line, writer, to_server)
         finally:
             reading.cancel()  # it may wait for room in the line
 
-    async def _deliver(self, line: asyncio.Queue[tuple[float, Passed]], writer: asyncio.StreamWriter) -> None:
+    async def _deliver(
+        self, line: asyncio.Queue[tuple[float, Passed]], writer: asyncio.StreamWriter, to_server: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while True:
                 due, (data, then) = await line.get()
                 await asyncio.sleep(due - self._loop.time())
                 await self._flowing.wait()
+                if not to_server:
+                    await self.answers.wait()
                 if not data or writer.is_closing():
                     break
                 writer.write(data)

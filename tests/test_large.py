@@ -100,6 +100,7 @@ def test_large_values_of_every_kind_come_back_as_they_went(job: loom.Job) -> Non
         assert same(echoed, value), name
 
 
+@pytest.mark.slow
 def test_every_adverb_carries_large_values(job: loom.Job) -> None:
     stores = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("stores", Store)
     tensor = torch.arange(MIB, dtype=torch.float32)
@@ -148,6 +149,7 @@ async def test_an_argument_may_be_changed_on_an_event_loop_too(job: loom.Job) ->
     assert (await future == 1).all()
 
 
+@pytest.mark.slow
 def test_a_constructor_takes_large_values(job: loom.Job) -> None:
     weights = torch.arange(MIB, dtype=torch.float32)
 
@@ -166,6 +168,7 @@ def test_a_function_in_the_driver_has_tensors_whole(job: loom.Job) -> None:
     assert torch.equal(job.run(work, store, torch.ones(MIB)), torch.full((MIB,), 2.0))
 
 
+@pytest.mark.slow
 def test_an_actor_has_the_large_result_of_another_whole(job: loom.Job) -> None:
     procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2})
     store = procs.slice(gpus=0).spawn("store", Store)
@@ -248,7 +251,9 @@ def _ports(process: psutil.Process) -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
-@pytest.mark.parametrize("way", ["there", "back", "both"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("there", marks=pytest.mark.slow), pytest.param("back", marks=pytest.mark.slow), "both"]
+)
 def test_the_gateway_holds_little_of_what_moves(job: loom.Job, cluster: LocalCluster, way: str) -> None:
     store, array = spawn(job), numpy.ones(192 * MIB, numpy.uint8)
     store.keep.call_one(array if way == "back" else None).get(timeout=60)

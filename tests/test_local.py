@@ -69,10 +69,12 @@ def send(number: signal.Signals) -> Callable[[subprocess.Popen[str]], None]:
 @pytest.mark.parametrize(
     ("program", "end"),
     [
-        pytest.param(LEAVING_OPEN, close_standard_input, id="returns without closing the job"),
-        pytest.param(RAISING, close_standard_input, id="raises"),
+        pytest.param(
+            LEAVING_OPEN, close_standard_input, id="returns without closing the job", marks=pytest.mark.slow
+        ),
+        pytest.param(RAISING, close_standard_input, id="raises", marks=pytest.mark.slow),
         pytest.param(LEAVING_OPEN, send(signal.SIGINT), id="Ctrl-C"),
-        pytest.param(LEAVING_OPEN, send(signal.SIGTERM), id="SIGTERM"),
+        pytest.param(LEAVING_OPEN, send(signal.SIGTERM), id="SIGTERM", marks=pytest.mark.slow),
         pytest.param(LEAVING_OPEN, send(signal.SIGKILL), id="SIGKILL"),
     ],
 )
@@ -88,6 +90,7 @@ def test_nothing_is_left_when_the_parent(program: str, end: Callable[[subprocess
     parent.wait()
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_the_parent_does_not_keep_the_cluster_alive() -> None:
     parent = start("-c", FORKING)
     read_json(parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.console import Console
 
 from tests.benchmarks import ports
@@ -32,6 +33,7 @@ def test_the_report_has_every_round() -> None:
     assert "at least 20,000" in console.export_text()
 
 
+@pytest.mark.slow
 def test_it_measures_native_monarch_and_loom() -> None:
     said: list[str] = []
     measured = ports.measure(PortPlan(rounds=2, messages=50), "command", said.append)

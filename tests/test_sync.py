@@ -376,6 +376,7 @@ def test_a_sync_that_was_interrupted_leaves_nothing_behind(
     assert list((machines.gateway_cache / "partial").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_sessions_sync_the_same_folder_at_once(machines: Machines, project: Project) -> None:
     for number in range(100):
         project.write(f"at_once_{number}.py", f"VERSION = {number}, 'at once'\n")

@@ -13,6 +13,7 @@ import pytest
 
 from loom.threadlet.reports import Given, KeptReports, RowMaker, number, plain
 from loom.weaver.link import pack
+from tests.logged import messages
 
 
 class Color(enum.Enum):
@@ -117,7 +118,7 @@ def test_a_metric_that_is_no_number_is_left_out_with_one_warning(caplog: pytest.
         rows = [maker.make(given(place, 1, {"loss": 0.5, "name": "x", "none": None})) for place in range(3)]
 
     assert [row[5] for row in rows] == [{"loss": 0.5}] * 3
-    assert sorted(record.getMessage().split(" is no number")[0] for record in caplog.records) == [
+    assert sorted(text.split(" is no number")[0] for text in messages(caplog)) == [
         "the metric 'name'",
         "the metric 'none'",
     ]

@@ -18,6 +18,7 @@ from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
 from loom.threadlet import Threadlet
 from loom.threadlet import threadlet as module
+from tests.logged import messages
 from tests.threadlet.fake_weaver import BOUND, KEY, Connection, FakeWeaver, Loop, eventually
 
 Make = Callable[..., Threadlet]
@@ -148,9 +149,7 @@ def test_without_a_weaver_everything_works_and_it_is_said_once(caplog: pytest.Lo
         states = (made.should_stop, made.paused, made.draining, made.connected)
         assert states == (False, False, False, False)
 
-    assert [record.getMessage() for record in caplog.records] == [
-        "no weaver (LOOM_WEAVER is not set): the status of alone is not sent"
-    ]
+    assert messages(caplog) == ["no weaver (LOOM_WEAVER is not set): the status of alone is not sent"]
 
 
 # -- status -------------------------------------------------------------------------------------------------

@@ -23,8 +23,13 @@ from loom.weaver.link import parse_weaver_address
 from tests.processes import start
 from tests.weaver.raw_threadlet import BOUND, GPU, Line, RawThreadlet, Refused, WeaverProcess, running_weaver
 
-START = float(int(time.time()) - 3000)
-"""When training began; what is older than an hour would be made coarser."""
+START = 0.0
+"""When training began, set anew for each test: what is older than an hour would be made coarser."""
+
+
+@pytest.fixture(autouse=True)
+def began_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "START", float(int(time.time()) - 3000))
 
 
 @pytest.fixture

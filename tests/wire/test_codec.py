@@ -337,8 +337,21 @@ def test_a_stand_in_endpoint_becomes_monarchs(stand_ins: ModuleType, monkeypatch
     assert read._method(None, 1) == 2
 
 
+def test_code_travels_without_monarchs_way_to_its_source() -> None:
+    import monarch.actor  # noqa: F401 - changes cloudpickle
+
+    def add(k: int) -> int:
+        return k + len(GREETING)
+
+    (pickled,) = laptop.dumps(add)
+
+    assert b"source_loader" not in pickled
+    assert loads([pickled])(1) == 1 + len(GREETING)
+
+
 # -- what cannot travel -------------------------------------------------------------------------------------
 
+GREETING = "hello"
 GLOBAL_LOCK = threading.Lock()
 
 

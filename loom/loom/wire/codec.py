@@ -161,6 +161,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._buffers = buffers
         self._procs = procs
 
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        reduced = super()._dynamic_function_reduce(func)
+        # Monarch, where it is imported, has cloudpickle add a loader that asks the root client for the source. That
+        # is another program than this one, and has none.
+        names = reduced[2][1]["__globals__"]
+        if type(names.get("__loader__")).__module__.startswith("monarch."):
+            del names["__loader__"]
+        return reduced
+
     def reducer_override(self, obj: Any) -> Any:
         # Not persistent_id: the pickler would call it for every int of a list.
         reference = getattr(type(obj), "__loom_reference__", None)
