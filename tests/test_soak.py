@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,9 +61,12 @@ def held(pid: int) -> Held:
     return Held(process.memory_info().rss, process.num_fds(), len(process.children(recursive=True)))
 
 
-def sockets() -> int:
-    """Socket files of drivers on this machine, of this gateway and others."""
-    return len(list(Path(tempfile.gettempdir()).glob("loom-gateway-*/*.sock")))
+def sockets(cluster: LocalCluster) -> int:
+    """Socket files of the gateway's drivers."""
+    drivers = psutil.Process(cluster.pids[0]).children()
+    folders = {Path(part).parent for driver in drivers for part in driver.cmdline() if part.endswith(".sock")}
+    assert len(folders) == 1
+    return len(list(folders.pop().glob("*.sock")))
 
 
 def native_growth() -> int:
@@ -135,10 +137,10 @@ def test_sessions_that_come_and_go_leave_nothing(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda _: session(cluster, 0), range(2 * AT_ONCE)))  # what is made once is made now
         wait_for(lambda: settled(cluster))
-        files, before = sockets(), [held(pid) for pid in cluster.pids]
+        files, before = sockets(cluster), [held(pid) for pid in cluster.pids]
         rounds = sum(pool.map(lambda _: session(cluster, each), range(sessions)))
     wait_for(lambda: settled(cluster))
-    wait_for(lambda: sockets() == files)
+    wait_for(lambda: sockets(cluster) == files)
     after = [held(pid) for pid in cluster.pids]
     spawn_costs = max(native_growth(), 0)
     for name, was, is_now in zip(("gateway", "worker 0", "worker 1"), before, after, strict=True):
