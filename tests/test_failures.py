@@ -78,6 +78,16 @@ def test_a_new_mesh_can_be_spawned_after_a_process_died(job: loom.Job) -> None:
     assert list(again.add.call(1).get(timeout=BOUND).values()) == [6, 6]
 
 
+def test_an_actor_cannot_be_spawned_where_a_process_has_died(job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs()
+    counters = procs.spawn("counters", Counter)
+    os.kill(counters.slice(hosts=0).pid.call_one().get(), signal.SIGKILL)
+    with pytest.raises(loom.SupervisionError):
+        counters.add.call(1).get(timeout=BOUND)
+    with pytest.raises(loom.SupervisionError):
+        procs.spawn("more", Counter).add.call(1).get(timeout=BOUND)
+
+
 def test_a_raise_in_a_broadcast_is_an_event_and_not_the_end(job: loom.Job) -> None:
     procs = job.hosts.spawn_procs()
     counters, others = procs.spawn("counters", Counter), procs.spawn("others", Counter)

@@ -294,6 +294,21 @@ def test_bulk_goes_over_the_first_connection_again_when_the_second_is_lost() -> 
     assert send_one_way(client, driver) == [1]
 
 
+def test_bulk_does_not_go_over_both_connections_when_the_second_comes_between_two_frames() -> None:
+    client, driver = pair()
+    client.put(call(1, 4 * CHUNK))
+    client.put(call(2, 1))
+    assert idents(driver.receive(content(client.next_frame()))) == [2]  # a chunk's turn is next
+    assert client.bulk is not None
+    client.bulk.resume(0)
+    client.apart = True
+
+    assert client.next_frame() is None
+    while client.bulk_ready:
+        driver.receive_bulk(content(client.next_bulk_frame()))
+    assert idents(driver.arrived()) == [1]
+
+
 def send_one_way(sender: Stream, receiver: Stream) -> list[int]:
     arrived: list[int] = []
     while (framed := sender.next_frame()) is not None:

@@ -51,7 +51,7 @@ def error_message(
             "original": _text(original),
         }
         pickled = _pickled(original, encoder)
-    elif isinstance(error, MonarchSupervisionError):
+    elif isinstance(error, MonarchSupervisionError) or _is_of_a_dead_mesh(error):
         code = SupervisionError.code
         texts = {"text": str(error)}
     elif isinstance(error, LoomError):
@@ -90,4 +90,11 @@ def as_loom_error(error: Exception) -> LoomError:
     """An exception of the driver as one that can stand for a mesh that could not be made."""
     if isinstance(error, LoomError):
         return error
+    if _is_of_a_dead_mesh(error):
+        return SupervisionError(str(error))
     return operation_failed(f"{type(error).__name__}: {error}", error)
+
+
+def _is_of_a_dead_mesh(error: BaseException) -> bool:
+    """Whether an actor could not be spawned because a process is dead: Monarch 0.7 says it with a RuntimeError."""
+    return isinstance(error, RuntimeError) and "on mesh with supervision events" in _text(error)

@@ -119,7 +119,8 @@ class Stream(Lane):
                     return bulk.acknowledgement()
             if self._chunk_turn:
                 self._chunk_turn = False
-                if (frame := self.next_bulk_frame()) is not None:
+                # Not where it has a connection of its own since: its frames go over one of them, in order.
+                if not self.apart and (frame := self.next_bulk_frame()) is not None:
                     return frame
         if outbox and self._bytes_sent - self._bytes_acknowledged < WINDOW:
             messages = outbox.next_frame() if bulk is None else outbox.next_small()
