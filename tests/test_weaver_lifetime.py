@@ -16,6 +16,7 @@ import pytest
 
 import loom
 from loom_gateway.driver_files import DriverFiles
+from loom_gateway.weaver_process import WeaverKeeper
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import CommandProxy, WeaverProxy
 from loom_proxy.weaver_views import Away, Snapshot
@@ -217,6 +218,26 @@ def test_who_waits_for_a_weaver_that_stays_away_is_told(gateway: Gateway, monkey
 
 async def awaited(command: CommandProxy) -> None:
     await command
+
+
+async def test_a_cancellation_that_is_lost_does_not_hold_up_a_gateway_that_ends(tmp_path: Path) -> None:
+    lost = asyncio.Event()
+
+    async def keep() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:  # as wait_for does where its answer comes in the same moment
+            lost.set()
+        await asyncio.sleep(3600)
+
+    keeper = WeaverKeeper(str(tmp_path), ["tcp://127.0.0.1:1"])
+    keeper._keeping = asyncio.ensure_future(keep())
+    await asyncio.sleep(0)
+
+    await asyncio.wait_for(keeper.close(end=False), BOUND)
+
+    assert lost.is_set()
+    assert keeper._keeping.cancelled()
 
 
 def test_it_ends_with_the_sessions(gateway: Gateway) -> None:

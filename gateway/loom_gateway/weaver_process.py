@@ -59,6 +59,10 @@ class OwnWeaver(OwnDriver):
         return ["loom.weaver", "--folder", os.path.dirname(files.socket)]
 
 
+CANCEL_AGAIN = 0.1
+"""Seconds between two attempts to have the keeping end."""
+
+
 class WeaverKeeper:
     """Keeps a weaver running.
 
@@ -110,9 +114,13 @@ class WeaverKeeper:
             end: whether to end it, or to leave it to the next gateway.
         """
         if self._keeping is not None:
-            self._keeping.cancel()
+            # More than once: `asyncio.wait_for` loses a cancellation that comes together with what it waits for, on
+            # Python before 3.12.
+            while not self._keeping.done():
+                self._keeping.cancel()
+                await asyncio.wait([self._keeping], timeout=CANCEL_AGAIN)
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeping
+                self._keeping.result()
         self.client.close()
         if end and self._process is not None and not self._process.exited.is_set():
             await self._process.end("the gateway was stopped", END_TIMEOUT)
