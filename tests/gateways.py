@@ -87,10 +87,17 @@ class Gateway:
 
     def drivers(self) -> list[psutil.Process]:
         """Every driver that any gateway has started in the folder."""
+        return self._processes("loom_gateway.driver")
+
+    def weavers(self) -> list[psutil.Process]:
+        """Every weaver that any gateway has started in the folder."""
+        return self._processes("loom.weaver")
+
+    def _processes(self, module: str) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
-            if "loom_gateway.driver" in line and any(arg.startswith(str(self.state)) for arg in line):
+            if module in line and any(arg.startswith(str(self.state)) for arg in line):
                 found.append(process)
         return found
 
@@ -103,7 +110,7 @@ class Gateway:
         if self._process is None:
             self.start()
         self.end(signal.SIGINT)
-        left = still_there(self.drivers())
+        left = still_there(self.drivers() + self.weavers())
         sockets = self.sockets()
         shutil.rmtree(self.folder)
         assert left == []
@@ -132,9 +139,9 @@ def run_gateway(gateway: Gateway) -> subprocess.CompletedProcess[str]:
     )
 
 
-def await_true(condition: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], bool], timeout: float = BOUND) -> None:
     """Wait until something is so that there is no event for."""
-    until = time.monotonic() + BOUND
+    until = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < until, "it never was so"
         time.sleep(0.05)

@@ -4,7 +4,8 @@
 
     laptop ══ line ══ bridge ── gateway
                         ├────── worker0
-                        └────── worker1
+                        ├────── worker1
+                        └────── …
 
 The line is a pair of TAP devices, between which this process carries every Ethernet frame after a delay: the kernel
 may have no netem. Loss (nftables), a narrow line (``tc tbf``) and an outage (link down) are the kernel's own.
@@ -35,7 +36,7 @@ __all__ = ["FarCluster", "Hosts", "missing"]
 
 SUBNET = "10.77.0"
 
-WORKERS = ("worker0", "worker1")
+WORKERS = ("worker0", "worker1", "worker2")
 
 GATEWAY_PORT = 8470
 WORKER_PORT = 26600
@@ -44,7 +45,7 @@ STARTED_IN_TIME = 60.0
 GRACE = 10.0
 """Seconds that the gateway and a worker may take to start, and to end."""
 
-_HOSTS = {"gateway": 2, "worker0": 11, "worker1": 12, "laptop": 100}
+_HOSTS = {"gateway": 2, "worker0": 11, "worker1": 12, "worker2": 13, "laptop": 100}
 """The hosts, and the last number of their addresses."""
 
 _numbers = itertools.count()
@@ -100,9 +101,11 @@ def _opened(path: str) -> Iterator[int]:
 
 
 class Hosts:
-    """A laptop, a gateway and two workers, each with a network of its own. A context manager."""
+    """A laptop, a gateway and some workers, each with a network of its own. A context manager."""
 
-    def __init__(self, delay: float = 0.0) -> None:
+    def __init__(self, delay: float = 0.0, workers: int = 2) -> None:
+        self.workers = WORKERS[:workers]
+        self._hosts = ("gateway", *self.workers, "laptop")
         self._prefix = f"loom-{os.getpid()}-{next(_numbers)}"
         self._delay = delay
         self._line: _Line | None = None
@@ -164,7 +167,7 @@ class Hosts:
         _run("ip", "-n", self.name(host), *command)
 
     def _make(self) -> None:
-        for host in ("bridge", *_HOSTS):
+        for host in ("bridge", *self._hosts):
             _run("ip", "netns", "add", self.name(host))
             self._ip(host, "link", "set", "lo", "up")
         self._ip("bridge", "link", "add", "bridge", "type", "bridge")
@@ -174,7 +177,7 @@ class Hosts:
         with self.on("bridge"):
             far = _make_tap("laptop")
         self._line = _Line(near, far, self._delay)
-        for host in _HOSTS:
+        for host in self._hosts:
             if host != "laptop":
                 self._ip("bridge", "link", "add", host, "type", "veth",
                          "peer", "name", "eth0", "netns", self.name(host))  # fmt: skip
@@ -194,7 +197,7 @@ class Hosts:
         """Remove everything. A namespace in which a process still runs goes with it."""
         if self._line is not None:
             self._line.close()
-        for host in (*_HOSTS, "bridge"):
+        for host in (*self._hosts, "bridge"):
             subprocess.run(["ip", "netns", "delete", self.name(host)], capture_output=True, timeout=30.0)
 
     def __exit__(
@@ -260,10 +263,11 @@ class FarCluster:
     Args:
         delay: seconds from the laptop to the others, and as many back.
         gateway_options: more command-line options for the gateway.
+        workers: how many hosts with a worker, at most three.
     """
 
-    def __init__(self, delay: float = 0.0, gateway_options: Sequence[str] = ()) -> None:
-        self.hosts = Hosts(delay)
+    def __init__(self, delay: float = 0.0, gateway_options: Sequence[str] = (), workers: int = 2) -> None:
+        self.hosts = Hosts(delay, workers)
         self.token = secrets.token_hex(8)
         self.url = f"ws://{Hosts.address('gateway')}:{GATEWAY_PORT}"
         self._options = list(gateway_options)
@@ -271,7 +275,7 @@ class FarCluster:
 
     def _start(self) -> None:
         options = ["--host", Hosts.address("gateway"), "--port", str(GATEWAY_PORT), *self._options]
-        for host in WORKERS:
+        for host in self.hosts.workers:
             address = f"tcp://{Hosts.address(host)}:{WORKER_PORT}"
             options += ["--worker", address]
             self._child(host, "loom_gateway.worker", ["--address", address])

@@ -94,6 +94,18 @@ def test_a_pod_that_goes_takes_its_sessions_with_it(gateway: Gateway) -> None:
         assert list(counters_of(another).add.call(1).get(BOUND).values()) == [1, 1]
 
 
+def test_a_weaver_whose_folder_is_removed_ends(gateway: Gateway) -> None:
+    await_true(lambda: (gateway.state / "weaver" / "weaver.sock").exists())
+    weavers = gateway.weavers()
+
+    gateway.end(signal.SIGKILL)
+    # At once, as nothing else can that is done while it writes there.
+    (gateway.state / "weaver").rename(gateway.folder / "away")
+
+    assert len(weavers) == 1
+    assert still_there(weavers, timeout=BOUND) == []
+
+
 def test_a_gateway_that_is_told_to_stop_leaves_its_sessions_to_the_next(gateway: Gateway) -> None:
     job = gateway.connect()
     counters_of(job).add.call(3).get(BOUND)
@@ -151,9 +163,10 @@ def test_two_gateways_are_one_after_the_other(gateway: Gateway) -> None:
 def test_a_spare_ends_with_its_gateway(gateway: Gateway) -> None:
     with gateway.connect() as job:
         job.hosts.initialized.get(BOUND)
+    gateway.ended(job.session)  # its driver's record would be left to the next gateway
     await_true(lambda: gateway.rest("/status")["spare_ready"])
     drivers = gateway.drivers()
-    assert drivers
+    assert len(drivers) == 1
 
     gateway.end(signal.SIGKILL)
 

@@ -65,14 +65,16 @@ def test_the_median_over_rounds_decides() -> None:
 
 
 def test_the_threadlet_beside_its_budgets() -> None:
-    def report(publish: float, check: float, watched: float) -> BudgetReport:
+    def report(publish: float, check: float, watched: float, block: float = 1.0) -> BudgetReport:
         calls = [CallTimes([publish] * 4, [check] * 4)]
-        return threadlet.threadlet_report(ThreadletPlan(), "command", calls, [Training(1.0, watched)] * 3)
+        training = [Training(1.0, watched, block=block)] * 3
+        return threadlet.threadlet_report(ThreadletPlan(), "command", calls, training)
 
     assert report(4.9e-6, 0.9e-6, 1.009).within_budgets
     assert not report(5.1e-6, 0.9e-6, 1.0).within_budgets
     assert not report(1e-6, 1.1e-6, 1.0).within_budgets
     assert not report(1e-6, 0.1e-6, 1.011).within_budgets
+    assert not report(1e-6, 0.1e-6, 1.0, block=1.011).within_budgets
 
 
 def test_the_report_has_every_round() -> None:
@@ -124,3 +126,4 @@ def test_it_measures_training_with_a_threadlet_and_without(job: loom.Job) -> Non
 
     assert training.plain > 0
     assert training.watched > 0
+    assert training.block > 0

@@ -45,7 +45,7 @@ def test_a_picture_shows_what_the_snapshot_has() -> None:
 
     shown = drawn(picture)
 
-    assert "1 running; 1 devices at ws://host" in shown
+    assert "1 running; 1 device at ws://host" in shown
     for text in ("train_0", "12/100", "loss 0.25", "nan nan"):
         assert text in shown
 

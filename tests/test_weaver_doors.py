@@ -194,6 +194,8 @@ def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
         assert shown["loom_weaver_up"] == 1
         assert shown['loom_replicas{state="running"}'] == 1
         assert shown['loom_replicas{state="stalled"}'] == 0
+        assert shown['loom_goodput_ratio{job="measured"}'] > 0
+        assert shown['loom_goodput_seconds_total{job="measured",reason="compute"}'] > 0
         assert shown['loom_replica_step{replica="train_5",group="measured"}'] > 0
         assert 0 < shown['loom_replica_metric{replica="train_5",group="measured",metric="loss"}'] <= 1
         assert shown["loom_command_latency_seconds_count"] >= 1
@@ -234,6 +236,7 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
         "/api/v1/weaver/replicas": ["get"],
         "/api/v1/weaver/devices": ["get"],
         "/api/v1/weaver/events": ["get"],
+        "/api/v1/weaver/goodput": ["get"],
         "/api/v1/weaver/replicas/{replica}": ["get"],
         "/api/v1/weaver/replicas/{replica}/metrics": ["get"],
         "/api/v1/weaver/replicas/{replica}/metrics/{metric}": ["get"],
@@ -243,6 +246,8 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
         "/api/v1/weaver/commands/{command}": ["get"],
         "/api/v1/weaver/devices/{device}/failure": ["post"],
         "/api/v1/weaver/policies": ["get", "post"],
+        "/api/v1/weaver/inject": ["post"],
+        "/api/v1/weaver/inject/{injection}": ["delete"],
     }
     for found in document["paths"].values():
         assert all(operation["description"] for operation in found.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -93,7 +94,7 @@ def test_hosts_may_go_and_come_back_again_and_again(own_cluster: LocalCluster) -
             counters = procs.spawn("counters", Counter)
             pids = list(counters.pid.call().get(BOUND).values())
             assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
-            # A fault in what a messenger has spawned is told, and harms nothing else.
+            # A fault in what was spawned since is told, and harms nothing else.
             os.kill(pids[1], signal.SIGKILL)
             with pytest.raises(loom.SupervisionError):
                 counters.slice(hosts=1).add.call_one(1).get(BOUND)
@@ -149,4 +150,72 @@ def test_a_worker_that_accepts_and_does_not_answer_stays_gone(own_cluster: Local
         workers.start(1)
         assert job.refresh_hosts() == [1]
         counters = job.hosts.spawn_procs().spawn("counters", Counter)
+        assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
+
+
+def count_in_the_driver() -> int:
+    """Have Monarch make an actor in the driver, which it does not any more where one has failed there."""
+    import monarch.actor
+
+    count: int = monarch.actor.this_proc().spawn("any", Counter).add.call_one(1).get(timeout=BOUND)
+    return count
+
+
+@pytest.mark.timeout(240)
+def test_what_lives_on_other_hosts_goes_on_while_a_host_goes_and_comes_back(own_cluster: LocalCluster) -> None:
+    with (
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+        workers_of(own_cluster) as workers,
+    ):
+        living = []
+        for lost in (1, 2):
+            workers.kill(0)
+            job.hosts.slice(hosts=0).spawn_procs(name=f"never{lost}")  # under way to a worker that is no more
+            await_event(job, "host_lost", lost)
+            workers.start(0)
+            assert job.refresh_hosts() == [0]
+            living.append(job.hosts.spawn_procs(name=f"after{lost}").spawn("counters", Counter))
+            assert [list(each.slice(hosts=1).add.call(1).get(BOUND).values()) for each in living]
+
+        assert [each.slice(hosts=1).add.call_one(1).get(BOUND) for each in living] == [3, 2]
+        assert job.run(count_in_the_driver) == 1
+
+
+class Asked(loom.Actor):
+    """Tells how long Monarch tries to deliver a message."""
+
+    @loom.endpoint
+    def patience(self) -> str:
+        return delivery_timeout()
+
+
+def delivery_timeout() -> str:
+    from monarch.config import get_global_config
+
+    return str(get_global_config()["message_delivery_timeout"])
+
+
+def test_the_driver_is_more_patient_than_processes(job: loom.Job) -> None:
+    asked = job.hosts.spawn_procs().spawn("asked", Asked)
+
+    assert set(asked.patience.call().get(BOUND).values()) == {"30s"}
+    assert "years" in job.run(delivery_timeout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_host_may_be_away_for_longer_than_monarch_waits_for_it(own_cluster: LocalCluster) -> None:
+    with (
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+        workers_of(own_cluster) as workers,
+    ):
+        job.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(BOUND)
+        workers.kill(0)
+        await_event(job, "host_lost")
+        time.sleep(40)  # Monarch gives a connection up after 30
+        workers.start(0)
+
+        assert job.refresh_hosts() == [0]
+
+        counters = job.hosts.spawn_procs(name="after").spawn("counters", Counter)
         assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]

@@ -44,6 +44,8 @@ def main() -> int:
                         help="where training processes find the weaver; default: this host, any port")  # fmt: skip
     parser.add_argument("--weaver-advertise", default=None, metavar="HOST",
                         help="the host that they are told, where it is another")  # fmt: skip
+    parser.add_argument("--injectable", action="store_true", default=os.environ.get("LOOM_INJECTABLE") == "1",
+                        help="allow that failures are injected into it, its weaver and its drivers")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     add_door_options(parser)
@@ -141,7 +143,7 @@ def _run(
         threading.Thread(
             target=_end_with_parent, args=(manager, keeper), name="exit-with-parent", daemon=True
         ).start()
-    app = create_app(manager, doors, options.tunnel_idle, keeper)
+    app = create_app(manager, doors, options.tunnel_idle, keeper, options.injectable)
     config = uvicorn.Config(
         DoorKeeper(app, doors),
         loop="uvloop",

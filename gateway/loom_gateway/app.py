@@ -19,6 +19,7 @@ from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
 from loom_gateway.ended_sessions import EndedSession
 from loom_gateway.logs import LogQuery
 from loom_gateway.metrics import metrics_text
+from loom_gateway.pieces import Pieces
 from loom_gateway.polling import IDLE, Tunnels
 from loom_gateway.prometheus import CONTENT_TYPE
 from loom_gateway.relay import Relay
@@ -95,7 +96,11 @@ class Health(BaseModel):
 
 
 def create_app(
-    manager: SessionManager, doors: Doors, tunnel_idle: float = IDLE, keeper: WeaverKeeper | None = None
+    manager: SessionManager,
+    doors: Doors,
+    tunnel_idle: float = IDLE,
+    keeper: WeaverKeeper | None = None,
+    injectable: bool = False,
 ) -> FastAPI:
     """The gateway's application.
 
@@ -104,6 +109,7 @@ def create_app(
     Args:
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         keeper: of the weaver; one for the manager's folder and workers unless given.
+        injectable: whether it, its weaver and its drivers may be killed by who injects failures.
     """
     keeper = keeper or WeaverKeeper(
         manager.folder.weaver, manager.workers, exit_with_gateway=manager.exit_with_gateway
@@ -216,7 +222,7 @@ def create_app(
         """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
-    app.include_router(weaver_routes(keeper, doors))
+    app.include_router(weaver_routes(keeper, doors, Pieces(manager, keeper, injectable)))
     relay = Relay(manager, doors)
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [

@@ -48,6 +48,7 @@ async def metrics_text(manager: SessionManager, weaver: WeaverClient) -> str:
     if numbers is not None:
         _weaver(page, numbers)
         _calls(page, manager, numbers.get("call_latency") or {})
+        _goodput(page, numbers.get("of_jobs") or [])
         _replicas(page, numbers.get("of_replicas") or {})
         _devices(page, numbers.get("of_devices") or {})
     return page.text()
@@ -108,6 +109,18 @@ def _calls(page: Exposition, manager: SessionManager, latencies: dict[str, dict[
         latency = latencies.get(session.name)
         if latency is not None:
             page.histogram(latency["bounds"], latency["counts"], latency["sum"], session=session.name)
+
+
+def _goodput(page: Exposition, jobs: list[dict[str, Any]]) -> None:
+    page.family("loom_goodput_ratio", "gauge", "The share of a job's time that was spent on steps that count.")
+    for job in jobs:
+        if job["ratio"] is not None:
+            page.sample(job["ratio"], job=job["job"])
+    about = "Seconds of a job's replicas, by what they were spent on. One that is corrected may fall."
+    page.family("loom_goodput_seconds_total", "gauge", about)
+    for job in jobs:
+        for reason, seconds in job["seconds"].items():
+            page.sample(seconds, job=job["job"], reason=reason)
 
 
 def _replicas(page: Exposition, replicas: dict[str, dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ _READS = frozenset(
     (
         "devices",
         "events",
+        "goodput",
         "history",
         "metrics",
         "numbers",

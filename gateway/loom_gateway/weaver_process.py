@@ -99,6 +99,11 @@ class WeaverKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     @property
+    def process(self) -> DriverProcess | None:
+        """Its process; None while it is away."""
+        return None if self._process is None or self._process.exited.is_set() else self._process
+
+    @property
     def pid(self) -> int | None:
         """Its process id; None while it is away."""
         return None if self._process is None or self._process.exited.is_set() else self._process.pid

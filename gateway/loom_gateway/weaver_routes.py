@@ -11,10 +11,12 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from loom.errors import WeaverUnavailable
+from loom.chaos.faults import MAX_DURATION, Place, check_fault
+from loom.errors import WeaverUnavailable, WrongArguments
 from loom_gateway.door_keeper import DONE
 from loom_gateway.doors import Doors, Visit
 from loom_gateway.exact_json import exact_json
+from loom_gateway.pieces import Pieces
 from loom_gateway.weaver_process import WeaverKeeper
 
 __all__ = ["weaver_routes"]
@@ -90,6 +92,8 @@ class ReplicaInfo(BaseModel):
     metrics: dict[str, Metric]
     reported: float | None
     """When it made its last status report, by its own clock."""
+    injectable: bool
+    """Whether failures may be injected into it."""
     phase: str
     """step, between or paused."""
     registered: float
@@ -167,6 +171,56 @@ class MetricHistory(BaseModel):
     """Time in seconds since the epoch, step, value; the oldest first."""
 
 
+class FaultInfo(BaseModel):
+    """The death of a process. Times are seconds since the epoch; null where it has not come to that."""
+
+    replica: str
+    reason: str
+    time: float
+    """When the process was last heard of."""
+    detected: float
+    """When the weaver knew."""
+    registered: float | None
+    """When the process came that has its place now."""
+    stepped: float | None
+    """When that began its first step."""
+
+
+class GoodputPoint(BaseModel):
+    """What the sums of a job were at a time."""
+
+    time: float
+    """Seconds since the epoch."""
+    seconds: dict[str, float]
+
+
+class GoodputInfo(BaseModel):
+    """Where the time of a job went. A second of it is a second of one of its replicas."""
+
+    job: str
+    """The replicas' group; GROUP@SESSION where a session spawned them."""
+    since: float
+    """Seconds since the epoch."""
+    until: float
+    """Now, or when its last replica ended."""
+    replicas: int
+    """How many live."""
+    ratio: float | None
+    """The share of compute, from 0 to 1; null before there is anything."""
+    seconds: dict[str, float]
+    """compute, lost, checkpoint, waiting, detection, respawn, idle, and what the training names besides."""
+    faults: list[FaultInfo]
+    """The first first."""
+    course: list[GoodputPoint]
+    """What the sums were since the beginning."""
+
+
+class GoodputList(BaseModel):
+    """Jobs, the one that began last at the end."""
+
+    jobs: list[GoodputInfo]
+
+
 class Acknowledgement(BaseModel):
     """What a replica made of a command."""
 
@@ -181,6 +235,8 @@ class Acknowledgement(BaseModel):
     """Why it was not applied."""
     waiting: bool = False
     """Whether the replica has not answered yet, and may."""
+    evidence: dict[str, Any] = {}
+    """Of a fault: what shows that it is there."""
 
 
 class CommandState(BaseModel):
@@ -213,6 +269,27 @@ class CommandOrder(BaseModel, extra="forbid"):
     """Seconds to wait for acknowledgements before the answer."""
 
 
+class FaultOrder(BaseModel, extra="forbid"):
+    """A fault to inject."""
+
+    fault: Annotated[str, Field(max_length=200)]
+    """Its kind, such as sigkill; `loom inject list` has them all."""
+    target: Annotated[str, Field(min_length=1, max_length=500)] | list[str]
+    """Whom: as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
+    params: dict[str, Any] = {}
+    duration: Annotated[float, Field(gt=0, le=MAX_DURATION)] | None = None
+    """Seconds until it is removed; without it, as long as its kind lasts."""
+    wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
+    """Seconds to wait for acknowledgements before the answer."""
+
+
+class Injection(CommandState):
+    """A fault that was injected. ``outcomes`` have the evidence of each replica."""
+
+    evidence: dict[str, Any] = {}
+    """Of a fault of the gateway, the weaver or a driver."""
+
+
 class DeviceFailure(BaseModel, extra="forbid"):
     """A device that somebody knows to have failed."""
 
@@ -243,7 +320,7 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(keeper: WeaverKeeper, doors: Doors) -> APIRouter:
+def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRouter:
     """The routes. Reading needs a token of scope view, the rest operate, which the `DoorKeeper` sees to."""
     weaver = keeper.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
@@ -273,6 +350,11 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors) -> APIRouter:
         """What happened: the first events after one, or else the newest."""
         found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica)
         return _answer({"events": found})
+
+    @router.get("/goodput", response_model=GoodputList)
+    async def goodput(job: Name | None = None) -> Response:
+        """Where the time of each job went, or of one: how much of it was spent on steps that count."""
+        return _answer({"jobs": await weaver.ask("goodput", job=job)})
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
     async def metrics(replica: str) -> Response:
@@ -334,6 +416,48 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors) -> APIRouter:
         outcomes = await weaver.ask("outcome", wait, id=id, timeout=wait)
         done = not any(outcome.get("waiting") for outcome in outcomes.values())
         return {"id": id, "replicas": list(outcomes), "done": done, "outcomes": outcomes}
+
+    @router.post(
+        "/inject",
+        response_model=Injection,
+        responses={
+            403: {"model": ErrorAnswer, "description": "What is to be struck is not marked as injectable."},
+            409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
+        },
+    )
+    async def inject(order: FaultOrder, request: Request) -> Response:
+        """Inject a fault into replicas or pieces of Loom that are marked as injectable.
+
+        Those that last end by themselves, or by DELETE.
+        """
+        visit: Visit = request.scope["loom.visit"]
+        about = {"fault": order.fault, "target": order.target, "duration": order.duration}
+        request.scope[DONE] = ("injected", about)
+        kind, params, duration = check_fault(order.fault, order.params, order.duration)
+        if kind.place is Place.GATEWAY:
+            if not isinstance(order.target, str):
+                raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {order.target!r:.80}")
+            evidence = await pieces.strike(kind.name, order.target)
+            struck = {"id": f"{kind.name}-{evidence['pid']}", "replicas": [], "done": True, "outcomes": {}}
+            return _answer({**struck, "evidence": evidence})
+        given = await weaver.ask(
+            "inject",
+            fault=kind.name,
+            params=params,
+            duration=duration,
+            target=order.target,
+            by=visit.identity.name,
+        )
+        request.scope[DONE] = ("injected", {**about, "command": given["id"], "replicas": given["replicas"][:100]})
+        return _answer({**await _command_state(given["id"], order.wait), "evidence": {}})
+
+    @router.delete("/inject/{injection}", response_model=CommandState)
+    async def remove_fault(injection: str, request: Request) -> Response:
+        """Remove a fault before its time is over. Those on its host that can are told; one of them does it."""
+        visit: Visit = request.scope["loom.visit"]
+        request.scope[DONE] = ("injected", {"removed": injection[:200]})
+        given = await weaver.ask("remove_fault", injection=injection, by=visit.identity.name)
+        return _answer(await _command_state(given["id"], 0.0))
 
     @router.post("/devices/{device:path}/failure", response_model=EventInfo)
     async def fail_device(device: str, failure: DeviceFailure, request: Request) -> Response:

@@ -55,6 +55,10 @@ so that a root client that was killed would take every other session's host with
 costs a connection attempt now and then.
 """
 
+PROCESSES_GIVE_UP_AFTER = "30s"
+"""The same for the processes that the host starts: Monarch's default. It has to be said, since they would otherwise
+have it from the driver, which does not give up either. One whose host was killed before it had begun ends by it."""
+
 REAP_EVERY = 0.1
 """Seconds between two looks for orphans that have ended, while there is something that has ended."""
 
@@ -77,7 +81,12 @@ def serve(address: WorkerAddress) -> None:
     from monarch.config import configure
 
     monarch.actor.unhandled_fault_hook = _on_fault
-    configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
+    # Monarch numbers what each client sends to each of its actors, and whoever receives waits for the numbers in
+    # between. This worker has the name of the one that was here before: a client that counts on from that one would
+    # never be heard. One connection keeps the order. Processes that are spawned here keep to the numbers.
+    configure(message_delivery_timeout=UNDELIVERABLE_AFTER, enable_dest_actor_reordering_buffer=False)
+    # For the processes that are started here; this one has read its own already, over which it would prevail.
+    os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", PROCESSES_GIVE_UP_AFTER)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{_bracketed(ip)}:0")
     url = f"tcp://{_bracketed(address.host)}:{address.port}"
     served = start_worker_loop_forever(address=url, ca="trust_all_connections")

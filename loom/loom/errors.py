@@ -18,6 +18,9 @@ from typing import Any
 __all__ = [
     "ActorError",
     "AuthenticationError",
+    "CheckpointBroken",
+    "CheckpointError",
+    "CheckpointNotWritten",
     "ConnectionLost",
     "EndpointNameTaken",
     "EndpointNotFound",
@@ -69,6 +72,7 @@ __all__ = [
     "TokenRevoked",
     "TooLarge",
     "TooManyRuns",
+    "TrainingFailed",
     "UnknownCommand",
     "UnknownDevice",
     "UnknownReplica",
@@ -80,6 +84,7 @@ __all__ = [
     "UnreadableFile",
     "UnsafeLink",
     "UnsafeStateFolder",
+    "UnstorableState",
     "UntrustedGateway",
     "WaitTimeout",
     "WatcherTooSlow",
@@ -679,6 +684,69 @@ class UnknownCommand(LoomError, KeyError):
 
     def __str__(self) -> str:
         return Exception.__str__(self)
+
+
+# -- failure injection --------------------------------------------------------------------------------------
+
+
+class NotInjectable(LoomError, PermissionError):
+    """A fault was to strike what was not marked as injectable."""
+
+    code = "not_injectable"
+
+
+class FaultRefused(LoomError, RuntimeError):
+    """A fault that this machine or process cannot have; the text says why, and what to do."""
+
+    code = "fault_refused"
+
+
+class UnknownInjection(LoomError, KeyError):
+    """No fault with that id is there: there never was, or it has been removed."""
+
+    code = "unknown_injection"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class BadPlan(LoomError, ValueError):
+    """A plan of faults makes no sense; the text says where, by line and column, and what would."""
+
+    code = "bad_plan"
+
+
+# -- training -----------------------------------------------------------------------------------------------
+
+
+class CheckpointError(LoomError):
+    """Something about a checkpoint."""
+
+    code = "checkpoint"
+
+
+class CheckpointNotWritten(CheckpointError, OSError):
+    """A checkpoint could not be written: the disk is full, or refuses. Those before it are as they were."""
+
+    code = "checkpoint_not_written"
+
+
+class CheckpointBroken(CheckpointError):
+    """A checkpoint is not whole: a file of it is missing, or has another size or hash than when it was written."""
+
+    code = "checkpoint_broken"
+
+
+class UnstorableState(CheckpointError, TypeError):
+    """A state holds something that a checkpoint cannot: neither a whole tensor nor plain data."""
+
+    code = "unstorable_state"
+
+
+class TrainingFailed(LoomError):
+    """A training has ended before its last step: no replica group is left, and none may be tried again."""
+
+    code = "training_failed"
 
 
 def _subclasses(cls: type[LoomError]) -> dict[str, type[LoomError]]:

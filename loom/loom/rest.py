@@ -121,6 +121,14 @@ class Gateway:
         method = "GET" if body is None else "POST"
         return self._call(method, f"/weaver/{path}{_query(wanted)}", expect, body, patience)
 
+    def remove_fault(self, injection: str) -> dict[str, Any]:
+        """Have a fault removed before its time is over.
+
+        Raises:
+            UnknownInjection: there is none with the id.
+        """
+        return self._call("DELETE", f"/weaver/inject/{quoted(injection)}", expect="outcomes")
+
     def stacks(self, replica: str) -> str:
         """Where the threads of a replica are in their code.
 

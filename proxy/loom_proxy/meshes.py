@@ -12,7 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from loom.bootstrap import BootstrapCommand
 from loom.errors import (
@@ -165,6 +165,9 @@ class MeshProxy(MeshTrait):
 class HostMeshProxy(MeshProxy):
     """The worker hosts. As ``monarch.actor.HostMesh``."""
 
+    _marks: ClassVar[tuple[dict[str, str], ...]] = ()
+    """Environments for what is spawned here, beside the driver's own. Drivers of older versions know of none."""
+
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
@@ -205,7 +208,7 @@ class HostMeshProxy(MeshProxy):
         name = name or "anon"
         connection = self._whole.connection
         connection.check_open()
-        options = (bootstrap, proc_bind, bootstrap_command)
+        options = (bootstrap, proc_bind, bootstrap_command, *self._marks)
         parts = connection.encoder.dumps(options, "spawn_procs (bootstrap, proc_bind, bootstrap_command)")
         ident = connection.send(Kind.SPAWN_PROCS, (self._ident, name, per_host), parts)
         shape = Shape.row_major({**self.sizes, **per_host})
@@ -215,6 +218,13 @@ class HostMeshProxy(MeshProxy):
         connection.meshes[name] = procs
         return procs
 
+    def as_injectable(self) -> HostMeshProxy:
+        """The same hosts; failures may be injected on purpose into the processes that are spawned there, and hosts.
+
+        Into their threadlets, that is: see `loom.chaos`. What was spawned otherwise is refused.
+        """
+        return InjectableHostMeshProxy(self._whole, self._shape)
+
     def with_python_executable(self, python_executable: str) -> HostMeshProxy:
         """The same hosts, whose processes run another Python.
 
@@ -223,7 +233,7 @@ class HostMeshProxy(MeshProxy):
         """
         connection = self._whole.connection
         ident = connection.send(Kind.WITH_PYTHON, (self._ident, str(python_executable)))
-        return HostMeshProxy(WholeMesh(connection, ident, self._whole.name, self._shape))
+        return type(self)(WholeMesh(connection, ident, self._whole.name, self._shape))
 
     def stop(self) -> FutureProxy[None]:
         """Stop every process of the session on these hosts; done when they have stopped. The hosts stay usable.
@@ -251,6 +261,12 @@ class HostMeshProxy(MeshProxy):
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         await self.stop()
+
+
+class InjectableHostMeshProxy(HostMeshProxy):
+    """Hosts whose processes are marked as injectable; made by `HostMeshProxy.as_injectable`."""
+
+    _marks = ({"LOOM_INJECTABLE": "1"},)
 
 
 class ProcMeshProxy(MeshProxy):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
 from loom.rest import Gateway, quoted
+from loom.weaver.goodput_record import GoodputRecord
 from loom_proxy.dialling import TRANSIENT
 from loom_proxy.futures import check_timeout
 from loom_proxy.transport import NoUpgrade
@@ -38,7 +39,7 @@ from loom_proxy.weaver_views import (
 if TYPE_CHECKING:
     from loom_proxy.weaver_watch import WeaverWatch
 
-__all__ = ["AsyncWeaverProxy", "CommandProxy", "WeaverProxy"]
+__all__ = ["AsyncWeaverProxy", "CommandProxy", "InjectionProxy", "WeaverProxy"]
 
 logger = logging.getLogger("loom")
 
@@ -154,6 +155,28 @@ class CommandProxy:
     def __repr__(self) -> str:
         state = "done" if self._done else "waiting"
         return f"<CommandProxy {self.id} to {len(self.replicas)} replicas, {state}>"
+
+
+class InjectionProxy(CommandProxy):
+    """A fault that was injected. ``get`` waits until each replica that it strikes has told of it."""
+
+    def __init__(self, gateway: Gateway, answer: dict[str, Any]) -> None:
+        super().__init__(gateway, answer)
+        self._piece: dict[str, Any] = answer.get("evidence") or {}
+
+    @property
+    def evidence(self) -> dict[str, Mapping[str, Any]]:
+        """What shows that the fault is there, by replica; for a piece of Loom under the empty name."""
+        found = {id: one.evidence for id, one in self.outcomes().items() if one.ok}
+        return {"": self._piece, **found} if self._piece else found
+
+    def remove(self) -> CommandProxy:
+        """Have it removed before its time is over. Done when one of those who are told has answered that it is.
+
+        Raises:
+            UnknownReplica: nobody who lives could do it.
+        """
+        return CommandProxy(self._gateway, self._gateway.remove_fault(self.id))
 
 
 class WeaverProxy:
@@ -320,6 +343,16 @@ class WeaverProxy:
         found = self._gateway.weaver(path, "points", since=since, until=until, points=points)["points"]
         return [Point(at, step, float(value)) for at, step, value in found]
 
+    def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
+        """Where the time of each job went, by its name: the replicas' group, ``GROUP@SESSION`` of a session's.
+
+        Args:
+            job: only this one, if there is one of the name.
+        """
+        return {
+            one["job"]: GoodputRecord.read(one) for one in self._gateway.weaver("goodput", "jobs", job=job)["jobs"]
+        }
+
     def stacks(self, replica: str) -> str:
         """Where the threads of a replica are in their code, as text.
 
@@ -414,6 +447,36 @@ class WeaverProxy:
         """
         body = {"reason": reason}
         return WeaverEvent.read(self._gateway.weaver(f"devices/{quoted(device_uuid)}/failure", "id", body))
+
+    def inject(
+        self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
+    ) -> InjectionProxy:
+        """Inject a fault on purpose into replicas, or a piece of Loom, that are marked as injectable.
+
+        Args:
+            fault: one of `loom.chaos.FAULTS`.
+            target: whom: replicas as for a command; for ``dead_driver`` a session; ``"*"`` for the gateway and the
+                weaver.
+            duration: seconds until it is removed; None: as long as its kind lasts.
+            params: of the fault.
+
+        Raises:
+            WrongArguments: it makes no sense.
+            UnknownReplica, UnknownSession: the target names nobody who lives.
+            NotInjectable: somebody whom it names is not marked as injectable.
+        """
+        whom = target if isinstance(target, str) else [*target]
+        order = {"fault": fault, "target": whom, "duration": duration, "params": params or {}}
+        return InjectionProxy(self._gateway, self._gateway.weaver("inject", "outcomes", order))
+
+    def remove_injection(self, id: str) -> CommandProxy:
+        """Have a fault removed before its time is over, also one that another program injected.
+
+        Raises:
+            UnknownInjection: none was injected with the id.
+            UnknownReplica: nobody who lives could remove it.
+        """
+        return CommandProxy(self._gateway, self._gateway.remove_fault(id))
 
     def set_policy(self, group: str, action: str) -> dict[str, str]:
         """Choose what is done with the replicas of a group when a device of theirs fails.
@@ -552,6 +615,10 @@ class AsyncWeaverProxy:
         """As `WeaverProxy.history`."""
         return await _apart(self._weaver.history, replica, metric, since, until, points)
 
+    async def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
+        """As `WeaverProxy.goodput`."""
+        return await _apart(self._weaver.goodput, job)
+
     async def stacks(self, replica: str) -> str:
         """As `WeaverProxy.stacks`."""
         return await _apart(self._weaver.stacks, replica)
@@ -597,6 +664,12 @@ class AsyncWeaverProxy:
     async def report_device_failure(self, device_uuid: str, reason: str = "") -> WeaverEvent:
         """As `WeaverProxy.report_device_failure`."""
         return await _apart(self._weaver.report_device_failure, device_uuid, reason)
+
+    async def inject(
+        self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
+    ) -> InjectionProxy:
+        """As `WeaverProxy.inject`; await what it gives for what the replicas made of it."""
+        return await _apart(self._weaver.inject, fault, target, duration, params)
 
     async def set_policy(self, group: str, action: str) -> dict[str, str]:
         """As `WeaverProxy.set_policy`."""

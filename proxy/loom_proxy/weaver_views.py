@@ -56,6 +56,8 @@ class Acknowledgement:
     """Why it was not applied, or not all of it."""
     waiting: bool = False
     """Whether the replica has not answered yet, and may."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """Of a fault: what shows that it is there."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Acknowledgement:
@@ -98,9 +100,16 @@ class ReplicaInfo:
     """When its state changed."""
     died_of: str | None = None
     """Why it has failed; None unless it has."""
+    injectable: bool = False
+    """Whether failures may be injected into it."""
     connected: bool = False
     step_time: float | None = None
     """Seconds that one of its steps usually takes; None before there are a few."""
+
+    @property
+    def job(self) -> str:
+        """The job that its time is counted for; see `WeaverProxy.goodput`."""
+        return f"{self.group}@{self.session}" if self.session else self.group
 
     @property
     def place(self) -> tuple[str, str, int, str]:

@@ -1,7 +1,8 @@
 """Many simulated threadlets in one process: ``python -m tests.benchmarks.crowd ADDRESS`` for a weaver's address.
 
-Each has a connection of its own, says what a real threadlet says as often as that does (a heartbeat a second, its
-device each five), and acknowledges commands as soon as they come. Their turns are spread evenly over time.
+Each has a connection of its own, says what a real threadlet says as often as that does (a heartbeat a second with
+an account of its time, its device each five), and acknowledges commands as soon as they come. Their turns are
+spread evenly over time.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class _Member(asyncio.Protocol):
         self.seq = 0
         self.stored = 0
         self.lost = False
+        self._began = time.monotonic()
         self._step = 0
         self._name = f"train_{number}"
         self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
@@ -180,6 +182,9 @@ class _Member(asyncio.Protocol):
 
     def beat(self) -> None:
         self._send("beat", time.time(), self._step or None, "step")
+        lived = time.monotonic() - self._began
+        spent = {"waiting": 0.1, "compute": 0.9 * lived, "lost": 0.0, "checkpoint": 0.05 * lived}
+        self._send("spent", [lived, 0.1, 1, self._step, 0.01, spent])
 
     def tell_device(self) -> None:
         use = {"utilization": 0.9, "memory_used": 1 << 30, "temperature": 60.0, "power": 500.0}

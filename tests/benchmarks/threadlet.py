@@ -2,8 +2,9 @@
 
 The calls are measured one by one in a process of its own, ``python -m tests.benchmarks.threadlet ADDRESS``, in a
 thread that computes between them, with a real weaver. The training is that of ``loom demo``, in actors that Loom
-has spawned; it is measured with a threadlet and without one in turns, in the same processes. There is one process
-less than there are cores, since the weaver is on this machine here, and needs some of what is left.
+has spawned; it is measured without a threadlet and with one in turns, in the same processes. It publishes every
+step, with the calls by themselves or with the block that stands for them; the budget is that of both. There is
+one process less than there are cores, since the weaver is on this machine here, and needs some of what is left.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -44,6 +45,9 @@ BETWEEN = 200e-6
 
 LEARNING_RATE = 0.05
 
+WAYS = ("", "calls", "block")
+"""What publishes every step: nothing, ``publish_status`` and ``check_and_apply_updates``, or ``with t.step``."""
+
 
 def _spare_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1)
@@ -56,8 +60,8 @@ class ThreadletPlan:
     rounds: int = 3
     calls: int = 5000
     """Calls of each kind, in each round."""
-    pairs: int = 40
-    """Times that training is measured without a threadlet and with one, in all."""
+    pairs: int = 60
+    """Times that training is measured in each of the ways, in all."""
     stretches: int = 5
     """Stretches of one such time, of which the median counts."""
     steps: int = 100
@@ -76,13 +80,15 @@ class CallTimes:
 
 @dataclass(frozen=True)
 class Training:
-    """Seconds of a step, without a threadlet and with one, of one pair."""
+    """Seconds of a step, without a threadlet and with one, measured close upon each other."""
 
     plain: float
     watched: float
     plain_cpu: float = 1.0
     """Seconds of CPU time of the whole process, all its threads."""
     watched_cpu: float = 1.0
+    block: float = 1.0
+    """As `watched`, by the block."""
 
 
 def measure(plan: ThreadletPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
@@ -119,12 +125,14 @@ def threadlet_report(
 
     here = "µs in the training thread"
     ratio = tuple(one.watched / one.plain for one in training)
+    block = tuple(one.block / one.plain for one in training)
     budgets = (
         Ratio("publish_status, p50", "µs in the training thread", "at most", 5.0, microseconds(50, "publish")),
         Ratio(
             "check_and_apply_updates, p50", "µs in the training thread", "at most", 1.0, microseconds(50, "check")
         ),
         Ratio("digits training", "with a threadlet / without", "at most", 1.01, ratio),
+        Ratio("digits training, with t.step", "with a threadlet / without", "at most", 1.01, block),
     )
     quartiles = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else [ratio[0]] * 3
     figures = (
@@ -140,7 +148,7 @@ def threadlet_report(
     )
     notes = (
         "the time of a call has that of reading the clock twice",
-        f"half of the {len(ratio)} pairs of trainings are between {quartiles[0]:.4f} and {quartiles[2]:.4f}",
+        f"half of the {len(ratio)} turns are between {quartiles[0]:.4f} and {quartiles[2]:.4f}",
     )
     return BudgetReport("threadlet", command, describe_machine(), asdict(plan), budgets, figures, notes)
 
@@ -190,18 +198,18 @@ class WatchedTrainer(DigitsTrainer):
     """The demo's training, with a threadlet and without."""
 
     @endpoint
-    def stretches(self, count: int, steps: int, watched: bool) -> list[tuple[float, float]]:
+    def stretches(self, count: int, steps: int, way: str) -> list[tuple[float, float]]:
         """Seconds of a step, and its CPU seconds, in each stretch of ``steps`` steps; the first does not count."""
-        threadlet = loom.Threadlet(config={"learning_rate": LEARNING_RATE}) if watched else None
+        threadlet = loom.Threadlet(config={"learning_rate": LEARNING_RATE}) if way else None
         while threadlet is not None and not threadlet.connected:
             time.sleep(0.001)
         try:
-            return [self._stretch(steps, threadlet) for _ in range(count + 1)][1:]
+            return [self._stretch(steps, threadlet, way == "block") for _ in range(count + 1)][1:]
         finally:
             if threadlet is not None:
                 threadlet.close()
 
-    def _stretch(self, steps: int, threadlet: loom.Threadlet | None) -> tuple[float, float]:
+    def _stretch(self, steps: int, threadlet: loom.Threadlet | None, block: bool) -> tuple[float, float]:
         import torch
 
         generator = torch.Generator().manual_seed(self.step)
@@ -210,6 +218,12 @@ class WatchedTrainer(DigitsTrainer):
         if threadlet is None:
             for _ in range(steps):
                 total_loss += self._one_step(generator)
+        elif not block:
+            for number in range(self.step, self.step + steps):
+                loss = self._one_step(generator)
+                total_loss += loss
+                threadlet.publish_status(step=number, metrics={"loss": loss})
+                threadlet.check_and_apply_updates()
         else:
             for number in range(self.step, self.step + steps):
                 with threadlet.step(number) as step:
@@ -234,24 +248,25 @@ class WatchedTrainer(DigitsTrainer):
 def measure_training(
     job: loom.Job, plan: ThreadletPlan, say: Callable[[str], object] = lambda text: None
 ) -> list[Training]:
-    """Measure the training of a job without a threadlet and with one, in turns."""
+    """Measure the training of a job in each of `WAYS`, in turns."""
     procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": plan.procs}, name="watched")
     trainers = procs.spawn("trainers", WatchedTrainer, LEARNING_RATE)
     trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
 
-    def step_seconds(watched: bool) -> list[float]:
-        each = trainers.stretches.call(plan.stretches, plan.steps, watched).get().values()
+    def step_seconds(way: str) -> list[float]:
+        each = trainers.stretches.call(plan.stretches, plan.steps, way).get().values()
         # The slowest process of each stretch; the median over stretches.
         slowest = [[max(of) for of in zip(*stretch, strict=True)] for stretch in zip(*each, strict=True)]
         return [statistics.median(of) for of in zip(*slowest, strict=True)]
 
     pairs = []
     for number in range(plan.pairs):
-        say(f"training: pair {number + 1} of {plan.pairs}")
-        # Each of the two comes first in half of the pairs.
-        found = {watched: step_seconds(watched) for watched in (number % 2 == 0, number % 2 == 1)}
-        (plain, plain_cpu), (watched, watched_cpu) = found[False], found[True]
-        pairs.append(Training(plain, watched, plain_cpu, watched_cpu))
+        say(f"training: turn {number + 1} of {plan.pairs}")
+        # Each of them comes first as often as the others.
+        first = number % len(WAYS)
+        found = {way: step_seconds(way) for way in WAYS[first:] + WAYS[:first]}
+        (plain, plain_cpu), (watched, watched_cpu), (block, _) = (found[way] for way in WAYS)
+        pairs.append(Training(plain, watched, plain_cpu, watched_cpu, block))
     procs.stop().get()
     return pairs
 

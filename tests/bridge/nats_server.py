@@ -15,6 +15,7 @@ from nats.aio.subscription import Subscription
 
 from loom.bridge.bridge import HEADER
 from loom.bridge.envelopes import SOURCE, Format, Kind, decode
+from loom.bridge.nats_link import flush
 
 __all__ = ["NatsServer", "Said", "require_nats_server"]
 
@@ -88,7 +89,7 @@ class Said:
     async def on(cls, client: Client, kind: Kind, prefix: str = "torchLoom", format: Format = Format.JSON) -> Said:
         """Begin to read."""
         said = cls(kind, await client.subscribe(f"{prefix}.{kind.value[1]}"), format)
-        await client.flush()
+        await flush(client, 10)
         return said
 
     async def next(self, **wanted: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 
 from loom.bridge.bridge import HEADER
 from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, decode
+from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import WeaverProxy
@@ -145,7 +146,7 @@ async def test_commands_are_done_in_the_order_in_which_they_come(
 
     for order in orders:
         await client.publish(COMMANDS, json.dumps({"command_type": order, "target_id": f"{group}_0"}).encode())
-    await client.flush()
+    await flush(client, 10)
 
     await_true(lambda: states(weaver)[f"{group}_0"] == "finished")
     assert commands_given(weaver, before) == orders
@@ -251,7 +252,7 @@ async def test_what_makes_no_sense_is_answered(
     assert text in reply["error"]["message"]
     # It goes on, and where nobody is to be told it says so itself.
     await client.publish(subject, data)
-    await client.flush()
+    await flush(client, 10)
     bridge.await_log(f"not done, as {subject} asks")
     assert bridge.process.poll() is None
 
@@ -376,7 +377,7 @@ async def test_a_failure_that_comes_while_the_gateway_is_away_is_reported_when_i
             bridge.await_log("the weaver is away")
             refused = await ask(client, COMMANDS, {"command_type": "pause", "target_id": "*"})
             await client.publish(FAILURES, json.dumps({"device_uuid": uuid, "reason": "xid 48"}).encode())
-            await client.flush()
+            await flush(client, 10)
             bridge.await_log(f"the failure of device {uuid} is reported when the weaver is back")
             gateway.start()
 

@@ -23,7 +23,7 @@ def weaver() -> Iterator[FakeWeaver]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("WEAVER", "REPLICA", "GROUP", "SESSION", "PROCS", "RANK", "ACTORS")
+    names = ("WEAVER", "REPLICA", "GROUP", "SESSION", "PROCS", "RANK", "ACTORS", "INJECTABLE")
     for name in (*(f"LOOM_{one}" for one in names), "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from loom.errors import ProtocolMismatch
 from loom.weaver.link import PROTOCOL, Splitter, pack
 
 __all__ = ["BOUND", "KEY", "Connection", "FakeWeaver", "eventually"]
@@ -110,15 +111,23 @@ class FakeWeaver:
         self._connections.clear()
 
     def accept(self) -> tuple[Connection, dict[str, Any]]:
-        """The next connection and its hello, not answered."""
+        """The next threadlet's connection and its hello, not answered.
+
+        A Monarch client may still look for a process that had this port before: it is hung up on, as by the weaver.
+        """
         assert self._listener is not None
-        sock, _ = self._listener.accept()
-        connection = Connection(sock)
-        self._connections.append(connection)
-        frame = connection.receive()
-        assert frame is not None
-        assert frame[0] == "hello"
-        return connection, frame[1]
+        while True:
+            sock, _ = self._listener.accept()
+            connection = Connection(sock)
+            try:
+                frame = connection.receive()
+            except ProtocolMismatch:
+                connection.close()
+                continue
+            self._connections.append(connection)
+            assert frame is not None
+            assert frame[0] == "hello"
+            return connection, frame[1]
 
     def welcome(self, seq: int = 0) -> tuple[Connection, dict[str, Any]]:
         """The next connection and its hello, answered."""

@@ -164,8 +164,7 @@ def rows(count: int, begin: int = 1) -> list[list[Any]]:
 
 def kept(count: int, limit: int = 100) -> KeptReports:
     reports = KeptReports(limit)
-    for row in rows(count):
-        reports.add(row)
+    reports.add(rows(count))
     return reports
 
 
@@ -210,6 +209,6 @@ def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not() -> None
     assert seqs(reports.take(2)) == [1, 2]
 
     for row in rows(3, begin=5):
-        reports.add(row)
+        reports.add([row])
 
     assert seqs(reports.take(10)) == [4, 5, 6, 7]

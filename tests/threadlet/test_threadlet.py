@@ -57,6 +57,8 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "state": "running",
         "applied": [],
         "step": None,
+        "injectable": False,
+        "removed": {},
     }
     assert len(made.instance) == 32
 

@@ -136,8 +136,12 @@ class TwoConnections(RuleBasedStateMachine):
     def receive_bulk(self, end: int, back: int, most: int) -> None:
         under_way = self.lines[max(len(self.lines) - back, 0)].under_way[1 - end]
         for _ in range(min(most, len(under_way))):
-            if self.ends[end].receive_bulk(content(under_way.popleft())):
-                self.arrive(end, self.ends[end].arrived())
+            self.ends[end].receive_bulk(content(under_way.popleft()))
+
+    @rule(end=ENDS)
+    def hear_the_bell(self, end: int) -> None:
+        """Frames may come on the other connection before the thread that takes both hears of what has arrived."""
+        self.arrive(end, self.ends[end].arrived())
 
     # -- connections
 
@@ -204,6 +208,8 @@ class TwoConnections(RuleBasedStateMachine):
                 self.send(end, 1)
                 self.receive(1 - end, 1)
         for end in (0, 1):
+            self.hear_the_bell(end)
+        for end in (0, 1):
             assert not self.missing[end]
             assert not self.ends[end].unsettled
             assert not self.ends[end].ready
@@ -255,6 +261,18 @@ def test_what_waits_for_a_large_message_leaves_when_that_is_acknowledged() -> No
     acknowledgement = driver.next_frame()  # at once, though little has come
     client.receive(content(acknowledgement))
     assert send_all(client, driver) == [2, 3]
+
+
+def test_what_has_arrived_and_was_not_taken_comes_before_what_waited_for_it() -> None:
+    client, driver = apart()
+    client.put(call(1, 3 * CHUNK), 7)
+    client.put(call(2, 1), 7)
+    while client.bulk_ready:
+        driver.receive_bulk(content(client.next_bulk_frame()))
+    client.receive(content(driver.next_frame()))  # which acknowledges it
+    small = client.next_frame()
+
+    assert idents(driver.receive(content(small))) == [1, 2]
 
 
 def test_a_large_message_waits_for_no_large_one_that_has_left() -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import SupervisionError, WorkerUnreachable
 from loom.wire.messages import Kind, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.lifeline import watch_host
-from loom_gateway.driver.messenger import Messenger
 from loom_gateway.driver.root_client import attach, probe
 from loom_gateway.workers import parse_worker_address
 
@@ -32,7 +29,7 @@ connection to the worker before, which breaks only then."""
 
 
 class Hosts:
-    """The hosts of one session, by number. Everything but `check`, `speaking` and handlers is on the event loop.
+    """The hosts of one session, by number. Everything but `check` and handlers is on the event loop.
 
     Args:
         session: whose hosts they are.
@@ -44,7 +41,6 @@ class Hosts:
         self._workers = list(workers)
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._refreshing = asyncio.Lock()
-        self._messenger: Messenger | None = None
         self._attached: list[Any] = []
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
@@ -57,10 +53,6 @@ class Hosts:
                 f"{named} {'is' if len(gone) == 1 else 'are'} gone: slice the hosts that live or, if a worker was "
                 f"started there again, call job.refresh_hosts() first"
             )
-
-    def speaking(self) -> AbstractContextManager[None]:
-        """Around what Monarch sends to hosts: so that those that have come back take it."""
-        return contextlib.nullcontext() if self._messenger is None else self._messenger.speaking()
 
     # -- going ----------------------------------------------------------------------------------------------
 
@@ -110,17 +102,11 @@ class Hosts:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             waiting = [host for host, answers in zip(lost, pool.map(self._answers, lost), strict=True) if answers]
         back: list[int] = []
-        messenger = self._messenger
         for timeout in ATTACH_TIMEOUTS:
             if not waiting:
                 break
-            messenger = Messenger()
-            attached = self._attach(messenger, waiting, timeout)
-            back += attached
-            waiting = [host for host in waiting if host not in attached]
-        if waiting:
-            messenger = Messenger()  # what the last one sent to them is missing when they come back
-        self._messenger = messenger
+            back += self._attach(waiting, timeout)
+            waiting = [host for host in waiting if host not in back]
         return sorted(back)
 
     def _answers(self, host: int) -> bool:
@@ -130,18 +116,17 @@ class Hosts:
             return False
         return True
 
-    def _attach(self, messenger: Messenger, hosts: list[int], timeout: float) -> list[int]:
+    def _attach(self, hosts: list[int], timeout: float) -> list[int]:
         attached = []
         until = time.monotonic() + timeout
-        with messenger.speaking():
-            meshes = {}
-            for host in hosts:
-                meshes[host] = attach([self._workers[host]], f"back{len(self._attached)}")
-                self._attached.append(meshes[host])  # Monarch might stop what is on a host mesh that nobody holds
-            for host, mesh in meshes.items():
-                try:
-                    mesh.initialized.get(timeout=max(0.0, until - time.monotonic()))
-                    attached.append(host)
-                except (TimeoutError, RuntimeError) as error:
-                    logger.warning("host %d does not answer yet: %s", host, str(error).partition("\n\n")[0])
+        meshes = {}
+        for host in hosts:
+            meshes[host] = attach([self._workers[host]], f"back{len(self._attached)}")
+            self._attached.append(meshes[host])  # Monarch might stop what is on a host mesh that nobody holds
+        for host, mesh in meshes.items():
+            try:
+                mesh.initialized.get(timeout=max(0.0, until - time.monotonic()))
+                attached.append(host)
+            except (TimeoutError, RuntimeError) as error:
+                logger.warning("host %d does not answer yet: %s", host, str(error).partition("\n\n")[0])
         return attached

@@ -35,6 +35,10 @@ CONNECT_TIMEOUT = 10.0
 _PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
 """Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
 
+DELIVERY_TIMEOUT = "30s"
+"""How long a process tries to deliver a message: Monarch's default. The driver's own, `UNDELIVERABLE_AFTER`, would
+come over with the rest of its configuration, and an actor that calls one on a dead host would wait for ever."""
+
 Printed = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -143,10 +147,14 @@ def _hold_on(
     environment: Mapping[str, str],
     bootstrap: Callable[[], None] | None,
 ) -> None:
+    from monarch.config import configure
+
     rank = hold_on(address, procs)
     if environment:
         name = replica_name(environment["LOOM_GROUP"], rank, environment["LOOM_SESSION"])
         os.environ.update(environment, LOOM_RANK=str(rank), LOOM_REPLICA=name)
+    if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
+        configure(message_delivery_timeout=DELIVERY_TIMEOUT)
     capture_output(address, procs, rank)
     send_large_results_apart()
     if on_path is not None:

@@ -20,6 +20,7 @@ from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom_gateway.driver.answers import Answers, Gatherer, Key
+from loom_gateway.driver.beside import Beside
 from loom_gateway.driver.calls import Calls
 from loom_gateway.driver.faults import as_loom_error, error_message
 from loom_gateway.driver.hosts import Hosts
@@ -145,6 +146,7 @@ class Operations:
         self.hosts = Hosts(self, workers)
         self.syncs = Syncs(self)
         self.undelivered = Undelivered(self)
+        self.beside = Beside(self)
         self._handlers: dict[int, Handler] = {
             **self.syncs.handlers,
             **Spawns(self).handlers,
@@ -269,6 +271,7 @@ class Operations:
         """
         self._gone.add((procs, rank))
         self.processes.gone(procs, rank)
+        self.beside.gone(procs, rank)
         self.calls.break_lines(lambda entry: entry.procs == procs and rank in entry.ranks)
         for key, pending in self._pending.copy().items():
             entry = pending.entry

@@ -19,6 +19,14 @@ __all__ = ["address_towards", "attach", "probe", "use_transport"]
 PROBE_TIMEOUT = 3.0
 """Seconds that a worker has to accept a TCP connection."""
 
+UNDELIVERABLE_AFTER = "3650d"
+"""How long a message to a host is kept that does not answer.
+
+After Monarch's default of 30 s the connection to the host is given up, and no other is made in this process
+(torchmonarch 0.7: ``hyperactor::mailbox`` forgets a connection only when the host, started anew, refuses it): a
+host that comes back later than that would never be heard of again. Those who wait are told by `lifeline`.
+"""
+
 
 def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
     """Check that every worker accepts connections, all at once.
@@ -66,7 +74,9 @@ def use_transport(here: str, port: int) -> None:
         port: the port; one that is taken meanwhile, or 0, leaves it to the kernel.
     """
     from monarch.actor import enable_transport
+    from monarch.config import configure
 
+    configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
     host = f"[{here}]" if ":" in here else here
     enable_transport(f"tcp://{host}:{port if _is_free(here, port) else 0}")
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from loom.beside import enter
 from loom.errors import ReadOnlySession, WorkersSilent
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol
 from loom.wire.messages import READING, Kind, Message
@@ -112,6 +113,7 @@ class DriverServer:
                     self._clients.has_room,
                     self._max_in_flight,
                 )
+                enter(self._operations.beside)
                 self._loop.call_soon_threadsafe(self._operations.hosts.watch)
                 calls = self._operations.weaver.tell_calls(self._operations.latencies)
                 self._telling = asyncio.run_coroutine_threadsafe(calls, self._loop)

@@ -41,20 +41,21 @@ class Spawns:
     def _spawn_procs(self, message: Message, started: float) -> None:
         hosts, name, per_host = message.body
         what = "the bootstrap function or an option of spawn_procs"
-        bootstrap, proc_bind, command = self._session.decoder.loads(message.parts, what)
+        bootstrap, proc_bind, command, *marks = self._session.decoder.loads(message.parts, what)
         environment = self._session.weaver.environment(message.id, name)
+        for mark in marks if environment else ():
+            environment |= mark
         on_path = self._session.syncs.on_path()
         bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
         on = self._session.meshes.entry(hosts)
         self._session.hosts.check(on.ranks)
-        with self._session.hosts.speaking():
-            mesh = on.mesh.spawn_procs(
-                per_host=dict(per_host),
-                bootstrap=bootstrap,
-                name=name,
-                proc_bind=proc_bind,
-                bootstrap_command=None if command is None else _commands(command),
-            )
+        mesh = on.mesh.spawn_procs(
+            per_host=dict(per_host),
+            bootstrap=bootstrap,
+            name=name,
+            proc_bind=proc_bind,
+            bootstrap_command=None if command is None else _commands(command),
+        )
         ranks = tuple(range(len(mesh)))
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
         entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)

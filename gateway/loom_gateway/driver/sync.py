@@ -286,8 +286,7 @@ class _Keeper:
         self.gone = asyncio.Event()
         hosts = self._session.meshes.entry(HOST_MESH).mesh
         bootstrap = functools.partial(hold_on, self._address, self.host)
-        with self._session.hosts.speaking():
-            self._procs = hosts.slice(hosts=self.host).spawn_procs(bootstrap=bootstrap, name="loom_sync")
+        self._procs = hosts.slice(hosts=self.host).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeKeeper)
 
     async def call(self, name: str, *args: Any) -> Any:

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
 from loom.tls import client_context
 
-__all__ = ["NatsAway", "NatsLink", "NatsLogin"]
+__all__ = ["NatsAway", "NatsLink", "NatsLogin", "flush"]
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class NatsLink:
             await asyncio.wait_for(connecting, OPEN_TIMEOUT)
             for subject in self._subjects:
                 await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
-            await client.flush()
+            await flush(client, CONNECT_TIMEOUT)
         except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
             raise await self._not_opened(client, error) from error
         self._client = client
@@ -187,7 +187,7 @@ class NatsLink:
             NatsAway: there is no connection.
         """
         try:
-            await self._connected().flush(CONNECT_TIMEOUT)
+            await flush(self._connected(), CONNECT_TIMEOUT)
         except (OSError, nats.errors.Error) as error:
             raise NatsAway(str(error)) from error
 
@@ -196,7 +196,7 @@ class NatsLink:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
-                await client.flush(1)
+                await flush(client, 1)
             with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
                 await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
 
@@ -228,6 +228,16 @@ class NatsLink:
                 f"--nats-password, --nats-token or --nats-creds"
             )
         return NatsUnreachable(f"no NATS at {self.name} ({text}): check the address and that the server runs")
+
+
+async def flush(client: Client, timeout: int) -> None:
+    """Wait until the server has what a client has sent and subscribed to so far.
+
+    Once is not enough: ``Client.flush`` writes its PING at once, before what waits for the client's own flusher.
+    When the PONG comes that has been written, and it lies before a second PING.
+    """
+    await client.flush(timeout)
+    await client.flush(timeout)
 
 
 def _name(url: str) -> str:

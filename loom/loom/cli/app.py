@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import loom
-from loom.cli import bridge, logs, serve, status, token, up, weaver
+from loom.cli import bridge, inject, logs, serve, status, token, up, weaver
 
 __all__ = ["app"]
 
@@ -58,4 +58,5 @@ app.command()(weaver.stacks)
 app.command()(weaver.devices)
 app.command("fail-device")(weaver.fail_device)
 app.command()(weaver.policy)
+app.add_typer(inject.app, name="inject")
 app.command()(bridge.bridge)

@@ -69,7 +69,7 @@ def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display
         connected = perf_counter()
         training = counted(hosts * procs, "training process", "training processes")
         display.wait(f"Connected to {job.url}; starting {training}")
-        digits = DigitsJob(job.hosts, Path(folder) / "checkpoint.pt", hosts, procs, steps, failure)
+        digits = DigitsJob(job.hosts, job.weaver, Path(folder) / "checkpoint.pt", hosts, procs, steps, failure)
         try:
             for event in digits.run():
                 events.append(event)

@@ -10,15 +10,18 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
-from loom.errors import ActorError, SupervisionError
+from loom.errors import ActorError, SupervisionError, WaitTimeout, WeaverUnavailable
 
 LEARNING_RATES = (0.1, 0.02)
 """The learning rate of the first and of the second half of the steps."""
 
 CALLS_PER_CHECKPOINT = 5
+
+DEATH_SECONDS = 30.0
+"""How long it may take until the weaver knows that a process was killed."""
 
 STOP_SECONDS = 60.0
 """How long the rest of a broken mesh may take to end. Monarch gives a busy process about 4 seconds."""
@@ -61,7 +64,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class ProcessKilled:
-    """The job has sent SIGKILL to one of its own processes."""
+    """SIGKILL was injected into one of its processes, as ``loom inject sigkill`` does."""
 
     step: int
     rank: int
@@ -94,10 +97,11 @@ Event = Started | Progress | LearningRateChanged | CheckpointSaved | ProcessKill
 class DigitsJob:
     """Train on ``hosts`` x ``procs`` processes for ``steps`` steps; with ``failure``, lose one and recover.
 
-    ``host_mesh`` is ``job.hosts`` of a connection, ``checkpoint`` a path that every worker can reach.
+    ``host_mesh`` and ``weaver`` are those of a job, ``checkpoint`` is a path that every worker can reach.
     """
 
     host_mesh: Any
+    weaver: Any
     checkpoint: Path
     hosts: int = 2
     procs: int = 2
@@ -166,17 +170,28 @@ class DigitsJob:
     def _lose_a_process(self) -> Iterator[Event]:
         victim = self.trainers.slice(hosts=self.hosts - 1, gpus=self.procs - 1)
         pid = victim.pid.call_one().get()
-        victim.die.broadcast()
+        replica = victim.be_watched.call_one(self.weaver.address()).get()
+        if replica is None:
+            raise WeaverUnavailable(f"process {pid} has not found the weaver: no failure can be injected into it")
+        self.weaver.inject("sigkill", replica).get(DEATH_SECONDS)
         killed = perf_counter()
+        yield ProcessKilled(self.step, self.hosts * self.procs - 1, pid)
+        self._await_death(replica)
         # The others get stuck in this call: they wait for the gradients of a process that is no more.
         stuck = self.trainers.train.call(self.steps_per_call)
-        yield ProcessKilled(self.step, self.hosts * self.procs - 1, pid)
         try:
             stuck.get()
         except (ActorError, SupervisionError) as error:
             yield FailureSeen(self.step, error, perf_counter() - killed)
         else:
             raise AssertionError(f"process {pid} is dead, but a call to it was answered")
+
+    def _await_death(self, replica: str) -> None:
+        until = perf_counter() + DEATH_SECONDS
+        while self.weaver.replicas()[replica].state != "failed":
+            if perf_counter() > until:
+                raise WaitTimeout(f"{replica} was killed, and the weaver has not noticed it in {DEATH_SECONDS:g} s")
+            sleep(0.02)
 
     def _recover(self, learning_rate: float) -> Recovered:
         started = perf_counter()

@@ -10,13 +10,16 @@ import os
 import signal
 import socket
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from loom.actor import Actor, current_rank, current_size, endpoint
 
 TEST_DIGITS = 360
 """How many of the 1,797 digits are kept back for `DigitsTrainer.evaluate`."""
+
+WEAVER_SECONDS = 30.0
+"""How long a process may take to find the weaver."""
 
 BATCH = 32
 SEED = 0
@@ -134,6 +137,19 @@ class DigitsTrainer(Actor):
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         return self.step
+
+    @endpoint
+    def be_watched(self, weaver: str) -> str | None:
+        """Tell the weaver of this process, which failures may be injected into; its name there once it is known."""
+        from loom.threadlet import Threadlet
+
+        self.threadlet = Threadlet(f"digits_{self.rank}", group="digits", weaver=weaver, injectable=True)
+        until = perf_counter() + WEAVER_SECONDS
+        while not self.threadlet.connected:
+            if perf_counter() > until:
+                return None
+            sleep(0.02)
+        return self.threadlet.replica_id
 
     @endpoint
     def pid(self) -> int:

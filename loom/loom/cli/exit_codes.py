@@ -9,7 +9,7 @@ code  meaning
 3     a port is in use
 4     a dependency is missing
 5     the gateway, its weaver or NATS is unreachable, or something else answers
-6     the token is missing, wrong or not for this
+6     the token is missing, wrong or not for this; what was to be struck is not marked as injectable
 7     a worker is unreachable
 8     there is no such session
 9     there is no such replica, device or command
@@ -45,6 +45,9 @@ _CODES: dict[type[errors.LoomError], int] = {
     errors.UnknownReplica: 9,
     errors.UnknownDevice: 9,
     errors.UnknownCommand: 9,
+    errors.UnknownInjection: 9,
+    errors.BadPlan: USAGE,
+    errors.NotInjectable: 6,
 }
 
 

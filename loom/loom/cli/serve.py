@@ -82,6 +82,12 @@ def gateway(
     weaver_advertise: Annotated[
         str | None, typer.Option(metavar="HOST", help="The host that they are told, where it is another.")
     ] = None,
+    injectable: Annotated[
+        bool,
+        typer.Option(
+            "--injectable", help="Allow that failures are injected into it, its weaver and drivers: `loom inject`."
+        ),
+    ] = False,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; the log goes to stderr.")
     ] = "warning",
@@ -145,6 +151,8 @@ def gateway(
             arguments += [option, one]
     if state_dir is not None:
         arguments += ["--state-dir", state_dir]
+    if injectable:
+        arguments.append("--injectable")
     if end_sessions:
         arguments.append("--end-sessions")
     if exit_with_parent:

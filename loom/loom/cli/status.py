@@ -38,10 +38,12 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
     away: str | None = None
     try:
         replicas = gateway.weaver("replicas", "replicas")["replicas"]
+        goodput = gateway.weaver("goodput", "jobs")["jobs"]
     except WeaverUnavailable as error:
-        replicas, away = [], str(error)
+        replicas, goodput, away = [], [], str(error)
     if as_json:
-        print_json({**answer, "ended": ended, "replicas": replicas, "weaver_away": away})
+        told = {"replicas": replicas, "goodput": [{**job, "course": []} for job in goodput], "weaver_away": away}
+        print_json({**answer, "ended": ended, **told})
         return
     print_table(
         f"gateway {answer.get('version', '?')} at {url}, {_count(answer.get('sessions', 0), 'session')}",
@@ -52,6 +54,9 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
         typer.echo(away)
     if replicas:
         _print_replicas(replicas)
+    for job in goodput:
+        if job["ratio"] is not None:
+            typer.echo(_goodput_line(job))
     if ended:
         print_table(
             "sessions that have ended, the last first",
@@ -66,6 +71,17 @@ def _print_replicas(replicas: list[dict[str, Any]]) -> None:
 
     rows = [replica_row(one) for one in sorted(map(ReplicaInfo.read, replicas), key=lambda one: one.place)]
     print_table(_count(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+
+
+def _goodput_line(job: dict[str, Any]) -> str:
+    """Such as ``goodput of train: 91.2 % (compute); lost 1.0 %, idle 7.8 %; 1 death``."""
+    whole = sum(job["seconds"].values())
+    lost = {reason: seconds / whole for reason, seconds in job["seconds"].items() if reason != "compute"}
+    shown = ", ".join(f"{reason} {share:.1%}" for reason, share in lost.items() if share >= 0.0005)
+    deaths = f"; {_count(len(job['faults']), 'death')}" if job["faults"] else ""
+    return (
+        f"goodput of {job['job']}: {job['ratio']:.1%} of {whole:.0f} s" + (f"; {shown}" if shown else "") + deaths
+    )
 
 
 @sessions_app.command("list")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loom.cli.assignments import read_assignments
 from loom.cli.exit_codes import FAILURE
 from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
 from loom.errors import WaitTimeout, WrongArguments
@@ -77,7 +78,9 @@ def config_set(
 
     Exits with 1 unless every one did.
     """
-    command = _weaver(url, token, ca).command("update_config", _config(values), replica)
+    command = _weaver(url, token, ca).command(
+        "update_config", read_assignments(values, "KEY=VALUE, such as learning_rate=0.002"), replica
+    )
     _report(command, replica, timeout, as_json)
 
 
@@ -269,19 +272,6 @@ def _until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         return
-
-
-def _config(values: list[str]) -> dict[str, Any]:
-    config = {}
-    for text in values:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise WrongArguments(f"{text!r} is not KEY=VALUE, such as learning_rate=0.002")
-        try:
-            config[key] = json.loads(value)
-        except ValueError:
-            config[key] = value
-    return config
 
 
 def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:

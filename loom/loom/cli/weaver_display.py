@@ -156,7 +156,8 @@ class Picture:
         for one in self.replicas.values():
             states[one.state] = states.get(one.state, 0) + 1
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no replicas"
-        title = Text(f"{counts}; {len(self.devices)} devices at {self._url}", style="bold")
+        devices = "1 device" if len(self.devices) == 1 else f"{len(self.devices)} devices"
+        title = Text(f"{counts}; {devices} at {self._url}", style="bold")
         if self.away is not None:
             title.append(f"\naway: {self.away}", style="red")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loom.weaver.link import MAX_APPLIED
@@ -35,6 +36,8 @@ class Inbox:
     def __init__(self, remembered: int = MAX_APPLIED) -> None:
         self.pending: deque[Command] = deque()
         """Those that wait, in order. For a look without the lock."""
+        self.at_once: Callable[[Command], bool] | None = None
+        """Called with each new command; whether it sees to it, so that the command waits for no step boundary."""
         self._remembered = remembered
         self._changed = threading.Condition()
         self._begun: set[Any] = set()
@@ -49,6 +52,8 @@ class Inbox:
                 return ack
             if command.id not in self._begun:
                 self._begun.add(command.id)
+                if self.at_once is not None and self.at_once(command):
+                    return None
                 self.pending.append(command)
                 self._arrived += 1
                 self._changed.notify_all()

@@ -25,7 +25,7 @@ from loom.threadlet.commands import Command, Inbox
 from loom.threadlet.reports import KeptReports, Row
 from loom.weaver.link import PROTOCOL, Splitter, WeaverAddress, pack
 
-__all__ = ["Backoff", "WeaverLink", "format_stacks"]
+__all__ = ["Backoff", "WeaverLink", "format_stacks", "now_of_system"]
 
 _log = logging.getLogger("loom")
 
@@ -54,6 +54,9 @@ GOODBYE_TIMEOUT = 0.4
 """Seconds that the weaver has at most to read the last frame and close."""
 
 _CHUNK = 1 << 16
+
+now_of_system = time.time
+"""Seconds since the epoch, also where a fault has `time.time` tell something else to the training."""
 
 
 class Backoff:
@@ -103,6 +106,7 @@ class WeaverLink:
         reports: where status reports come from.
         hello: makes what the weaver is told first on each connection.
         beat: the step and the phase that a heartbeat tells.
+        account: what the process has spent its time on.
     """
 
     def __init__(
@@ -112,12 +116,14 @@ class WeaverLink:
         reports: KeptReports,
         hello: Callable[[], dict[str, Any]],
         beat: Callable[[], tuple[int | None, str]],
+        account: Callable[[], list[Any]],
     ) -> None:
         self._address = address
         self._inbox = inbox
         self._reports = reports
         self._hello = hello
         self._beat = beat
+        self._account = account
         self._frames: deque[list[Any]] = deque()
         self._open = False
         """Whether there is a connection that frames can be queued for."""
@@ -126,6 +132,7 @@ class WeaverLink:
         self._deadline = 0.0
         self._closing = threading.Event()
         self._beat_due = False
+        self._flushes: deque[threading.Event] = deque()
         self._said: set[str] = set()
         self._socket: socket.socket | None = None
         self._selector: selectors.BaseSelector | None = None
@@ -164,6 +171,14 @@ class WeaverLink:
         # Full: it will wake anyway. Closed: there is nobody to wake.
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_sender.send(b"\0")
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the kernel has all that was to be sent, for so many seconds at most."""
+        if self._open:
+            sent = threading.Event()
+            self._flushes.append(sent)
+            self.wake()
+            sent.wait(timeout)
 
     def close(self, reason: str, ending: str, timeout: float) -> None:
         """Send what is left, say goodbye and end the thread.
@@ -257,7 +272,7 @@ class WeaverLink:
         self._connected.set()
         for frame in rest:
             self._take(frame)
-        self._serve(connection, welcome["beat"])
+        self._serve(connection, welcome["beat"], welcome.get("spent") is True)
 
     def _welcome(self, connection: _Connection) -> tuple[dict[str, Any], list[list[Any]]]:
         """What the weaver answers to hello, and the frames that came behind it."""
@@ -279,7 +294,7 @@ class WeaverLink:
                     raise ProtocolMismatch(f"it answered hello with {frame!r:.80}")
         raise _Over(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
-    def _serve(self, connection: _Connection, interval: float) -> None:
+    def _serve(self, connection: _Connection, interval: float, tell_spent: bool) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
@@ -295,16 +310,20 @@ class WeaverLink:
                 next_beat = now + interval
                 # Behind bytes that the weaver does not read, a heartbeat would tell it nothing that those do not.
                 if connection.waiting < HIGH_WATER:
-                    connection.put(["beat", time.time(), *self._beat()])
+                    connection.put(["beat", now_of_system(), *self._beat()])
+                    if tell_spent:
+                        connection.put(["spent", self._account()])
             if self._closing.is_set() and (
                 now >= self._deadline or not (self._frames or more or len(self._reports))
             ):
-                self._say_goodbye(connection)
+                self._say_goodbye(connection, tell_spent)
                 return
             until = min(next_beat, self._deadline) if self._closing.is_set() else next_beat
             idle = not more or connection.waiting >= HIGH_WATER
             for frame in connection.exchange(max(0.0, until - time.monotonic()) if idle else 0.0):
                 self._take(frame)
+            while self._flushes and not (self._frames or connection.waiting):
+                self._flushes.popleft().set()
 
     def _take(self, frame: list[Any]) -> None:
         match frame:
@@ -322,8 +341,10 @@ class WeaverLink:
             case _:
                 self._say_once(f"frame {frame[0]}", logging.WARNING, "a newer weaver sent %r, ignored", frame[0])
 
-    def _say_goodbye(self, connection: _Connection) -> None:
+    def _say_goodbye(self, connection: _Connection, tell_spent: bool) -> None:
         """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
+        if tell_spent:
+            connection.put(["spent", self._account()])
         connection.put(self._goodbye or ["bye", "", "finished"])
         deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, _Over, ProtocolMismatch):

@@ -36,15 +36,20 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.devices import LocalDevice, device_status, local_devices
 from loom.errors import WrongArguments
 from loom.threadlet.commands import Command, Inbox
 from loom.threadlet.handlers import HandlerRegistry
-from loom.threadlet.link import WeaverLink
-from loom.threadlet.reports import COUNTS, Given, KeptReports, RowMaker, plain
+from loom.threadlet.link import ROWS, WeaverLink, now_of_system
+from loom.threadlet.reports import COUNTS, AnyGiven, KeptReports, RowMaker, plain
+from loom.threadlet.spent import SpentBlock, SpentTime
 from loom.weaver.link import ADDRESS_VARIABLE, MAX_HELLO, MAX_KEPT_REPORTS, pack, parse_weaver_address
+
+if TYPE_CHECKING:
+    from loom.threadlet.injections import Injections
 
 __all__ = ["Step", "Threadlet"]
 
@@ -52,14 +57,20 @@ _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REPORT_INTERVAL = 0.05
-"""Seconds between two looks for what the training loop has published."""
+REPORT_INTERVAL, BUSY_INTERVAL = 0.05, 0.25
+"""Seconds between two looks for what the training loop has published; the second while each finds several reports.
+
+Each interrupts the training for about half a millisecond, most of it spent on handing the interpreter to and fro.
+"""
 
 DEVICES_INTERVAL = 5.0
 """Seconds between two looks at the devices."""
 
 CLOSE_TIMEOUT = 2.0
 """Seconds that the end of the process waits at most for the last reports to be stored."""
+
+FLUSH_TIMEOUT = 0.5
+"""Seconds that a fault which ends the process waits at most for its acknowledgement to leave."""
 
 MAX_CONFIG = 10_000
 """Keys of the configuration that the weaver is told of when it is found, at most."""
@@ -79,6 +90,8 @@ class Threadlet:
         devices: what this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for ``torchrun``
             use it, or else all those of `loom.devices.local_devices`.
         config: values of the configuration that are known from the beginning.
+        injectable: whether failures may be injected into this process, and its host, on purpose (`loom.chaos`);
+            where it is None, whether ``LOOM_INJECTABLE`` is 1.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
@@ -93,6 +106,7 @@ class Threadlet:
         weaver: str | None = None,
         devices: Iterable[LocalDevice] | None = None,
         config: Mapping[str, Any] | None = None,
+        injectable: bool | None = None,
     ) -> None:
         text = os.environ.get(ADDRESS_VARIABLE, "") if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
@@ -111,14 +125,23 @@ class Threadlet:
         self._registry = HandlerRegistry()
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
+        self.injectable = os.environ.get("LOOM_INJECTABLE") == "1" if injectable is None else injectable
+        """Whether failures may be injected into this process."""
+        self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
         self._numbers = itertools.count()
         self._published = -1
-        self._given: deque[tuple[Any, ...]] = deque(maxlen=MAX_KEPT_REPORTS if address else 0)
+        self._given: deque[AnyGiven] = deque(maxlen=MAX_KEPT_REPORTS if address else 0)
         self._rows = RowMaker()
         self._kept = KeptReports()
         self._inbox = Inbox()
         self._pending = self._inbox.pending
+        self._injections: Injections | None = None
+        self._each_step: list[Callable[[], None]] = []
+        """What faults do in each step; the list of `_injections`."""
+        if self.injectable:
+            self._begin_injections()
+        self._spent = SpentTime()
 
         self._applying = threading.RLock()
         self._step: Any = None
@@ -136,8 +159,18 @@ class Threadlet:
         if address is None:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
         else:
-            self._link = WeaverLink(address, self._inbox, self._kept, self._introduction, self._heartbeat)
+            self._link = WeaverLink(
+                address, self._inbox, self._kept, self._introduction, self._heartbeat, self._account
+            )
             self._begin(self._link)
+
+    def _begin_injections(self) -> None:
+        from loom.threadlet.injections import Injections  # which takes longer than all else here
+
+        self._injections = Injections(self._tell_removed)
+        self._injections.hooks = self._hooks
+        self._each_step = self._injections.each_step
+        self._inbox.at_once = self._inject_at_once
 
     def _begin(self, link: WeaverLink) -> None:
         _open.add(self)
@@ -174,13 +207,13 @@ class Threadlet:
             self._step = step
             if self._phase == "between" and not self._in_steps:
                 self._phase = "step"
-        self._published = number = next(self._numbers)
         if config is not None:
             config = dict(config)
             self._config.update(config)
-        self._given.append(
-            (number, time.time(), step, epoch, max_step, None if metrics is None else dict(metrics), config)
-        )
+        if metrics is not None:
+            metrics = {**metrics}
+        self._published = number = next(self._numbers)
+        self._given.append((number, now_of_system(), step, epoch, max_step, metrics, config))
 
     def step(
         self,
@@ -200,7 +233,22 @@ class Threadlet:
             number: of the step.
             epoch, max_step, metrics, config: as for `publish_status`.
         """
-        return Step(self, number, epoch, max_step, dict(metrics) if metrics else {}, config)
+        return Step(self, number, {**metrics} if metrics else {}, (epoch, max_step, config))
+
+    def spent(self, reason: str) -> SpentBlock:
+        """A ``with`` block around what is no step: its time is told to the weaver by this reason.
+
+        For the thread that trains, in a step or between two. A step's time does not contain it, nor a block's that
+        of a block inside it.
+
+        Args:
+            reason: ``"checkpoint"``, ``"waiting"`` (for peers, for data), or another one.
+
+        Raises:
+            WrongArguments: it does not print, is too long, or is one that is found out by itself, such as
+                ``"compute"``.
+        """
+        return SpentBlock(self._spent, reason)
 
     @property
     def dropped(self) -> int:
@@ -244,12 +292,27 @@ class Threadlet:
         self._on_change.append(function)
         return function
 
+    def on_fault(self, kind: str) -> Callable[[F], F]:
+        """Have the decorated function carry out injected faults of a kind of `loom.chaos` that is one of training.
+
+        For those that depend on the training: what a process group is, and how a loss becomes NaN. It is called at
+        a step boundary with the fault's parameters, and may return a function that removes the fault.
+        """
+
+        def register(function: F) -> F:
+            self._hooks[kind] = function
+            return function
+
+        return register
+
     def check_and_apply_updates(self) -> bool:
         """Apply, in order, what was commanded since the last call; call it between two steps.
 
         Returns:
             whether there was anything.
         """
+        if self._each_step and not self._in_steps:
+            self._suffer()
         if not self._pending and self._drain_published is None:
             return False
         with self._applying:
@@ -290,13 +353,18 @@ class Threadlet:
         before, self._phase = self._phase, "paused"
         self._tell_phase()
         try:
-            while self._paused and self._inbox.wait(arrived):
-                arrived = self._inbox.arrived
-                with self._applying:
-                    self._advance(updates=bool(self._registry))
+            with self.spent("waiting"):
+                while self._paused and self._inbox.wait(arrived):
+                    arrived = self._inbox.arrived
+                    with self._applying:
+                        self._advance(updates=bool(self._registry))
         finally:
             self._phase = before
             self._tell_phase()
+
+    def _attend(self) -> None:
+        self.check_and_apply_updates()
+        self.wait_while_paused()
 
     @property
     def paused(self) -> bool:
@@ -324,6 +392,8 @@ class Threadlet:
         return applied
 
     def _apply(self, command: Command) -> None:
+        if command.kind == "inject":
+            return self._inject(command)
         changes: dict[str, dict[str, Any]] = {}
         refused: dict[str, str] = {}
         reason = None
@@ -357,6 +427,39 @@ class Threadlet:
         finally:
             self._answer(command, reason, changes, refused)
 
+    def _inject_at_once(self, command: Command) -> bool:
+        assert self._injections is not None
+        if not self._injections.at_once(command):
+            return False
+        carry_out = self._injections.on_host
+        threading.Thread(target=self._carry_out, args=(command, carry_out), name="loom-chaos", daemon=True).start()
+        return True
+
+    def _inject(self, command: Command) -> None:
+        if self._injections is None:
+            return self._answer(command, f"{self.replica_id} is not injectable: make its threadlet injectable=True")
+        self._carry_out(command, self._injections.in_training)
+
+    def _carry_out(self, command: Command, carry_out: Callable[[Command], tuple[dict[str, Any], Any]]) -> None:
+        try:
+            evidence, strike = carry_out(command)
+        except Exception as error:  # noqa: BLE001 - told to whoever wanted it
+            return self._answer(command, f"{type(error).__name__}: {error}")
+        self._answer(command, evidence=evidence)
+        if strike is not None:
+            if self._link is not None:
+                self._link.flush(FLUSH_TIMEOUT)
+            if (over := strike.strike()) is not None:
+                self._tell_removed(command.id, over)
+
+    def _tell_removed(self, injection: str, evidence: dict[str, Any]) -> None:
+        if self._link is not None:
+            self._link.send(["fault", injection, plain(evidence)])
+
+    def _suffer(self) -> None:
+        assert self._injections is not None
+        self._injections.suffer()
+
     def _change_device(self, command: Command) -> str | None:
         if not self._on_change:
             return f"this replica has no function for {command.kind}: @t.on_device_change makes one"
@@ -372,8 +475,11 @@ class Threadlet:
         reason: str | None = None,
         changes: dict[str, dict[str, Any]] | None = None,
         refused: dict[str, str] | None = None,
+        evidence: dict[str, Any] | None = None,
     ) -> None:
         answer = {"ok": reason is None, "reason": reason, "changes": changes or {}, "refused": refused or {}}
+        if evidence is not None:
+            answer["evidence"] = plain(evidence)
         ack = ["ack", command.id, self._whole_step(), answer]
         self._inbox.finish(command, ack)
         if self._link is not None:
@@ -401,6 +507,8 @@ class Threadlet:
             "config": self._plain_config(),
             "state": "draining" if self.draining else "paused" if self._paused else "running",
             "step": self._whole_step(),
+            "injectable": self.injectable,
+            "removed": {} if self._injections is None else plain(dict(self._injections.removed)),
         }
 
     def _plain_config(self) -> dict[str, Any]:
@@ -413,6 +521,10 @@ class Threadlet:
     def _heartbeat(self) -> tuple[int | None, str]:
         return self._whole_step(), self._phase
 
+    def _account(self) -> list[Any]:
+        in_step = self._in_steps and self._phase == "step"
+        return self._spent.account(in_step, self._in_steps, self._whole_step())
+
     def _tell_phase(self) -> None:
         if self._link is not None:
             self._link.beat_now()
@@ -420,11 +532,14 @@ class Threadlet:
     def _convert(self) -> None:
         """Make rows of what is published. A thread of its own: it waits for GPUs."""
         warned = False
+        make = self._rows.make
+        pause = REPORT_INTERVAL
         while True:
-            ending = self._ended.wait(REPORT_INTERVAL)
-            if self._given:
-                while self._given:
-                    self._kept.add(self._rows.make(Given(*self._given.popleft())))
+            ending = self._ended.wait(pause)
+            pause = BUSY_INTERVAL if len(self._given) > 1 else REPORT_INTERVAL
+            if given := self._given:
+                while given:
+                    self._kept.add([make(given.popleft()) for _ in range(min(len(given), ROWS))])
                 if self._link is not None:
                     self._link.wake()
             if self.dropped and not warned:
@@ -455,7 +570,7 @@ class Threadlet:
                 if use.error is not None and use.error != broken.get(name):
                     _log.warning("the device %s does not answer: %s", name, use.error)
                 broken[name] = use.error
-            link.send_if_idle(["devices", time.time(), {name: use.as_dict() for name, use in status.items()}])
+            link.send_if_idle(["devices", now_of_system(), {name: use.as_dict() for name, use in status.items()}])
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -520,41 +635,58 @@ class Threadlet:
 class Step:
     """One step of a training loop; made by `Threadlet.step`."""
 
-    __slots__ = ("_config", "_epoch", "_max_step", "_threadlet", "metrics", "number")
+    # What runs for every step is short, in the number of functions too: behind a step of training, none of it is in
+    # the processor's cache any more.
+
+    __slots__ = ("_rest", "_threadlet", "metrics", "number")
 
     def __init__(
         self,
         threadlet: Threadlet,
         number: int,
-        epoch: int | None,
-        max_step: int | None,
         metrics: dict[str, Any],
-        config: Mapping[str, Any] | None,
+        rest: tuple[int | None, int | None, Mapping[str, Any] | None],
     ) -> None:
         self._threadlet = threadlet
         self.number = number
         self.metrics = metrics
         """What is published with the step; the block fills it."""
-        self._epoch = epoch
-        self._max_step = max_step
-        self._config = config
+        self._rest = rest
 
     def __enter__(self) -> Step:
         threadlet = self._threadlet
         threadlet._in_steps = True
         threadlet._step = self.number
-        threadlet.check_and_apply_updates()
-        threadlet.wait_while_paused()
+        if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
+            threadlet._attend()
         threadlet._phase = "step"
+        threadlet._spent.began = monotonic()
+        if threadlet._each_step:
+            threadlet._suffer()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         threadlet = self._threadlet
+        spent = threadlet._spent
+        took = monotonic() - spent.began
         threadlet._phase = "between"
+        number = self.number
+        if kind is None and type(number) is int and number > spent.highest:
+            spent.highest = number
+            spent.compute += took
+        else:
+            spent.odd_step(number, took, kind is None)
         if kind is None:
-            threadlet.publish_status(self.number, self._epoch, self._max_step, self.metrics, self._config)
-            threadlet.check_and_apply_updates()
-            threadlet.wait_while_paused()
+            epoch, max_step, config = self._rest
+            if config is not None:
+                config = dict(config)
+                threadlet._config.update(config)
+            metrics = None if self.metrics is None else {**self.metrics}
+            # As `publish_status`, one function less.
+            threadlet._published = published = next(threadlet._numbers)
+            threadlet._given.append((published, now_of_system(), number, epoch, max_step, metrics, config))
+            if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
+                threadlet._attend()
 
 
 def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:

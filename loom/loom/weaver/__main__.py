@@ -28,6 +28,9 @@ from loom.weaver.weaver import Timing, Weaver
 
 _log = logging.getLogger("loom.weaver")
 
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether the folder is still there."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
@@ -88,6 +91,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.ended.set)
     await server.start(tcp, _listen_unix(folder))
+    server.run(_end_with(folder, server))
     line = {"event": "ready", "address": str(address), "socket": str(folder.socket), "pid": os.getpid()}
     print(json.dumps(line), flush=True)  # noqa: T201
     await server.ended.wait()
@@ -95,6 +99,16 @@ async def _serve(
     folder.socket.unlink(missing_ok=True)
     store.close()
     return server.failure
+
+
+async def _end_with(folder: WeaverFolder, server: Server) -> None:
+    """End where the folder is removed: no gateway would find this weaver, and no weaver what it stores."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        if not folder.is_there():
+            _log.error("the folder %s is gone, and the weaver ends with it", folder.path)
+            server.ended.set()
+            return
 
 
 def _allow_many_connections() -> None:

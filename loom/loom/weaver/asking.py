@@ -40,6 +40,9 @@ class Asking:
             "metrics": self._metrics,
             "history": self._history,
             "command": self._command,
+            "inject": self._inject,
+            "remove_fault": self._remove_fault,
+            "goodput": self._goodput,
             "fail_device": self._fail_device,
             "policy": self._policy,
             "policies": self._policies,
@@ -47,6 +50,7 @@ class Asking:
             "spawned": self._spawned,
             "supervision": self._supervision,
             "calls": self._take_calls,
+            "note": self._note,
             "numbers": self._numbers,
         }
 
@@ -126,9 +130,26 @@ class Asking:
         points = min(max(1, _count(arguments, "points", 500)), _MAX_POINTS)
         return self._known.history.between(replica, metric, since, until, points)
 
+    def _goodput(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
+        kept, wanted = self._known.goodput, _text_or_none(arguments, "job")
+        return [kept.record(job, now) for job in kept.jobs() if wanted in (None, job)]
+
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
         command = self._weaver.command(_text(arguments, "kind"), arguments.get("params") or {}, target, by, now)
+        return {"id": command.id, "replicas": command.replicas}
+
+    def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        target, by = arguments.get("target"), _text_or_none(arguments, "by") or "gateway"
+        params = {
+            name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
+        }
+        command = self._weaver.command("inject", params, target, by, now)  # type: ignore[arg-type]
+        return {"id": command.id, "replicas": command.replicas}
+
+    def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        by = _text_or_none(arguments, "by") or "gateway"
+        command = self._weaver.remove_fault(_text(arguments, "injection"), by, now)
         return {"id": command.id, "replicas": command.replicas}
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
@@ -154,6 +175,13 @@ class Asking:
     def _supervision(self, arguments: dict[str, Any], now: float) -> list[str]:
         return self._weaver.supervision(arguments, now)
 
+    def _note(self, arguments: dict[str, Any], now: float) -> int:
+        data = arguments.get("data")
+        if not isinstance(data, dict) or not {"id", "time", "kind", "replica"}.isdisjoint(data):
+            raise WrongArguments(f"data is what an event says beside id, time, kind and replica, not {data!r:.80}")
+        kind, replica = _text(arguments, "kind"), _text_or_none(arguments, "replica")
+        return self._weaver.note(kind, replica, data, now).id
+
     def _take_calls(self, arguments: dict[str, Any], now: float) -> None:
         session, counts = _text(arguments, "session"), arguments.get("counts")
         total = _time(arguments, "sum", 0.0)
@@ -166,6 +194,7 @@ class Asking:
             del self._calls[next(iter(self._calls))]
 
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        kept = self._known.goodput
         return {
             **self.status(arguments, now),
             "command_latency": self._weaver.latencies.to_dict(),
@@ -176,6 +205,7 @@ class Asking:
                 for replica in self._known.replicas.values()
             },
             "of_devices": self._known.device_status,
+            "of_jobs": [kept.record(job, now, course=False) for job in kept.jobs()],
         }
 
 

@@ -12,11 +12,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.errors import WrongArguments
+from loom.chaos.faults import check_fault
+from loom.errors import NotInjectable, UnknownReplica, WrongArguments
 from loom.weaver.link import COMMANDS
 from loom.weaver.replicas import LIVING, Replica
 
-__all__ = ["Command", "Commands", "Outcome", "Target", "check_command", "not_done", "select"]
+__all__ = [
+    "FAULT_COMMANDS",
+    "Command",
+    "Commands",
+    "Outcome",
+    "Target",
+    "check_command",
+    "check_injectable",
+    "not_done",
+    "select",
+]
+
+FAULT_COMMANDS = ("inject", "remove_fault")
+"""Those that only replicas take which are marked as injectable."""
 
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
@@ -55,6 +69,27 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
     wanted = dict.fromkeys(target)
     there = [replicas[id] for id in wanted if id in replicas]
     return there, {id: not_done(_unknown(id, replicas)) for id in wanted if id not in replicas}
+
+
+def check_injectable(there: list[Replica], unknown: dict[str, Outcome], target: Target) -> None:
+    """See that a fault strikes only what is marked for it, and something.
+
+    Raises:
+        UnknownReplica: nobody who lives is named by the target.
+        NotInjectable: somebody is not marked.
+    """
+    if unknown:
+        raise UnknownReplica("; ".join(str(outcome["reason"]) for outcome in unknown.values()))
+    living = [replica for replica in there if replica.state in LIVING]
+    if not living:
+        raise UnknownReplica(f"no replica that lives is named by {target!r:.80}")
+    unmarked = [replica.id for replica in living if not replica.injectable]
+    if unmarked:
+        few = ", ".join(unmarked[:5]) + (f" and {len(unmarked) - 5} more" if len(unmarked) > 5 else "")
+        raise NotInjectable(
+            f"not marked as injectable: {few}. Spawn them on job.hosts.as_injectable(), make their threadlets with "
+            "injectable=True, or set LOOM_INJECTABLE=1 where they start"
+        )
 
 
 def _matching(pattern: str, replicas: Iterable[Replica]) -> list[Replica]:
@@ -199,5 +234,9 @@ def check_command(kind: Any, params: Any) -> None:
         raise WrongArguments(f"the parameters of {kind} are names and values, not {params!r:.80}")
     if kind == "update_config" and not params:
         raise WrongArguments("update_config needs at least one key and its value")
+    if kind == "inject":
+        check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
+    if kind == "remove_fault" and not isinstance(params.get("injection"), str):
+        raise WrongArguments("remove_fault needs the id of the fault, as `injection`")
     if kind in ("device_failed", "deactivate_device", "reactivate") and not isinstance(params.get("device"), str):
         raise WrongArguments(f"{kind} needs the uuid of a device, as `device`")

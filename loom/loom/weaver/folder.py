@@ -55,6 +55,14 @@ class WeaverFolder:
             raise StateFolderInUse(f"another weaver uses the folder {path}: end it, or choose another") from None
         return cls(path, lock)
 
+    def is_there(self) -> bool:
+        """Whether it is still the folder that was opened: it may be removed, or another be made in its place."""
+        try:
+            found = os.stat(self.path / "lock")
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._lock))
+
     def remembered(self) -> WeaverAddress | None:
         """The address of the weaver before; None where there was none."""
         try:

@@ -11,18 +11,21 @@ script that ``torchrun`` started has no Monarch at all.
 Frames from a threadlet::
 
     ["hello", {protocol, key, replica, instance, group, pid, host, procs, rank, actors, session, devices, handlers,
-               config, state, applied, step}]
+               config, state, applied, step, injectable, removed}]
     ["status", [[seq, time, step|None, epoch|None, max_step|None, {metric: float}, {config}|None], …]]
     ["devices", time, {uuid: {"utilization", "memory_used", "temperature", "power"}}]
     ["beat", time, step|None, phase]             phase is one of `PHASES`
+    ["spent", account]                           see `loom.weaver.accounts`; only where the welcome asks for it
     ["handlers", {key: type name}]
-    ["ack", command id, step|None, {"ok", "reason", "changes", "refused"}]
+    ["ack", command id, step|None, {"ok", "reason", "changes", "refused", "evidence"}]
+    ["fault", injection id, {evidence}]          a fault that was injected is gone
     ["stack", request id, text]
     ["bye", reason, "finished"|"stopped"|"failed"]
 
 Frames to a threadlet::
 
-    ["welcome", {protocol, beat, weaver, seq}]   seq: the last status report of this instance that is stored
+    ["welcome", {protocol, beat, weaver, seq, spent}]
+                                                 seq: the last status report of this instance that is stored
     ["refuse", code, text]                       then the weaver closes
     ["stored", seq]                              status reports up to seq are committed
     ["command", command id, kind, params]        kind is one of `COMMANDS`
@@ -86,6 +89,8 @@ COMMANDS = (
     "device_failed",
     "deactivate_device",
     "reactivate",
+    "inject",
+    "remove_fault",
 )
 """What a threadlet can be told to do."""
 

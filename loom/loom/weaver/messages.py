@@ -10,7 +10,17 @@ from loom.weaver.device_map import Device
 from loom.weaver.link import ENDINGS, PHASES, PROTOCOL
 from loom.weaver.replicas import Cause
 
-__all__ = ["MAX_STEP", "Hello", "read_ack", "read_beat", "read_bye", "read_devices", "read_handlers", "read_hello"]
+__all__ = [
+    "MAX_STEP",
+    "Hello",
+    "read_ack",
+    "read_beat",
+    "read_bye",
+    "read_devices",
+    "read_fault",
+    "read_handlers",
+    "read_hello",
+]
 
 MAX_STEP = 1 << 53
 """Steps are below it, so that a double holds them."""
@@ -42,6 +52,9 @@ class Hello:
     config: dict[str, Any]
     says: Cause | None
     step: int | None
+    injectable: bool
+    removed: dict[str, dict[str, Any]]
+    """Faults that are gone, with what shows it."""
 
 
 def read_hello(frame: list[Any]) -> Hello:
@@ -80,6 +93,8 @@ def read_hello(frame: list[Any]) -> Hello:
         config=_config(body.get("config", {})),
         says=_STATES.get(_text(body, "state") or ""),
         step=step,
+        injectable=body.get("injectable") is True,
+        removed=dict(read_fault(["fault", *one]) for one in _config(body.get("removed", {})).items()),
     )
 
 
@@ -123,8 +138,22 @@ def read_ack(frame: list[Any]) -> tuple[str, dict[str, Any]]:
             if (reason is None or type(reason) is str) and type(changes) is type(refused) is dict:
                 if not all(type(change) is dict and "new" in change for change in changes.values()):
                     raise ProtocolMismatch(f"changes are old and new values, not {changes!r:.80}")
-                return id, {"ok": ok, "reason": reason, "step": step, "changes": changes, "refused": refused}
+                outcome = {"ok": ok, "reason": reason, "step": step, "changes": changes, "refused": refused}
+                evidence = rest.get("evidence")
+                return id, {**outcome, "evidence": evidence} if type(evidence) is dict else outcome
     raise ProtocolMismatch(f"not an acknowledgement: {frame!r:.80}")
+
+
+def read_fault(frame: list[Any]) -> tuple[str, dict[str, Any]]:
+    """Read that a fault is gone: its id, and what shows it.
+
+    Raises:
+        ProtocolMismatch: it is not that.
+    """
+    match frame:
+        case ["fault", str(id), dict(evidence)] if len(id) <= _MAX_NAME:
+            return id, evidence
+    raise ProtocolMismatch(f"not the end of a fault: {frame!r:.80}")
 
 
 def read_bye(frame: list[Any]) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from loom.errors import UnknownReplica
 from loom.weaver.commands import Command, Commands, Outcome
 from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
 from loom.weaver.events import Event, EventLog
+from loom.weaver.goodput import Goodput
 from loom.weaver.history import History
 from loom.weaver.messages import Hello
 from loom.weaver.policy import Policy
@@ -57,6 +58,7 @@ class Registry:
         self.history = history or History(store.db)
         self.commands = Commands(keep_commands)
         self.policy = Policy()
+        self.goodput = Goodput(store)
         self.watching = False
         """Whether `take_changes` will be called."""
         self._store = store
@@ -109,6 +111,7 @@ class Registry:
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
         replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
+        replica.injectable = hello.injectable
         self._enter_procs(replica)
         before = self.devices.devices_of(replica.id)
         there = [device.uuid for device in hello.devices if device.uuid in self.devices]
@@ -263,6 +266,7 @@ class Registry:
             if since > now - self._save_after:
                 break
             self._put(replica)
+        self.goodput.save(now)
         if not (self._store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
             return []
         self._written = now

@@ -92,8 +92,9 @@ class Replica:
     # fmt: off
     __slots__ = (
         "_step_times", "_stepped", "actors", "changed", "check_at", "config", "died_of", "epoch", "group",
-        "handlers", "heard", "host", "id", "instance", "link", "link_lost", "max_step", "metrics", "phase", "pid",
-        "procs", "progress", "rank", "registered", "reported", "seq", "session", "short_name", "state", "step",
+        "handlers", "heard", "host", "id", "injectable", "instance", "link", "link_lost", "max_step", "metrics",
+        "phase", "pid", "procs", "progress", "rank", "registered", "reported", "seq", "session", "short_name",
+        "state", "step",
     )
     # fmt: on
 
@@ -114,6 +115,8 @@ class Replica:
         self.handlers: dict[str, str] = {}
         """The configuration keys that it takes, and the names of their types."""
         self.config: dict[str, Any] = {}
+        self.injectable = False
+        """Whether failures may be injected into it."""
         self.seq = 0
         """Of the last status report of this instance."""
         self.step: int | None = None
@@ -140,6 +143,11 @@ class Replica:
         """When the weaver looks after it next."""
         self._stepped = 0.0
         self._step_times: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+
+    @property
+    def job(self) -> str:
+        """What its goodput is counted for: its group, of the session that spawned it if one did."""
+        return f"{self.group}@{self.session}" if self.session else self.group
 
     def move(self, cause: Cause, now: float) -> ReplicaState | None:
         """Let something happen to it; return the state that it left, or None where nothing changed."""
@@ -197,7 +205,8 @@ class Replica:
         """A replica as it was stored."""
         replica = cls(stored["id"])
         for name in _STORED:
-            setattr(replica, name, stored[name])
+            if name in stored:  # not those of a newer version than the one that stored it
+                setattr(replica, name, stored[name])
         replica.state = ReplicaState(stored["state"])
         return replica
 
@@ -219,6 +228,7 @@ _STORED = (
     "actors",
     "handlers",
     "config",
+    "injectable",
     "seq",
     "step",
     "epoch",

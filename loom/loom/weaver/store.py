@@ -40,7 +40,10 @@ CREATE INDEX chunks_of_series ON chunks (series, first);
 CREATE INDEX chunks_by_age ON chunks (level, last);
 """
 
-_KEYED = ("replicas", "devices", "policies", "commands")
+_ADDED = "CREATE TABLE IF NOT EXISTS goodput (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID"
+"""What version 1 had not at first. An older Loom takes no notice of it."""
+
+_KEYED = ("replicas", "devices", "policies", "commands", "goodput")
 
 
 class Store:
@@ -65,6 +68,8 @@ class Store:
             (version,) = self.db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
+            if version in (0, _VERSION):
+                self.db.execute(_ADDED)
         except sqlite3.Error as error:
             raise UnsafeStateFolder(f"cannot keep the weaver's state in {path}: {error}") from error
         if version not in (0, _VERSION):
@@ -83,8 +88,8 @@ class Store:
         return bool(self._journal or self._outcomes or any(self._rows.values()))
 
     def put(self, table: str, key: str, data: dict[str, Any]) -> None:
-        """Write a row of ``replicas``, ``devices``, ``policies`` or ``commands``, in place of one with the same
-        key."""
+        """Write a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput``, in place of one with
+        the same key."""
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:

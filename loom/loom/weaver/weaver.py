@@ -15,9 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.errors import ProtocolMismatch
+from loom.errors import ProtocolMismatch, UnknownInjection
 from loom.latencies import Latencies
-from loom.weaver.commands import Command, Outcome, Target, check_command, not_done, select
+from loom.weaver.accounts import read_account
+from loom.weaver.commands import (
+    FAULT_COMMANDS,
+    Command,
+    Outcome,
+    Target,
+    check_command,
+    check_injectable,
+    not_done,
+    select,
+)
 from loom.weaver.events import Event
 from loom.weaver.link import PROTOCOL
 from loom.weaver.messages import (
@@ -27,6 +37,7 @@ from loom.weaver.messages import (
     read_beat,
     read_bye,
     read_devices,
+    read_fault,
     read_handlers,
     read_hello,
 )
@@ -133,6 +144,9 @@ class Weaver:
                 self._status(replica, frame, now)
             elif kind == "beat":
                 self._beat(replica, *read_beat(frame), now)
+            elif kind == "spent":
+                if self.known.goodput.wants(replica.job, replica.id, now):
+                    self.known.goodput.account(replica.job, replica.id, read_account(frame), now)
             elif kind == "ack":
                 self._ack(replica, *read_ack(frame), now)
             elif kind == "devices":
@@ -142,6 +156,8 @@ class Weaver:
                 self.known.save(replica)
             elif kind == "stack":
                 self._stack(replica, frame)
+            elif kind == "fault":
+                self._fault_removed(replica, *read_fault(frame), now)
             elif kind == "bye":
                 self._bye(peer, replica, *read_bye(frame), now)
                 return
@@ -157,6 +173,7 @@ class Weaver:
         """Take note that a connection has ended."""
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
+            replica.heard = now  # the last that is heard of a process is that its sockets are closed
             self._unlink(replica, now)
 
     def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:
@@ -181,10 +198,13 @@ class Weaver:
 
         Raises:
             WrongArguments: there is no such command, or it makes no sense with these parameters or this target.
+            NotInjectable, UnknownReplica: it is a fault, and the target is not marked for that, or nobody.
             UnknownDevice: it names a device that no replica has registered.
         """
         check_command(kind, params)
         there, outcomes = select(target, self.known.replicas)
+        if kind in FAULT_COMMANDS:
+            check_injectable(there, outcomes, target)
         if kind == "deactivate_device":
             self.known.devices.deactivate(params["device"], f"deactivated by {by}")
             self.known.save_device(params["device"])
@@ -206,6 +226,22 @@ class Weaver:
                 self._send(replica, frame)
         self._urgent = True
         return command
+
+    def remove_fault(self, injection: str, by: str, now: float) -> Command:
+        """Have a fault removed before its time is over, by whoever can: what it has stopped cannot.
+
+        Raises:
+            UnknownInjection: no fault of that id was injected, or it was long ago.
+            UnknownReplica: nobody who could lives.
+        """
+        command = self.known.commands.get(injection)
+        if command is None or command.kind != "inject":
+            raise UnknownInjection(f"no fault was injected with the id {injection!r:.80}")
+        struck = [self.known.replicas[id] for id in command.replicas if id in self.known.replicas]
+        hosts = {replica.host for replica in struck}
+        near = [one.id for one in self.known.replicas.values() if one.host in hosts and one.injectable]
+        living = [id for id in near if self.known.replicas[id].state in LIVING]
+        return self.command("remove_fault", {"injection": injection}, living, by, now, command.event)
 
     def fail_device(self, device: str, reason: str, by: str, now: float) -> Event:
         """Take note that a device has failed: find the replicas on it, tell them, and do what their policies say.
@@ -288,6 +324,11 @@ class Weaver:
         said = {name: news.get(name) for name in ("session", "procs", "rank", "host", "what")}
         self.known.events.append(now, "spawned", None, **said)
 
+    def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> Event:
+        """Log what a job says has happened to it."""
+        self._urgent = True
+        return self.known.events.append(now, kind, replica, **data)
+
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
         """Choose what is done with the replicas of a group, or of those that a glob matches, when a device fails.
 
@@ -341,6 +382,7 @@ class Weaver:
 
     def tick(self, now: float) -> None:
         """See what has not happened in its time."""
+        self.known.goodput.tick(now)
         checks = self._checks
         while checks and checks[0][0] <= now:
             at, _, replica = heapq.heappop(checks)
@@ -391,7 +433,14 @@ class Weaver:
             self._end_commands(replica, f"a new process became {replica.id!r} before it had applied this", now)
             replica.begin_instance(hello.instance)
             replica.registered = now
+        job, last_sign = replica.job, replica.heard
         self.known.describe(replica, hello)
+        if replica.job != job:
+            self.known.goodput.finished(job, replica.id, now)
+        if again:
+            self.known.goodput.back(replica.job, replica.id, now)
+        else:
+            self.known.goodput.registered(replica.job, replica.id, now, last_sign)
         peer.replica, replica.link, replica.heard = replica, peer, now
         about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid, "group": hello.group}
         devices = [device.uuid for device in hello.devices]
@@ -405,7 +454,10 @@ class Weaver:
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
         welcome = {"protocol": PROTOCOL, "beat": self.timing.beat, "weaver": self.instance, "seq": replica.seq}
+        welcome["spent"] = True
         self._send(replica, ["welcome", welcome])
+        for injection, evidence in hello.removed.items():
+            self._fault_removed(replica, injection, evidence, now)
         for command in self.known.commands.unanswered(replica.id):
             self._send(replica, ["command", command.id, command.kind, command.params])
         self._urgent = True
@@ -506,6 +558,17 @@ class Weaver:
             case _:
                 raise ProtocolMismatch(f"not a stack: {frame!r:.80}")
 
+    def _fault_removed(self, replica: Replica, injection: str, evidence: dict[str, Any], now: float) -> None:
+        command = self.known.commands.get(injection)
+        cause = None if command is None else command.event
+        told = self.known.events.after(cause or 0, MAX_STEP, replica.id, "fault_removed")
+        if any(event.data["injection"] == injection for event in told):  # it is said again with each hello
+            return
+        self.known.events.append(
+            now, "fault_removed", replica.id, injection=injection, evidence=evidence, cause=cause
+        )
+        self._urgent = True
+
     def _bye(self, peer: Peer, replica: Replica, reason: str, ending: str, now: float) -> None:
         peer.replica = replica.link = None
         self._output.frames.append((peer, None))
@@ -564,6 +627,8 @@ class Weaver:
         devices = self.known.devices.devices_of(replica.id)
         about = {"reason": reason, "step": replica.step, "devices": devices, "action": action.value}
         event = self.known.move(replica, cause, now, by, about)
+        heard, stepped = replica.heard, replica.progress
+        self.known.goodput.failed(replica.job, replica.id, reason, now, heard, stepped, replica.step)
         replica.died_of = reason
         self._end(replica, now)
         if action is Action.RESPAWN:
@@ -572,6 +637,7 @@ class Weaver:
     def _finish(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
         self.known.move(replica, cause, now, by, {"reason": reason, "step": replica.step})
         self.known.drain(replica)
+        self.known.goodput.finished(replica.job, replica.id, now)
         self._end(replica, now)
 
     def _end(self, replica: Replica, now: float) -> None:

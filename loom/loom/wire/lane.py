@@ -110,15 +110,18 @@ class Lane:
             self._bytes_acknowledged += len(self._kept.popleft())
             self.acknowledged += 1
 
-    def _is_new(self, seq: int, size: int) -> bool:
-        """Note that a numbered frame of so many bytes has come; False if it had come already."""
+    def _is_new(self, seq: int) -> bool:
+        """Whether a numbered frame that has come had not come already."""
         if seq <= self.received:
             return False
         if seq != self.received + 1:
             raise ProtocolMismatch(f"frame {seq} came where frame {self.received + 1} had to come")
+        return True
+
+    def _came(self, seq: int, size: int) -> None:
+        """Note that a new frame of so many bytes has come: from now on the other side may be told."""
         self.received = seq
         self._untold_bytes += size
-        return True
 
 
 class BulkLane(Lane):
@@ -179,10 +182,19 @@ class BulkLane(Lane):
         """The next frame, behind its length."""
         return self._frame(chunk)
 
-    def take(self, seq: int, ack: int, size: int) -> bool:
-        """Take the numbers of a frame of so many bytes; whether it is new. With the lock held."""
+    def take(self, seq: int, ack: int) -> bool:
+        """Take the numbers of a frame; whether it is new, and `took` is to follow. With the lock held."""
         self._acknowledge(ack)
-        return seq > 0 and self._is_new(seq, size)
+        return seq > 0 and self._is_new(seq)
+
+    def took(self, seq: int, size: int, urgent: bool) -> None:
+        """Note that what was in a new frame of so many bytes is where `Stream.arrived` finds it.
+
+        Not before: the thread that sends may acknowledge the frame at once, and then comes what must not overtake.
+        With the lock held.
+        """
+        self._came(seq, size)
+        self.urgent |= urgent
 
     @property
     def kept_frames(self) -> list[bytes]:

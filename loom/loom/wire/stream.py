@@ -197,15 +197,17 @@ class Stream(Lane):
             self._acknowledge(frame.ack)
             return frame.messages
         self._acknowledge(frame.ack)
-        if not self._is_new(frame.seq, len(data)):
-            return ()
-        whole = []
+        # A large message that was acknowledged before the frame was sent may still wait here: it comes first.
+        whole = self.arrived() if self._held or self._arrived else []
+        if not self._is_new(frame.seq):
+            return whole
+        self._came(frame.seq, len(data))
         for message in frame.messages:
             complete = self._inbox.receive(message)
             if complete is not None:
                 whole.append(complete)
         if self._held or self._arrived:
-            whole += self.arrived()
+            whole += self.arrived()  # what came behind the frame
         return whole
 
     def receive_bulk(self, data: Buffer) -> bool:
@@ -224,12 +226,13 @@ class Stream(Lane):
             raise ProtocolMismatch("what came on the bulk lane does not belong there")
         whole = False
         with bulk.lock:
-            if bulk.take(frame.seq, frame.ack, size):
+            if bulk.take(frame.seq, frame.ack):
                 for message in frame.messages:
                     complete = self._inbox.receive_chunk(message)
                     if complete is not None:
                         self._arrived.append(complete)
-                        bulk.urgent = whole = True
+                        whole = True
+                bulk.took(frame.seq, size, whole)
             bulk.news = True
         return whole
 

@@ -1,0 +1,88 @@
+"""What a function that runs in a session's driver, beside the meshes, can ask of the session.
+
+::
+
+    def watch_over(name):
+        session = loom.beside.session()
+        procs = session.spawn_procs(name, host=0, per_host={"gpus": 1}, gone=lambda rank: print("lost", rank))
+        procs.mesh.spawn("trainers", Trainer)
+
+    job.run(watch_over, "trainers", detach=True)
+
+Processes that are spawned in this way are the session's own: they end with it, their threadlets find the weaver,
+and the driver notices at once when one is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+__all__ = ["Session", "SpawnedProcs", "enter", "session"]
+
+
+class SpawnedProcs(Protocol):
+    """A proc mesh of a session."""
+
+    name: str
+    mesh: Any
+    """The Monarch proc mesh."""
+
+    def stop(self, reason: str) -> None:
+        """Have its processes end; returns at once."""
+
+
+class Session(Protocol):
+    """The session of this driver. Its methods may be called by any thread but the driver's event loop."""
+
+    name: str
+
+    def hosts(self) -> list[int]:
+        """Numbers of the worker hosts that are there."""
+
+    def spawn_procs(
+        self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
+    ) -> SpawnedProcs:
+        """Start processes on a host.
+
+        Args:
+            name: of the proc mesh.
+            host: number of the host.
+            per_host: dimensions on the host.
+            gone: called, on the driver's event loop, with the rank of each process that is gone: killed, stopped,
+                or with its host.
+
+        Raises:
+            SupervisionError: the host is gone.
+        """
+
+    def weaver_address(self) -> str:
+        """What `loom.Threadlet` takes as ``weaver``; empty where there is no weaver."""
+
+    def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
+        """Ask the weaver, see `loom.weaver.asking`.
+
+        Raises:
+            WeaverUnavailable: it is away, or does not answer in ``timeout`` seconds.
+            LoomError: what it answers.
+        """
+
+
+_here: Session | None = None
+
+
+def session() -> Session:
+    """The session whose driver this process is.
+
+    Raises:
+        RuntimeError: it is none: only functions that `Job.run` runs have one.
+    """
+    if _here is None:
+        raise RuntimeError("this process is no session's driver: call this in a function given to job.run(…)")
+    return _here
+
+
+def enter(here: Session) -> None:
+    """Make a session that of this process. For the driver."""
+    global _here
+    _here = here

@@ -1,0 +1,143 @@
+"""Faults of the disk that checkpoints are on: it is full, or a checkpoint on it is not what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import secrets
+import shutil
+from pathlib import Path
+
+from loom.chaos.injected import Evidence, Injected
+from loom.errors import FaultRefused
+
+__all__ = ["corrupt", "fill"]
+
+MEGABYTE = 1 << 20
+_PIECE = 4 * MEGABYTE
+
+
+def fill(folder: str, most: int = 1024, duration: float | None = None) -> Injected:
+    """Fill the file system of a folder with a file, which is removed in the end.
+
+    Args:
+        folder: on it.
+        most: megabytes to write at most.
+        duration: seconds after which it is removed.
+
+    Raises:
+        FaultRefused: there is no such folder, or more room than may be filled.
+    """
+    place = _folder(folder)
+    room = _room(place)
+    if room > most * MEGABYTE:
+        raise FaultRefused(
+            f"the file system of {folder} has {room // MEGABYTE} megabytes of room and at most {most} are filled: "
+            "keep checkpoints on a small one (mount -t tmpfs -o size=64m tmpfs FOLDER), or allow for more"
+        )
+    ballast = place / f".loom-full-{secrets.token_hex(4)}"
+    try:
+        written = _write_all_room(ballast)
+    except BaseException:
+        ballast.unlink(missing_ok=True)
+        raise
+
+    def undo() -> Evidence:
+        ballast.unlink(missing_ok=True)
+        return {"folder": folder, "room": _room(place)}
+
+    return Injected("full_disk", {"folder": folder, "room": _room(place), "written": written}, undo, duration)
+
+
+def corrupt(folder: str, count: int = 64, seed: int = 0, duration: float | None = None) -> Injected:
+    """Change bytes of each file of the newest checkpoint in a folder; removed, they are what they were.
+
+    The newest is the entry of the folder that was changed last and whose name does not begin with a dot.
+
+    Args:
+        folder: with a file or folder for each checkpoint.
+        count: bytes to change in each file; all of a smaller one.
+        seed: of the choice of bytes.
+        duration: seconds after which it is removed.
+
+    Raises:
+        FaultRefused: there is no checkpoint in the folder.
+    """
+    place = _folder(folder)
+    found = [one for one in place.iterdir() if not one.name.startswith(".")]
+    if not found:
+        raise FaultRefused(f"there is no checkpoint in {folder} to corrupt")
+    newest = max(found, key=lambda one: (one.stat().st_mtime_ns, one.name))
+    files = sorted(one for one in ([newest] if newest.is_file() else newest.rglob("*")) if one.is_file())
+    files = [one for one in files if one.stat().st_size]
+    if not files:
+        raise FaultRefused(f"the newest checkpoint {newest} is empty: there is nothing to corrupt")
+    chosen = random.Random(seed)
+    before = {one: _digest(one) for one in files}
+    changed = {one: _flip(one, count, chosen) for one in files}
+    evidence = {
+        "checkpoint": str(newest),
+        "before": {str(one): digest for one, digest in before.items()},
+        "after": {str(one): _digest(one) for one in files},
+    }
+
+    def undo() -> Evidence:
+        for file, places in changed.items():
+            # Retention may have removed it, or a newer one have taken its place.
+            if file.exists() and _digest(file) == evidence["after"][str(file)]:  # type: ignore[index]
+                _invert(file, places)
+        return {"checkpoint": str(newest), "after": {str(one): _digest(one) for one in files if one.exists()}}
+
+    return Injected("corrupt_checkpoint", evidence, undo, duration)
+
+
+def _folder(folder: str) -> Path:
+    place = Path(folder)
+    if not place.is_dir():
+        raise FaultRefused(f"there is no folder {folder!r:.200} on this host")
+    return place
+
+
+def _room(place: Path) -> int:
+    """Bytes that this user can write there."""
+    return shutil.disk_usage(place).free
+
+
+def _write_all_room(ballast: Path) -> int:
+    descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    written, size = 0, _PIECE
+    try:
+        piece = bytes(_PIECE)
+        while size:
+            try:
+                done = os.write(descriptor, piece[:size])
+            except OSError:
+                done = 0
+            written += done
+            if done < size:
+                size //= 2
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return written
+
+
+def _flip(file: Path, count: int, chosen: random.Random) -> list[int]:
+    size = file.stat().st_size
+    places = sorted(chosen.sample(range(size), min(count, size)))
+    _invert(file, places)
+    return places
+
+
+def _invert(file: Path, places: list[int]) -> None:
+    with file.open("r+b") as opened:
+        for place in places:
+            opened.seek(place)
+            (value,) = opened.read(1)
+            opened.seek(place)
+            opened.write(bytes([value ^ 0xFF]))
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

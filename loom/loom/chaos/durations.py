@@ -1,0 +1,65 @@
+"""Times and rates as people write them: ``5 s``, ``500 ms``, ``2 min``, ``3 per minute``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loom.errors import WrongArguments
+
+__all__ = ["parse_rate", "parse_time", "spoken"]
+
+_UNITS = {
+    "ms": 0.001, "millisecond": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0,
+    "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0,
+}  # fmt: skip
+_NUMBER = r"(?P<number>[-+]?\d+(\.\d+)?|[-+]?\.\d+)"
+_TIME = re.compile(rf"{_NUMBER}\s*(?P<unit>[a-z]+)?")
+_RATE = re.compile(rf"{_NUMBER}\s*(per|/)\s*(?P<each>.+)")
+
+
+def parse_time(value: Any) -> float:
+    """Seconds: a number of them, or a number and a unit.
+
+    Raises:
+        WrongArguments: it is no time, or less than none.
+    """
+    if type(value) in (int, float):
+        seconds = float(value)
+    else:
+        match = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+        unit = _unit(match["unit"] or "s") if match else None
+        if match is None or unit is None:
+            raise WrongArguments(f"{value!r:.80} is no time: write seconds, or such as 500 ms, 5 s, 2 min")
+        seconds = float(match["number"]) * unit
+    if not 0 <= seconds < float("inf"):
+        raise WrongArguments(f"a time is not negative, and not {value!r:.80}")
+    return seconds
+
+
+def parse_rate(value: Any) -> float:
+    """How often a second: ``2 per minute``, ``1 per 30 s``.
+
+    Raises:
+        WrongArguments: it is no rate, or not more than none.
+    """
+    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise WrongArguments(f"{value!r:.80} is no rate: write such as 2 per minute, or 1 per 30 s")
+    each = match["each"].strip()
+    seconds = _unit(each) or parse_time(each)
+    number = float(match["number"])
+    if number <= 0 or seconds <= 0:
+        raise WrongArguments(f"a rate is more than none, and not {value!r:.80}")
+    return number / seconds
+
+
+def spoken(seconds: float | None) -> str:
+    """A time for people; a dash where there is none."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _unit(name: str) -> float | None:
+    return _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))

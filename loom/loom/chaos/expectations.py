@@ -1,0 +1,102 @@
+"""What a plan expects of a run, as it is written: ``loss falls``, ``recovers within 20 s``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from loom.chaos.durations import parse_time
+from loom.errors import WrongArguments
+
+__all__ = ["Expectation", "Kind", "parse_expectation"]
+
+
+class Kind(str, Enum):
+    """What is expected."""
+
+    RECOVERS = "recovers within"
+    """After each fault."""
+    DETECTED = "detected within"
+    """Each fault."""
+    STEPS_LOST = "steps lost at most"
+    """To each fault."""
+    LOST_ONCE = "no step lost twice"
+    FALLS = "falls"
+    RISES = "rises"
+    AT_LEAST = "at least"
+    AT_MOST = "at most"
+    FINITE = "is finite"
+    AGREE = "replicas agree"
+    """Wherever they have reported the hash of their parameters for the same step, it is the same."""
+    GOODPUT = "goodput at least"
+
+
+OF_FAULTS = (Kind.RECOVERS, Kind.DETECTED, Kind.STEPS_LOST)
+"""Those that a single fault may have; of a plan, they hold for each of its faults."""
+
+_NUMBER = r"(?P<number>[-+]?\d+(\.\d+)?(e[-+]?\d+)?)\s*(?P<percent>%)?"
+_METRIC = r"(?P<metric>[A-Za-z][\w./-]*)"
+
+_FORMS: list[tuple[re.Pattern[str], Kind]] = [
+    (re.compile(r"recovers? within (?P<time>.+)"), Kind.RECOVERS),
+    (re.compile(r"(is )?detected within (?P<time>.+)"), Kind.DETECTED),
+    (re.compile(rf"(at most {_NUMBER} steps? lost)"), Kind.STEPS_LOST),
+    (re.compile(rf"(steps lost at most {_NUMBER})"), Kind.STEPS_LOST),
+    (re.compile(r"no step (is )?(lost|applied) twice"), Kind.LOST_ONCE),
+    (re.compile(r"(all )?replicas agree"), Kind.AGREE),
+    (re.compile(rf"goodput (is )?at least {_NUMBER}"), Kind.GOODPUT),
+    (re.compile(rf"{_METRIC} falls"), Kind.FALLS),
+    (re.compile(rf"{_METRIC} rises"), Kind.RISES),
+    (re.compile(rf"{_METRIC} is finite"), Kind.FINITE),
+    (re.compile(rf"{_METRIC} (is )?at least {_NUMBER}"), Kind.AT_LEAST),
+    (re.compile(rf"{_METRIC} (is )?at most {_NUMBER}"), Kind.AT_MOST),
+]
+
+FORMS = (
+    "recovers within 20 s",
+    "detected within 1 s",
+    "at most 5 steps lost",
+    "no step lost twice",
+    "replicas agree",
+    "goodput at least 85 %",
+    "loss falls",
+    "accuracy rises",
+    "loss is finite",
+    "accuracy at least 0.97",
+    "loss at most 0.2",
+)
+"""An example of each."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Something that has to hold. ``value`` is in seconds, steps, or what the metric is in."""
+
+    text: str
+    kind: Kind
+    metric: str = ""
+    value: float = 0.0
+
+    @property
+    def of_faults(self) -> bool:
+        """Whether it is about faults one by one."""
+        return self.kind in OF_FAULTS
+
+
+def parse_expectation(value: Any) -> Expectation:
+    """Read an expectation.
+
+    Raises:
+        WrongArguments: it has none of the forms.
+    """
+    text = " ".join(value.split()) if isinstance(value, str) else ""
+    for form, kind in _FORMS:
+        if (match := form.fullmatch(text)) is not None:
+            found = match.groupdict()
+            number = parse_time(found["time"]) if found.get("time") else float(found.get("number") or 0.0)
+            if found.get("percent"):
+                number /= 100
+            return Expectation(text, kind, found.get("metric") or "", number)
+    raise WrongArguments(f"{value!r:.80} is nothing that can be expected: write such as {'; '.join(FORMS)}")

@@ -1,0 +1,291 @@
+"""The kinds of faults that there are, with the parameters of each. Imports nothing that does any."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from loom.errors import WrongArguments
+
+__all__ = [
+    "FAULTS",
+    "MAX_DELAY",
+    "MAX_DURATION",
+    "FaultKind",
+    "Param",
+    "Place",
+    "check_duration",
+    "check_fault",
+    "fault_kind",
+]
+
+MAX_DURATION = 3600.0
+"""Seconds that a fault may last. Each ends by itself: who was to remove it may be gone by then."""
+
+MAX_DELAY = 60_000.0
+"""Milliseconds that packets may come later."""
+
+
+class Place(str, Enum):
+    """Where a fault is carried out."""
+
+    TRAINING = "training"
+    """In the training process, at a step boundary."""
+    HOST = "host"
+    """On the host of a training process, at once."""
+    GATEWAY = "gateway"
+    """Beside the gateway: the gateway itself, its weaver or a driver."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a fault. Numbers lie between ``least`` and ``most``; a list is one of texts."""
+
+    type: type
+    default: Any
+    what: str
+    least: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def check(self, fault: str, name: str, value: Any) -> Any:
+        """The value, as the parameter's type.
+
+        Raises:
+            WrongArguments: it is none, or too small or large.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.type in (int, float) and type(value) in (int, float):
+            number = self.type(value)
+            if number == value and self.least <= number <= self.most:
+                return number
+            raise WrongArguments(
+                f"{fault}: {name} is {_article(self.type)} from {self.least:g} to {self.most:g}, not {value!r:.80}"
+            )
+        if self.type is list and isinstance(value, str):
+            return [value]
+        if self.type is list and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+            return list(value)
+        if type(value) is not self.type or self.type is list:
+            raise WrongArguments(f"{fault}: {name} is {_article(self.type)}, not {value!r:.80}")
+        if self.choices and value not in self.choices:
+            raise WrongArguments(f"{fault}: {name} is one of {', '.join(self.choices)}, not {value!r:.80}")
+        return value
+
+
+_NO_PARAMS: Mapping[str, Param] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """A kind of fault."""
+
+    name: str
+    place: Place
+    what: str
+    """What it does, in a sentence."""
+    params: Mapping[str, Param] = field(default_factory=lambda: _NO_PARAMS)
+    lasts: float | None = None
+    """Seconds, unless said otherwise; None: it is over at once, and there is nothing to remove."""
+    ends: bool = False
+    """Whether the process that it strikes does not outlive it."""
+    silences: bool = False
+    """Whether the process cannot say anything while it lasts, and has to say before that it is about to come."""
+    of: str = "replica"
+    """What it strikes: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
+
+
+def _article(type_: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a text", list: "a list of texts"}[type_]
+
+
+_PEERS = Param(list, [], "addresses of the hosts on the other side; none: all but this host itself")
+_DEVICE = Param(str, "", "the network device; none: the one of the route to the others")
+
+
+def _kinds() -> Iterable[FaultKind]:
+    training, host, gateway = Place.TRAINING, Place.HOST, Place.GATEWAY
+    yield FaultKind("sigkill", host, "The process is killed, as by the kernel when memory is short.", ends=True)
+    yield FaultKind(
+        "sigstop", host, "The process hangs: it is stopped, and goes on afterwards.", lasts=5.0, silences=True
+    )
+    yield FaultKind("segfault", training, "The process reads where it has no memory, and crashes.", ends=True)
+    yield FaultKind(
+        "exception", training, "A step raises InjectedFault.", {"text": Param(str, "", "what it says")}, ends=True
+    )
+    yield FaultKind(
+        "out_of_memory",
+        training,
+        "A step takes all the memory that it may have, bounded by an rlimit (it raises MemoryError) or by a cgroup "
+        "(the kernel kills the process).",
+        {
+            "megabytes": Param(int, 256, "how much more than it has the process may take", 1, 65536),
+            "bound": Param(str, "rlimit", "what bounds it", choices=("rlimit", "cgroup")),
+        },
+        ends=True,
+    )
+    yield FaultKind(
+        "gil_deadlock",
+        training,
+        "A C function waits and holds the interpreter's lock: no thread of the process runs, heartbeats end.",
+        lasts=10.0,
+    )
+    yield FaultKind("pg_abort", training, "The process groups of torch.distributed are aborted, as by a lost peer.")
+    yield FaultKind(
+        "slow_rank",
+        training,
+        "Each step takes longer.",
+        {"seconds": Param(float, 0.5, "how much longer", 0.0, 600.0)},
+        lasts=10.0,
+    )
+    yield FaultKind(
+        "clock_jump",
+        training,
+        "time.time() of the process jumps; the monotonic clock goes on.",
+        {"seconds": Param(float, 3600.0, "how far; negative: back", -1e8, 1e8)},
+        lasts=10.0,
+    )
+    yield FaultKind(
+        "nan_loss",
+        training,
+        "What the model computes is NaN for some steps, and so is the loss.",
+        {"steps": Param(int, 1, "how many", 1, 1_000_000)},
+        lasts=60.0,
+    )
+    yield FaultKind(
+        "lost_host", host, "The worker is killed, and all its processes with it; then it is started again.",
+        lasts=5.0, ends=True, silences=True, of="host",
+    )  # fmt: skip
+    yield FaultKind(
+        "partition",
+        host,
+        "The host hears nothing of others and they nothing of it.",
+        {"peers": _PEERS},
+        5.0,
+        silences=True,
+        of="host",
+    )
+    yield FaultKind(
+        "link_down",
+        host,
+        "A network device of the host is down.",
+        {"device": _DEVICE},
+        lasts=5.0,
+        silences=True,
+        of="host",
+    )
+    yield FaultKind(
+        "loss",
+        host,
+        "Packets to the host are lost.",
+        {"percent": Param(int, 10, "how many of a hundred", 1, 100), "peers": _PEERS},
+        lasts=10.0,
+        of="host",
+    )
+    yield FaultKind(
+        "delay",
+        host,
+        "Packets of the host come later.",
+        {"milliseconds": Param(float, 100.0, "how much", 0.1, MAX_DELAY), "device": _DEVICE},
+        lasts=10.0,
+        of="host",
+    )
+    yield FaultKind(
+        "bandwidth",
+        host,
+        "A network device of the host is narrow.",
+        {"megabits": Param(float, 10.0, "a second", 0.01, 1e6), "device": _DEVICE},
+        lasts=10.0,
+        of="host",
+    )
+    yield FaultKind(
+        "full_disk",
+        host,
+        "The file system of a folder is full.",
+        {
+            "folder": Param(str, "", "such as the one of the checkpoints"),
+            "most": Param(
+                int, 1024, "megabytes to write at most; a file system with more room is refused", 1, 1 << 20
+            ),
+        },
+        lasts=10.0,
+        of="host",
+    )
+    yield FaultKind(
+        "corrupt_checkpoint",
+        host,
+        "Bytes of the newest checkpoint in a folder are changed; then it is as it was.",
+        {
+            "folder": Param(str, "", "of the checkpoints"),
+            "bytes": Param(int, 64, "to change in each of its files", 1, 1 << 20),
+            "seed": Param(int, 0, "which bytes", 0, 1 << 53),
+        },
+        lasts=30.0,
+        of="host",
+    )
+    yield FaultKind("dead_driver", gateway, "The driver of a session is killed.", of="session")
+    yield FaultKind("dead_gateway", gateway, "The gateway is killed.", of="gateway")
+    yield FaultKind("dead_weaver", gateway, "The weaver is killed; the gateway starts another one.", of="weaver")
+
+
+FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _kinds()})
+"""By name."""
+
+
+def fault_kind(name: Any) -> FaultKind:
+    """A kind of fault.
+
+    Raises:
+        WrongArguments: there is none of the name.
+    """
+    if isinstance(name, str) and name in FAULTS:
+        return FAULTS[name]
+    near = difflib.get_close_matches(str(name), FAULTS, 1)
+    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(FAULTS)}"
+    raise WrongArguments(f"there is no fault {name!r:.80}; {advice}")
+
+
+def check_duration(kind: FaultKind, duration: Any) -> float | None:
+    """Seconds that a fault lasts: those given, or those that its kind lasts.
+
+    Raises:
+        WrongArguments: they are no time, too long, or its kind is over at once.
+    """
+    if duration is None:
+        return kind.lasts
+    if type(duration) not in (int, float) or not 0 < duration <= MAX_DURATION:
+        raise WrongArguments(
+            f"{kind.name} lasts more than 0 and at most {MAX_DURATION:g} seconds, not {duration!r:.80}"
+        )
+    if kind.lasts is None:
+        raise WrongArguments(
+            f"{kind.name} is over at once: it lasts no time, and {duration:g} s cannot be asked for"
+        )
+    return float(duration)
+
+
+def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
+    """See that a fault makes sense; return its kind, all of its parameters, and the seconds that it lasts.
+
+    Raises:
+        WrongArguments: there is no such kind, or it has no such parameters, or they have no such values.
+    """
+    kind = fault_kind(name)
+    if not isinstance(params, dict):
+        raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
+    for given in params:
+        if given not in kind.params:
+            known = ", ".join(kind.params) or "none"
+            raise WrongArguments(f"{kind.name} has no parameter {given!r:.80}; it has {known}")
+    checked = {
+        name: param.check(kind.name, name, params.get(name, param.default)) for name, param in kind.params.items()
+    }
+    if "folder" in checked and not checked["folder"]:
+        raise WrongArguments(f"{kind.name} needs a folder: {kind.params['folder'].what}")
+    return kind, checked, check_duration(kind, duration)

@@ -1,0 +1,203 @@
+"""What becomes of a fault: when it is noticed, when it is over, when the training has recovered, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from loom.chaos.observing import DETECTS, Observer
+from loom.chaos.plans import PlannedFault
+from loom.chaos.targets import ENDED
+
+__all__ = ["Follower", "Struck", "Victim"]
+
+MAIN_METRIC = "loss"
+"""By whose history the steps of a replica are found, if it reports that."""
+
+REMOVAL_GRACE = 2.0
+"""Seconds after which a fault whose time is over is taken to be gone where nobody said so."""
+
+
+@dataclass
+class Victim:
+    """A replica that a fault has struck."""
+
+    replica: str
+    group: str
+    registered: float
+    """When the process came that was struck."""
+    step: int | None
+    """Where it was."""
+    detected: float | None = None
+    """Seconds from the fault to the first event that says that something is wrong."""
+    detected_as: str | None = None
+    over_step: int | None = None
+    """Where it was when the fault was over, if it lived."""
+    recovered: float | None = None
+    """Seconds from the fault, or its end where it lasts, to the next step."""
+    steps_lost: int | None = None
+    """Those that have to be made again."""
+
+
+@dataclass
+class Struck:
+    """A fault that was injected."""
+
+    planned: PlannedFault
+    at: float
+    """When, in seconds since the epoch, by the weaver's clock."""
+    targets: list[str]
+    victims: list[Victim]
+    evidence: dict[str, Any] = field(default_factory=dict)
+    removal: dict[str, Any] = field(default_factory=dict)
+    """What shows that it is gone, by replica."""
+    groups: frozenset[str] = frozenset()
+    """Those of the replicas that the fault is about."""
+    id: str = ""
+    failed: str | None = None
+    """Why it was not injected."""
+    over: float | None = None
+    """When it was over."""
+    detected: float | None = None
+    """As of the first victim, or of the piece that was killed."""
+    recovered: float | None = None
+    """As of the last."""
+    given_up: bool = False
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds of the watched replicas from then to the next fault, or to the end, by what they were spent on."""
+
+    @property
+    def steps_lost(self) -> int | None:
+        """Of all that were struck."""
+        lost = [victim.steps_lost for victim in self.victims if victim.steps_lost is not None]
+        return sum(lost) if lost else None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to see of it."""
+        return self.failed is not None or self.recovered is not None or self.given_up
+
+
+class Follower:
+    """Sees what becomes of faults.
+
+    Args:
+        observer: that looks.
+        patience: seconds after which a fault that was not recovered from is given up.
+        told: called with a line for people.
+    """
+
+    def __init__(self, observer: Observer, patience: float, told: Callable[[str], None]) -> None:
+        self.observer = observer
+        self._patience = patience
+        self._told = told
+
+    def follow(self, struck: Struck) -> None:
+        """Take note of what has become of a fault since the last time."""
+        if struck.done:
+            return
+        self._see_end(struck)
+        if struck.victims:
+            for victim in struck.victims:
+                self._see_victim(struck, victim)
+            struck.detected = min(
+                (one.detected for one in struck.victims if one.detected is not None), default=None
+            )
+            recovered = [one.recovered for one in struck.victims if one.recovered is not None]
+            if len(recovered) == len(struck.victims):
+                struck.recovered = max(recovered)
+        else:
+            self._see_piece(struck)
+        if struck.recovered is not None:
+            self._told(f"{struck.planned.fault} was recovered from within {struck.recovered:.2f} s")
+        elif struck.over is not None and self.observer.now() > struck.over + self._patience:
+            struck.given_up = True
+            self._told(f"{struck.planned.fault} was not recovered from within {self._patience:g} s")
+
+    def _see_end(self, struck: Struck) -> None:
+        """Take note of when a fault is over."""
+        for event in self.observer.since(struck.at, "fault_removed"):
+            if event.data.get("injection") == struck.id and event.replica not in struck.removal:
+                struck.removal[str(event.replica)] = event.data.get("evidence")
+                struck.over = event.time
+        if struck.over is not None:
+            return
+        duration = struck.planned.duration
+        if duration is None or struck.planned.kind.ends:
+            struck.over = struck.at
+        elif self.observer.now() > struck.at + duration + REMOVAL_GRACE:
+            struck.over = struck.at + duration
+
+    def _see_victim(self, struck: Struck, victim: Victim) -> None:
+        if victim.detected is None:
+            for event in self.observer.since(struck.at, *DETECTS):
+                if event.replica == victim.replica or victim.replica in event.data.get("replicas", ()):
+                    victim.detected, victim.detected_as = event.time - struck.at, event.kind
+                    break
+        replica, life = self.observer.replicas.get(victim.replica), self.observer.life(victim.replica)
+        if replica is None or life is None or victim.recovered is not None:
+            return
+        if life.registered != victim.registered:
+            if replica.reported is not None and replica.state not in ENDED:
+                self._is_back(struck, victim)
+        elif struck.over is not None and not struck.planned.kind.ends:
+            if victim.over_step is None:
+                victim.over_step = life.last or 0
+            elif (life.last or 0) > victim.over_step and replica.state == "running":
+                victim.recovered = self.observer.now() - struck.over
+                victim.steps_lost = 0
+
+    def _is_back(self, struck: Struck, victim: Victim) -> None:
+        """Take note of a new process that has made a step in the place of the one that was struck.
+
+        What it has reported tells when: the step that it says it is in may be one before it has its state.
+        """
+        observer = self.observer
+        life = observer.life(victim.replica)
+        assert life is not None
+        before = next(one for one in observer.lives[victim.replica] if one.registered == victim.registered)
+        metrics = observer.replicas[victim.replica].metrics
+        metric = next((one for one in (MAIN_METRIC, *metrics) if one in metrics), None)
+        if metric is None:
+            return
+        points = [
+            one for one in observer.history(victim.replica, metric, before.registered) if one.step is not None
+        ]
+        made = [one for one in points if one.time >= life.registered]
+        if not made:
+            return
+        victim.recovered = max(0.0, made[0].time - struck.at)
+        life.first = made[0].step
+        if done := [one.step or 0 for one in points if one.time < life.registered]:
+            before.last = max(done)
+            victim.steps_lost = max(0, before.last - (made[0].step or 0) + 1)
+
+    def _see_piece(self, struck: Struck) -> None:
+        observer = self.observer
+        absences = [one for one in observer.away if (one.until or observer.now()) >= struck.at]
+        if absences and struck.detected is None:
+            struck.detected = max(0.0, absences[0].since - struck.at)
+        if absences and absences[-1].until is None:
+            return
+        match struck.planned.kind.of:
+            case "weaver":
+                started = observer.since(struck.at, "weaver_started")
+                if started:
+                    struck.recovered = started[0].time - struck.at
+            case "gateway":
+                if absences and absences[-1].until is not None:
+                    struck.recovered = absences[-1].until - struck.at
+            case _:
+                died = observer.since(struck.at, *DETECTS)
+                if died and struck.detected is None:
+                    struck.detected = died[0].time - struck.at
+                # Not by what looks after a training: that is there long before anybody trains again.
+                if any(
+                    replica.group in struck.groups
+                    and replica.state == "running"
+                    and replica.registered > struck.at
+                    and replica.step is not None
+                    for replica in observer.replicas.values()
+                ):
+                    struck.recovered = observer.now() - struck.at

@@ -1,0 +1,96 @@
+"""A fault that is there: the proof of it, and the way to end it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+_log = logging.getLogger("loom")
+
+__all__ = ["Evidence", "Injected", "InjectedFault"]
+
+Evidence = dict[str, Any]
+"""What shows that something is so: numbers, texts and lists of them, by name."""
+
+
+class InjectedFault(Exception):
+    """What a step raises where that is the fault. No `LoomError`: nothing of Loom's has gone wrong."""
+
+
+class Injected:
+    """A fault that has been injected. As a context manager it is removed at the end.
+
+    Args:
+        kind: of `loom.chaos.faults`.
+        evidence: what shows that it is there.
+        undo: removes it, and returns what shows that it is gone; None where there is nothing to remove.
+        duration: seconds after which it is removed; None: when somebody does.
+        told: called with what `undo` returned.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        evidence: Evidence,
+        undo: Callable[[], Evidence] | None = None,
+        duration: float | None = None,
+        told: Callable[[Evidence], None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.evidence = evidence
+        self.time = time.time()
+        """When it was injected, in seconds since the epoch."""
+        self.removal: Evidence | None = None
+        """What shows that it is gone; None before `remove`."""
+        self._undo = undo
+        self._told = told
+        self._lock = threading.Lock()
+        self._gone = threading.Event()
+        self._timer: threading.Timer | None = None
+        if undo is not None and duration is not None:
+            self._timer = threading.Timer(duration, self._time_is_over)
+            self._timer.daemon = True
+            self._timer.start()
+
+    @property
+    def removable(self) -> bool:
+        """Whether there is anything to remove."""
+        return self._undo is not None
+
+    def remove(self) -> Evidence:
+        """Remove it, if that has not been done; what shows that it is gone."""
+        with self._lock:
+            if self.removal is not None:
+                return self.removal
+            if self._timer is not None:
+                self._timer.cancel()
+            removal = self.removal = self._undo() if self._undo is not None else {}
+            self._gone.set()
+        if self._told is not None:
+            self._told(removal)
+        return removal
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is removed; whether it was."""
+        return self._gone.wait(timeout)
+
+    def _time_is_over(self) -> None:
+        try:
+            self.remove()
+        except Exception:  # noqa: BLE001 - nobody waits for it
+            _log.exception("the fault %s cannot be removed", self.kind)
+
+    def __enter__(self) -> Injected:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<Injected {self.kind}: {'there' if self.removal is None else 'removed'}>"

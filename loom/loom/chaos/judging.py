@@ -1,0 +1,181 @@
+"""Whether what a plan expects of a run held, and what was found instead."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from loom.chaos.durations import spoken
+from loom.chaos.expectations import Expectation, Kind
+from loom.chaos.following import Struck
+from loom.chaos.observing import Life
+from loom.chaos.runs import Run
+
+__all__ = ["Verdict", "compute_share", "goodput", "judge", "lost_twice"]
+
+LEAST_POINTS = 4
+"""Of a metric, to say that it falls or rises."""
+
+HASH = "params_hash"
+"""The metric by which replicas tell a hash of their parameters."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an expectation."""
+
+    expected: str
+    held: bool
+    found: str
+    fault: int | None = None
+    """Of which fault, by its number in the run; None: of the whole."""
+
+
+def judge(run: Run) -> list[Verdict]:
+    """All that was expected, that of faults first."""
+    verdicts = []
+    for number, struck in enumerate(run.struck):
+        of_all = [one for one in run.plan.expect if one.of_faults]
+        for expected in (*struck.planned.expect, *of_all):
+            held, found = _of_fault(expected, struck)
+            verdicts.append(Verdict(expected.text, held, found, number))
+    if run.cut_short is not None:
+        verdicts.append(Verdict("the plan is carried out", False, run.cut_short))
+    for number, struck in enumerate(run.struck):
+        if struck.failed is not None:
+            verdicts.append(Verdict("it is injected", False, struck.failed, number))
+    for expected in run.plan.expect:
+        if not expected.of_faults:
+            held, found = _OF_RUNS[expected.kind](run, expected)
+            verdicts.append(Verdict(expected.text, held, found))
+    return verdicts
+
+
+def _of_fault(expected: Expectation, struck: Struck) -> tuple[bool, str]:
+    if expected.kind is Kind.STEPS_LOST:
+        lost = struck.steps_lost or 0
+        return lost <= expected.value and struck.recovered is not None, f"{lost} steps"
+    took = struck.recovered if expected.kind is Kind.RECOVERS else struck.detected
+    if took is None:
+        return False, "never"
+    return took <= expected.value, spoken(took)
+
+
+def lost_twice(lives: dict[str, list[Life]]) -> dict[str, int]:
+    """For each replica the first step that had to be made again more than once; those without are left out."""
+    found: dict[str, int] = {}
+    for replica, processes in lives.items():
+        again: list[tuple[int, int]] = []
+        for before, after in itertools.pairwise(processes):
+            if before.last is None or after.first is None or after.first > before.last:
+                continue
+            for first, last in again:
+                if after.first <= last and first <= before.last:
+                    found.setdefault(replica, max(first, after.first))
+            again.append((after.first, before.last))
+    return found
+
+
+def _lost_once(run: Run, expected: Expectation) -> tuple[bool, str]:
+    watched = {one.id for one in run.watched()}
+    twice = lost_twice({id: lives for id, lives in run.observer.lives.items() if id in watched})
+    said = ", ".join(f"step {step} of {replica}" for replica, step in twice.items())
+    return not twice, said or "none was"
+
+
+def _points(run: Run, metric: str) -> list[tuple[float, float]]:
+    """Time and value of a metric of all watched replicas during the run, in their order."""
+    found = []
+    for replica in run.watched():
+        for point in run.observer.history(replica.id, metric, run.began):
+            if math.isfinite(point.value):
+                found.append((point.time, point.value))
+    return sorted(found)
+
+
+def _course(run: Run, expected: Expectation) -> tuple[bool, str]:
+    values = [value for _, value in _points(run, expected.metric)]
+    if len(values) < LEAST_POINTS:
+        return False, f"{len(values)} values of {expected.metric}"
+    few = max(1, len(values) // 10)
+    first, last = statistics.median(values[:few]), statistics.median(values[-few:])
+    held = last < first if expected.kind is Kind.FALLS else last > first
+    return held, f"from {first:.4g} to {last:.4g}"
+
+
+def _last(run: Run, metric: str) -> dict[str, float]:
+    """The last value of each replica that has not died."""
+    replicas = [one for one in run.watched() if one.state != "failed"]
+    return {one.id: one.metrics[metric] for one in replicas if metric in one.metrics}
+
+
+def _bound(run: Run, expected: Expectation) -> tuple[bool, str]:
+    values = _last(run, expected.metric)
+    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items()) or "nobody reports it"
+    if expected.kind is Kind.AT_LEAST:
+        return bool(values) and all(value >= expected.value for value in values.values()), said
+    return bool(values) and all(value <= expected.value for value in values.values()), said
+
+
+def _finite(run: Run, expected: Expectation) -> tuple[bool, str]:
+    values = _last(run, expected.metric)
+    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items()) or "nobody reports it"
+    return bool(values) and all(map(math.isfinite, values.values())), said
+
+
+def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
+    by_step: dict[int, dict[str, float]] = {}
+    for replica in run.watched():
+        for point in run.observer.history(replica.id, HASH, run.began):
+            if point.step is not None:
+                by_step.setdefault(point.step, {})[replica.id] = point.value
+    compared = {step: hashes for step, hashes in by_step.items() if len(hashes) > 1}
+    apart = [step for step, hashes in compared.items() if len(set(hashes.values())) > 1]
+    if not compared:
+        return False, f"no two replicas report {HASH} of one step"
+    if apart:
+        return False, f"at {len(apart)} of {len(compared)} steps they do not: first at {min(apart)}"
+    return True, f"at all of {len(compared)} steps"
+
+
+def goodput(run: Run) -> float | None:
+    """The share of the time that went into steps that count, from 0 to 1; None where nobody can say."""
+    if run.goodput and (share := compute_share(run.goodput)) is not None:
+        return share
+    # As the weaver does not say: steps that were made once, at the speed of the best, for the time of the run.
+    watched = {one.id: one for one in run.watched()}
+    pace = [one.step_time for one in watched.values() if one.step_time]
+    if not pace or run.ended <= run.began:
+        return None
+    made = 0
+    for replica in watched:
+        lives = [life for life in run.observer.lives.get(replica, ()) if life.first is not None]
+        if lives:
+            made += max(life.last or 0 for life in lives) - min(life.first or 0 for life in lives)
+    return min(1.0, made * min(pace) / ((run.ended - run.began) * len(watched)))
+
+
+def compute_share(spent: Mapping[str, float]) -> float | None:
+    """The share of steps that count in what was spent, by reason; None where that is nothing."""
+    whole = sum(spent.values())
+    return spent.get("compute", 0.0) / whole if whole > 0 else None
+
+
+def _goodput(run: Run, expected: Expectation) -> tuple[bool, str]:
+    found = goodput(run)
+    return found is not None and found >= expected.value, "not known" if found is None else f"{found:.1%}"
+
+
+_OF_RUNS: dict[Kind, Callable[[Run, Expectation], tuple[bool, str]]] = {
+    Kind.LOST_ONCE: _lost_once,
+    Kind.FALLS: _course,
+    Kind.RISES: _course,
+    Kind.AT_LEAST: _bound,
+    Kind.AT_MOST: _bound,
+    Kind.FINITE: _finite,
+    Kind.AGREE: _agree,
+    Kind.GOODPUT: _goodput,
+}

@@ -1,0 +1,163 @@
+"""``python -m loom.chaos.keeper``: a process on a host that injects one fault there, holds it, and removes it.
+
+It outlives the training process that it was started from, which the fault may have stopped or cut off. The fault
+is removed when its time is over, or when somebody on the host asks for it (`remove`), which is SIGTERM. It prints a
+line of JSON with the evidence, or with why there is no fault; and another when the fault is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loom.chaos.carried_out import carry_out, prepare
+from loom.chaos.faults import FAULTS
+from loom.chaos.injected import Evidence
+from loom.chaos.proc import ProcessId
+from loom.errors import FaultRefused, UnknownInjection
+
+__all__ = ["keep", "remove"]
+
+FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
+"""Where the keepers of a host are found, unless it is in the folder for temporary files."""
+
+REMOVED_WITHIN = 30.0
+"""Seconds that the removal of a fault may take; a worker that is started again takes longest."""
+
+
+def keep(
+    injection: str,
+    kind: str,
+    params: dict[str, Any],
+    duration: float | None,
+    pid: int,
+    told: Callable[[Evidence], None],
+) -> tuple[Evidence, Callable[[], None] | None]:
+    """Start a keeper; what shows that its fault is there.
+
+    One that silences the training process is only about to be there: the second that is returned has it strike,
+    and what shows that it was there is told with its removal.
+
+    Args:
+        injection: id of the fault.
+        kind, params, duration: as for `carry_out`.
+        pid: of the training process.
+        told: called, on a thread of its own, with what shows that it is gone.
+
+    Raises:
+        FaultRefused: this host cannot have it.
+    """
+    order = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loom.chaos.keeper", order],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    said: dict[str, Any] = json.loads(line) if line else {"refused": f"the keeper ended with code {process.wait()}"}
+    if "refused" in said:
+        process.communicate()
+        raise FaultRefused(said["refused"])
+
+    def follow() -> None:
+        for line in process.stdout or ():
+            last = json.loads(line)
+            told(last.get("removed", last))
+        process.wait()
+
+    def strike() -> None:
+        assert process.stdin is not None
+        process.stdin.write(b"now\n")
+        process.stdin.flush()
+
+    threading.Thread(target=follow, name="loom-chaos", daemon=True).start()
+    evidence: Evidence = said["evidence"]
+    return evidence, strike if FAULTS[kind].silences else None
+
+
+def remove(injection: str) -> None:
+    """Have the fault removed that a keeper on this host holds; return when it is gone.
+
+    Raises:
+        UnknownInjection: no keeper here holds it.
+    """
+    record = _folder() / f"{injection}.json"
+    try:
+        keeper = ProcessId(*json.loads(record.read_text()))
+        if not keeper.alive():
+            raise FileNotFoundError
+        os.kill(keeper.pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        record.unlink(missing_ok=True)
+        raise UnknownInjection(f"no fault with the id {injection!r:.80} is there on this host") from None
+    until = time.monotonic() + REMOVED_WITHIN
+    while record.exists() and keeper.alive():
+        if time.monotonic() > until:
+            raise FaultRefused(f"the fault {injection} was not removed within {REMOVED_WITHIN:g} s")
+        time.sleep(0.005)
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or f"/tmp/loom-chaos-{os.geteuid()}")
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise FaultRefused(
+            f"the folder {folder} has to be this user's own, and nobody else's to open: chmod 700 it"
+        )
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loom.chaos.keeper", description="Inject one fault and hold it."
+    )
+    parser.add_argument("order", help="JSON, as loom.chaos.keeper.keep writes it")
+    order = json.loads(parser.parse_args().order)
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        record = _folder() / f"{order['id']}.json"
+        record.write_text(json.dumps(ProcessId.find(os.getpid())))
+        silences = FAULTS[order["kind"]].silences
+        if silences:
+            _say(evidence=prepare(order["kind"], order["pid"], order["params"]))
+            sys.stdin.readline()
+        injected = carry_out(order["kind"], order["pid"], order["params"], None)
+    except FaultRefused as error:
+        record.unlink(missing_ok=True)
+        _say(refused=str(error))
+        return 1
+    if not silences:
+        _say(evidence=injected.evidence)
+    try:
+        if injected.removable:
+            asked.wait(order["duration"])
+        _say(removed={"was": injected.evidence, **injected.remove()})
+    finally:
+        record.unlink(missing_ok=True)
+    return 0
+
+
+def _say(**line: Any) -> None:
+    with contextlib.suppress(OSError):  # who started it may be gone
+        print(json.dumps(line), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

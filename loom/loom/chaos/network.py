@@ -1,0 +1,242 @@
+"""Faults of a host's network, made by the kernel: nftables drops packets, ``tc`` holds them up, a device goes down.
+Where the kernel has no netem, a process of ours holds up packets (`loom.chaos.delaying`).
+
+They strike the network namespace of this process, and need root (``CAP_NET_ADMIN``) and the programs ``ip``,
+``tc`` and ``nft``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from loom.chaos import delaying
+from loom.chaos.faults import MAX_DELAY
+from loom.chaos.injected import Evidence, Injected
+from loom.errors import FaultRefused
+
+__all__ = ["delay", "link_down", "lose", "narrow", "partition", "try_link_down", "try_partition"]
+
+NETEM_LIMIT = 100_000
+"""Packets that netem keeps at most; without it 1,000, which is 12 ms of a billion bits a second."""
+
+PROGRAM_WITHIN = 10.0
+"""Seconds that ``ip``, ``tc`` or ``nft`` may take."""
+
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
+_DEFAULT_QDISCS = ("noqueue", "fq_codel", "pfifo_fast", "mq", "fq", "pfifo")
+
+
+def try_partition(peers: Sequence[str] = ()) -> Evidence:
+    """See whether `partition` can do it here; what it would drop.
+
+    Raises:
+        FaultRefused: it cannot.
+    """
+    _run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
+    return {"peers": list(peers) or "all others"}
+
+
+def partition(peers: Sequence[str] = (), duration: float | None = None) -> Injected:
+    """Drop all that goes to other hosts and comes from them.
+
+    Args:
+        peers: addresses of the others, or networks; all but this host itself where there are none.
+        duration: seconds after which it is removed.
+
+    Raises:
+        FaultRefused: nftables cannot do it here.
+    """
+    return _rules("partition", _partition_rules(peers), {"peers": list(peers) or "all others"}, duration)
+
+
+def lose(percent: int, peers: Sequence[str] = (), duration: float | None = None) -> Injected:
+    """Lose so many of a hundred packets that come from other hosts, each by chance.
+
+    Raises:
+        FaultRefused: nftables cannot do it here.
+    """
+    drop = f"numgen random mod 100 < {percent} counter drop"
+    rules = [f"add rule inet {{table}} in {match} {drop}" for match in _matches("saddr", "in", peers)]
+    return _rules("loss", rules, {"percent": percent, "peers": list(peers) or "all others"}, duration)
+
+
+def try_link_down(device: str = "") -> Evidence:
+    """See whether there is a device to take down; which, and how it is.
+
+    Raises:
+        FaultRefused: there is none.
+    """
+    device = device or _device()
+    _run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
+    return {"device": device, "flags": _flags(device)}
+
+
+def link_down(device: str = "", duration: float | None = None) -> Injected:
+    """Take a device down; removed, it is up again with the routes that went with it.
+
+    Raises:
+        FaultRefused: there is no such device, or it is not for this process to take down.
+    """
+    device = device or _device()
+    routes = [
+        line for line in _run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line
+    ]
+    _run("ip", "link", "set", "dev", device, "down")
+
+    def undo() -> Evidence:
+        _run("ip", "link", "set", "dev", device, "up")
+        for route in routes:
+            words = [word for word in route.split() if word != "linkdown"]
+            _run("ip", "route", "replace", *words, "dev", device)
+        return {"device": device, "flags": _flags(device)}
+
+    return Injected("link_down", {"device": device, "flags": _flags(device)}, undo, duration)
+
+
+def narrow(megabits: float, device: str = "", duration: float | None = None) -> Injected:
+    """Let so many million bits a second out of a device, with ``tc tbf``.
+
+    Raises:
+        FaultRefused: it is narrowed or delayed already, or the kernel has no tbf.
+    """
+    bits = round(megabits * 1e6)
+    burst = max(1600, bits // 8 // 100)  # 10 ms of it, and at least a packet
+    return _qdisc(
+        "bandwidth", device, ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"], duration
+    )
+
+
+def delay(milliseconds: float, device: str = "", duration: float | None = None) -> Injected:
+    """Send what goes out of a device so much later: with ``tc netem``, or as `delaying.delay` does.
+
+    Raises:
+        FaultRefused: it is delayed already; or the kernel has no netem, and `delaying.delay` cannot do it either.
+    """
+    if not 0 < milliseconds <= MAX_DELAY:
+        raise FaultRefused(f"a delay is more than 0 and at most {MAX_DELAY:g} milliseconds, not {milliseconds:g}")
+    device = device or _device()
+    if _root_qdisc(device) in (*_DEFAULT_QDISCS, "netem"):
+        with contextlib.suppress(_NoQdisc):
+            options = ["netem", "limit", str(NETEM_LIMIT), "delay", f"{milliseconds:g}ms"]
+            return _qdisc("delay", device, options, duration)
+    return delaying.delay(milliseconds, device, duration)
+
+
+def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
+    """How nftables names packets of these peers; where there are none, all but those of the host with itself."""
+    if not peers:
+        return ['iifname != "lo"' if chain == "in" else 'oifname != "lo"']
+    matches = []
+    for peer in peers:
+        try:
+            network = ipaddress.ip_network(peer, strict=False)
+        except ValueError:
+            raise FaultRefused(f"{peer!r:.80} is no address of a host, such as 10.0.0.5 or 10.0.1.0/24") from None
+        matches.append(f"{'ip' if network.version == 4 else 'ip6'} {side} {network}")
+    return matches
+
+
+def _rules(kind: str, rules: list[str], evidence: dict[str, Any], duration: float | None) -> Injected:
+    table = f"loom_{kind}_{secrets.token_hex(4)}"
+    _run("nft", "-f", "-", given=_table(table, rules))
+    _run("nft", "list", "table", "inet", table)
+
+    def undo() -> Evidence:
+        dropped = _dropped(table)
+        _run("nft", "delete", "table", "inet", table)
+        return {"table": table, "tables": _run("nft", "list", "tables").split("\n")[:-1], "dropped": dropped}
+
+    return Injected(kind, {"table": table, "rules": rules, **evidence}, undo, duration)
+
+
+def _partition_rules(peers: Sequence[str]) -> list[str]:
+    rules = []
+    for chain, side in (("in", "saddr"), ("out", "daddr")):
+        rules += [f"add rule inet {{table}} {chain} {match} counter drop" for match in _matches(side, chain, peers)]
+    return rules
+
+
+def _table(name: str, rules: Sequence[str]) -> str:
+    lines = [
+        f"add table inet {name}",
+        f"add chain inet {name} in {{ type filter hook input priority 0; }}",
+        f"add chain inet {name} out {{ type filter hook output priority 0; }}",
+        *(rule.replace("{table}", name) for rule in rules),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _dropped(table: str) -> int:
+    """Packets that the rules of a table have dropped."""
+    listed: list[dict[str, Any]] = json.loads(_run("nft", "-j", "list", "table", "inet", table))["nftables"]
+    expressions = [one for rule in listed for one in rule.get("rule", {}).get("expr", ())]
+    return sum(one["counter"]["packets"] for one in expressions if "counter" in one)
+
+
+class _NoQdisc(FaultRefused):
+    """The kernel does not give a device the qdisc that was asked for."""
+
+
+def _qdisc(kind: str, device: str, options: list[str], duration: float | None) -> Injected:
+    device = device or _device()
+    before = _root_qdisc(device)
+    if before not in _DEFAULT_QDISCS:
+        raise FaultRefused(
+            f"{device} has the qdisc {before} already, which {options[0]} would replace: remove it first"
+        )
+    try:
+        _run("tc", "qdisc", "add", "dev", device, "root", *options)
+    except FaultRefused as error:
+        raise _NoQdisc(str(error)) from error
+
+    def undo() -> Evidence:
+        _run("tc", "qdisc", "del", "dev", device, "root")
+        return {"device": device, "qdisc": _root_qdisc(device)}
+
+    return Injected(kind, {"device": device, "qdisc": _root_qdisc(device), "options": options}, undo, duration)
+
+
+def _root_qdisc(device: str) -> str:
+    listed: list[dict[str, Any]] = json.loads(_run("tc", "-j", "qdisc", "show", "dev", device) or "[]")
+    return next((str(one["kind"]) for one in listed if one.get("root") or "parent" not in one), "noqueue")
+
+
+def _flags(device: str) -> list[str]:
+    (found,) = json.loads(_run("ip", "-j", "link", "show", "dev", device))
+    return list(found["flags"])
+
+
+def _device() -> str:
+    """The device over which this host reaches others."""
+    routes: list[dict[str, Any]] = json.loads(_run("ip", "-j", "route", "show") or "[]")
+    routes.sort(key=lambda route: route.get("dst") != "default")
+    if not routes:
+        raise FaultRefused("this host has no route to others: name the device")
+    return str(routes[0]["dev"])
+
+
+def _run(program: str, *arguments: str, given: str | None = None) -> str:
+    if shutil.which(program) is None:
+        raise FaultRefused(f"the program {program} is not installed here: install {_PACKAGES[program]}")
+    command = [program, *arguments]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=PROGRAM_WITHIN)
+    except subprocess.TimeoutExpired as error:
+        raise FaultRefused(f"`{' '.join(command)}` did not end within {PROGRAM_WITHIN:g} s") from error
+    if done.returncode != 0:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise FaultRefused(f"`{' '.join(command)}` failed: {said}{_advice(said)}")
+    return done.stdout
+
+
+def _advice(said: str) -> str:
+    if "ermitted" in said or "ermission" in said:
+        return ": it needs root, or CAP_NET_ADMIN in this network namespace"
+    return ""

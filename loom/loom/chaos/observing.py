@@ -1,0 +1,129 @@
+"""What a run sees of the replicas that it watches: where they are, and what happened to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loom.errors import GatewayUnreachable, LoomError, NotAGateway, WeaverUnavailable
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver import WeaverProxy
+    from loom_proxy.weaver_views import Point, ReplicaInfo, WeaverEvent
+
+__all__ = ["AWAY", "Away", "Life", "Observer"]
+
+AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
+"""What is raised while there is nobody to ask."""
+
+DETECTS = ("failed", "stalled", "recovering", "device_failed", "group_failed")
+"""Kinds of events that say that something is wrong with a replica."""
+
+
+@dataclass
+class Life:
+    """One process that was a replica: the steps that it has made."""
+
+    replica: str
+    registered: float
+    """When it came, by the weaver's clock."""
+    first: int | None = None
+    """The first step that was seen of it."""
+    last: int | None = None
+
+    def saw(self, step: int | None) -> None:
+        if step is not None:
+            self.first = step if self.first is None else self.first
+            self.last = step if self.last is None else max(self.last, step)
+
+
+@dataclass
+class Away:
+    """A time in which there was no weaver, or no gateway; by the clock of this machine."""
+
+    since: float
+    until: float | None = None
+    why: str = ""
+
+
+@dataclass
+class Observer:
+    """Asks a weaver again and again how things are. Times are seconds since the epoch, by the weaver's clock.
+
+    Args:
+        weaver: of the gateway.
+    """
+
+    weaver: WeaverProxy
+    replicas: Mapping[str, ReplicaInfo] = field(default_factory=dict)
+    """As they were seen last."""
+    events: list[WeaverEvent] = field(default_factory=list)
+    """All since the beginning."""
+    lives: dict[str, list[Life]] = field(default_factory=dict)
+    """The processes that each replica has been, the last one last."""
+    away: list[Away] = field(default_factory=list)
+    weavers: list[str] = field(default_factory=list)
+    """The ids of the weavers that there have been."""
+    offset: float = 0.0
+    """By how much the weaver's clock is ahead of this machine's."""
+    _last: int = 0
+
+    def begin(self) -> None:
+        """Look for the first time.
+
+        Raises:
+            LoomError: the gateway does not let us, or is not there.
+        """
+        asked = time.time()
+        status = self.weaver.status()
+        self._last = status["event"]
+        self.offset = status["time"] - (asked + time.time()) / 2
+        self.weavers.append(status["weaver"])
+        self._look()
+
+    def now(self) -> float:
+        """The time by the weaver's clock."""
+        return time.time() + self.offset
+
+    def look(self) -> bool:
+        """Look again; whether there was anybody to ask."""
+        try:
+            self._look()
+        except AWAY as error:
+            if not self.away or self.away[-1].until is not None:
+                self.away.append(Away(self.now(), why=str(error)))
+            return False
+        if self.away and self.away[-1].until is None:
+            self.away[-1].until = self.now()
+        return True
+
+    def since(self, when: float, *kinds: str) -> list[WeaverEvent]:
+        """The events of these kinds since a time."""
+        return [event for event in self.events if event.time >= when and event.kind in kinds]
+
+    def life(self, replica: str) -> Life | None:
+        """The process that a replica is now, or was last."""
+        return self.lives[replica][-1] if self.lives.get(replica) else None
+
+    def history(self, replica: str, metric: str, since: float) -> list[Point]:
+        """The points of a metric, as far as they are known; none where there is no such metric."""
+        try:
+            return self.weaver.history(replica, metric, since=since, points=20_000)
+        except LoomError:
+            return []
+
+    def _look(self) -> None:
+        for event in self.weaver.events(self._last):
+            self._last = event.id
+            self.events.append(event)
+            if event.kind == "weaver_started":
+                self.weavers.append(str(event.data.get("instance")))
+        self.replicas = self.weaver.replicas()
+        for replica in self.replicas.values():
+            lives = self.lives.setdefault(replica.id, [])
+            if not lives or lives[-1].registered != replica.registered:
+                lives.append(Life(replica.id, replica.registered))
+            if replica.reported is not None:
+                lives[-1].saw(replica.step)

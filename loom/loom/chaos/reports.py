@@ -1,0 +1,200 @@
+"""What became of a run: as JSON for programs, as Markdown for people, and as a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from loom.chaos.durations import spoken
+from loom.chaos.following import Struck
+from loom.chaos.judging import Verdict, compute_share, goodput, judge
+from loom.chaos.runs import Run
+
+__all__ = ["Report"]
+
+GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one, or to the end."
+
+
+class Report:
+    """A run, added up.
+
+    Args:
+        run: that has ended.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.verdicts: list[Verdict] = judge(run)
+        self.goodput = goodput(run)
+
+    @property
+    def held(self) -> bool:
+        """Whether all held that was expected."""
+        return all(verdict.held for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        import loom
+
+        run = self.run
+        return {
+            "plan": run.plan.name,
+            "seed": run.plan.seed,
+            "held": self.held,
+            "loom": loom.__version__,
+            "began": run.began,
+            "seconds": run.ended - run.began,
+            "cut_short": run.cut_short,
+            "goodput": self.goodput,
+            "spent": run.goodput,
+            "faults": [self._fault(one) for one in run.struck],
+            "expectations": [asdict(one) for one in self.verdicts],
+            "replicas": {id: [asdict(life) for life in lives] for id, lives in run.observer.lives.items()},
+            "away": [asdict(one) for one in run.observer.away],
+            "weavers": run.observer.weavers,
+            "text": run.plan.text,
+        }
+
+    def _fault(self, struck: Struck) -> dict[str, Any]:
+        planned = struck.planned
+        return {
+            "fault": planned.fault,
+            "at": struck.at - self.run.began,
+            "when": str(planned.when),
+            "target": str(planned.target),
+            "struck": struck.targets,
+            "params": dict(planned.params),
+            "duration": planned.duration,
+            "injection": struck.id,
+            "failed": struck.failed,
+            "evidence": struck.evidence,
+            "removal": struck.removal,
+            "detected": struck.detected,
+            "recovered": struck.recovered,
+            "steps_lost": struck.steps_lost,
+            "goodput": compute_share(struck.spent),
+            "spent": struck.spent,
+            "victims": [asdict(victim) for victim in struck.victims],
+            "mark": str(planned.mark),
+        }
+
+    def markdown(self, picture: str | None = None) -> str:
+        """All of it, for people.
+
+        Args:
+            picture: the file name of one, to be shown.
+        """
+        run = self.run
+        began = datetime.fromtimestamp(run.began, timezone.utc).isoformat(" ", "seconds")
+        share = "not known" if self.goodput is None else f"{self.goodput:.1%}"
+        held = sum(one.held for one in self.verdicts)
+        lines = [
+            f"# {run.plan.name}: {'held' if self.held else 'did not hold'}",
+            "",
+            f"Seed {run.plan.seed}; began {began}; took {spoken(run.ended - run.began)}; "
+            f"{len(run.struck)} faults of {len({one.planned.fault for one in run.struck})} kinds; goodput {share}; "
+            f"{held} of {len(self.verdicts)} expectations held.",
+            "",
+        ]
+        if picture is not None:
+            lines += [f"![The run]({picture})", ""]
+        lines += [
+            "## Faults",
+            "",
+            *self._faults(),
+            "",
+            GOODPUT_OF_FAULT,
+            "",
+            "## Expectations",
+            "",
+            *self._expectations(),
+            "",
+        ]
+        if run.goodput:
+            whole = sum(run.goodput.values()) or math.nan
+            lines += ["## Where the time went", "", "| reason | seconds | share |", "| --- | --- | --- |"]
+            lines += [
+                f"| {one} | {took:.1f} | {took / whole:.1%} |" for one, took in run.goodput.items() if took > 0
+            ]
+            lines.append("")
+        lines += ["## The plan", "", "```", run.plan.text.rstrip(), "```", ""]
+        return "\n".join(lines)
+
+    def _faults(self) -> list[str]:
+        lines = [
+            "| # | at | fault | struck | lasts | detected | recovered | steps lost | goodput | evidence |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for number, one in enumerate(self.run.struck, 1):
+            lost = "-" if one.steps_lost is None else str(one.steps_lost)
+            share = compute_share(one.spent)
+            recovered = "never" if one.given_up else spoken(one.recovered)
+            cells = (
+                str(number),
+                f"{one.at - self.run.began:.1f} s",
+                one.planned.fault,
+                ", ".join(one.targets),
+                spoken(one.planned.duration),
+                spoken(one.detected),
+                f"not injected: {one.failed}" if one.failed else recovered,
+                lost,
+                "-" if share is None else f"{share:.0%}",
+                _short(one.evidence),
+            )
+            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        return lines
+
+    def _expectations(self) -> list[str]:
+        lines = ["| held | expected | of | found |", "| --- | --- | --- | --- |"]
+        for one in self.verdicts:
+            of = (
+                "all of it" if one.fault is None else f"{one.fault + 1}: {self.run.struck[one.fault].planned.fault}"
+            )
+            lines.append(
+                f"| {'yes' if one.held else '**no**'} | {_cell(one.expected)} | {of} | {_cell(one.found)} |"
+            )
+        return lines
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write ``report.json``, ``report.md`` and, where matplotlib is installed, ``report.png`` into a folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [folder / "report.json", folder / "report.md"]
+        picture = None
+        if find_spec("matplotlib") is not None:
+            from loom.chaos.pictures import draw
+
+            picture = folder / "report.png"
+            draw(self.run, picture)
+            written.append(picture)
+        written[0].write_text(json.dumps(_plain(self.to_dict()), indent=2) + "\n")
+        written[1].write_text(self.markdown(None if picture is None else picture.name))
+        return written
+
+
+def _short(evidence: dict[str, Any]) -> str:
+    said = []
+    for values in evidence.values():
+        simple = {name: value for name, value in dict(values).items() if isinstance(value, (int, float, str))}
+        said.append(", ".join(f"{name} {value}" for name, value in list(simple.items())[:3]))
+    return "; ".join(said)[:120]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, which knows no NaN."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)

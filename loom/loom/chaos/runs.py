@@ -1,0 +1,289 @@
+"""Carrying out a plan: wait for each fault's moment, inject it, and see how the training takes it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loom.chaos.faults import FaultKind, Place
+from loom.chaos.following import Follower, Struck, Victim
+from loom.chaos.observing import AWAY, Observer
+from loom.chaos.plans import RECOVERED, Plan, PlannedFault, Target
+from loom.chaos.targets import ENDED, check_target, chosen, living, matching
+from loom.errors import LoomError
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver import InjectionProxy, WeaverProxy
+    from loom_proxy.weaver_views import ReplicaInfo
+
+__all__ = ["Run"]
+
+logger = logging.getLogger("loom")
+
+LOOK_EVERY = 0.1
+"""Seconds between two looks."""
+
+ACKNOWLEDGED_WITHIN = 10.0
+"""Seconds that a fault is waited for, which a training that makes no steps takes at its next one."""
+
+
+@dataclass
+class _Pending:
+    """A fault whose moment has not come."""
+
+    planned: PlannedFault
+    index: int
+    times: list[float]
+    """By the run's clock, where they are known before."""
+    since: float = 0.0
+    due: float | None = None
+    """When its event has happened, and it waits for a while after it."""
+
+
+class Run:
+    """One run of a plan.
+
+    Args:
+        plan: to carry out.
+        weaver: of the gateway.
+        told: called with a line for people, whenever something happens.
+    """
+
+    def __init__(self, plan: Plan, weaver: WeaverProxy, told: Callable[[str], None] = lambda line: None) -> None:
+        self.plan = plan
+        self.observer = Observer(weaver)
+        self._follower = Follower(self.observer, plan.recovery, told)
+        self.struck: list[Struck] = []
+        self.began = self.ended = 0.0
+        """By the weaver's clock."""
+        self.cut_short: str | None = None
+        """Why it ended before its time."""
+        self.goodput: dict[str, float] | None = None
+        """Seconds of the watched replicas during the run by what they were spent on, if the weaver keeps that."""
+        self._spent_until: list[dict[str, float]] = []
+        """What `_spent` was when each fault struck, and at the end."""
+        self._weaver = weaver
+        self._told = told
+        self._luck = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
+        self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
+        self._settled: float | None = None
+
+    def check(self) -> None:
+        """See that each fault has somebody to strike; nothing is touched.
+
+        Raises:
+            BadPlan: one has not, or somebody who is not marked as injectable; with line and column.
+        """
+        replicas = self._weaver.replicas()
+        for fault in self.plan.faults:
+            try:
+                if _is_about_replicas(fault.kind):
+                    check_target(fault.target, replicas)
+            except LoomError as error:
+                raise self.plan.problem(fault, error) from error
+
+    def run(self) -> None:
+        """Carry the plan out, to its end.
+
+        Raises:
+            BadPlan: as `check`.
+            LoomError: the gateway is not there at the beginning.
+        """
+        self.check()
+        self.observer.begin()
+        self.began = self.observer.now()
+        before = self._spent()
+        try:
+            while not self._is_over():
+                if self.observer.look():
+                    self._inject_what_is_due()
+                for struck in self.struck:
+                    self._follower.follow(struck)
+                time.sleep(LOOK_EVERY)
+        except KeyboardInterrupt:
+            self.cut_short = "it was interrupted"
+            self._remove_all()
+        self.observer.look()
+        self.ended = self.observer.now()
+        self._spent_until.append(self._spent())
+        after = self._spent_until[-1]
+        self.goodput = {reason: after[reason] - before.get(reason, 0.0) for reason in after} if after else None
+        for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=True):
+            struck.spent = _between(*times)
+
+    # -- when -----------------------------------------------------------------------------------------------
+
+    def _plan(self, index: int, fault: PlannedFault) -> _Pending:
+        times: list[float] = []
+        if fault.when.time is not None:
+            times = [fault.when.time]
+        elif fault.when.rate is not None:
+            at = 0.0
+            for _ in range(fault.when.times):
+                at += self._luck[index].expovariate(fault.when.rate)
+                times.append(at)
+        return _Pending(fault, index, times)
+
+    def _inject_what_is_due(self) -> None:
+        for pending in list(self._pending):
+            if not self._is_due(pending):
+                continue
+            found = living(matching(pending.planned.target, self.observer.replicas.values()))
+            found = [one for one in found if one.injectable]
+            if not found and _is_about_replicas(pending.planned.kind):
+                continue  # they are being started again, and are struck as soon as they are back
+            if pending.times:
+                pending.times.pop(0)
+            if not pending.times:
+                self._pending.remove(pending)
+            self._inject(pending, chosen(pending.planned.target, found, self._luck[pending.index]))
+
+    def _is_due(self, pending: _Pending) -> bool:
+        when, now = pending.planned.when, self.observer.now()
+        if pending.times:
+            return now >= self.began + pending.times[0]
+        if when.step is not None:
+            replicas = matching(pending.planned.target, self.observer.replicas.values())
+            return any(one.step is not None and one.step >= when.step for one in replicas)
+        if pending.due is None:
+            pending.due = self._event_of(pending)
+        return pending.due is not None and now >= pending.due + when.after
+
+    def _event_of(self, pending: _Pending) -> float | None:
+        """When the event of a fault has happened; None as long as it has not."""
+        before = [one for one in self._pending if one.index < pending.index]
+        if before:
+            return None
+        earlier = [one for one in self.struck if one.planned is not pending.planned]
+        if pending.planned.when.event == RECOVERED:
+            return self.observer.now() if earlier and all(one.done for one in earlier) else None
+        since = earlier[-1].at if earlier else self.began
+        events = self.observer.since(since, str(pending.planned.when.event))
+        return events[0].time if events else None
+
+    # -- whom -----------------------------------------------------------------------------------------------
+
+    def _inject(self, pending: _Pending, found: list[ReplicaInfo]) -> None:
+        fault, kind = pending.planned, pending.planned.kind
+        if kind.of == "host":
+            found = found[:1] if fault.fault == "lost_host" else list({one.host: one for one in found}.values())
+        victims = [self._victim(one) for one in found] if kind.place is not Place.GATEWAY else []
+        targets = [one.id for one in found] if victims else [self._piece(fault, found)]
+        groups = frozenset(one.group for one in found)
+        struck = Struck(fault, self.observer.now(), targets, victims, groups=groups)
+        self.struck.append(struck)
+        self._spent_until.append(self._spent())
+        self._told(f"{fault.fault} strikes {', '.join(targets)}")
+        try:
+            target: Any = targets if victims else targets[0]
+            injection = self._weaver.inject(fault.fault, target, fault.duration, dict(fault.params))
+            struck.id = injection.id
+            self._acknowledged(struck, injection)
+        except AWAY as error:
+            struck.failed = f"there was nobody to ask: {error}"
+        except LoomError as error:
+            struck.failed = str(error)
+        if struck.failed is not None:
+            self._told(f"{fault.fault} was not injected: {struck.failed}")
+
+    @staticmethod
+    def _piece(fault: PlannedFault, found: list[ReplicaInfo]) -> str:
+        if fault.kind.of != "session":
+            return "*"
+        return fault.target.session or next((one.session for one in found if one.session), "*")
+
+    @staticmethod
+    def _victim(replica: ReplicaInfo) -> Victim:
+        return Victim(replica.id, replica.group, replica.registered, replica.step)
+
+    def _acknowledged(self, struck: Struck, injection: InjectionProxy) -> None:
+        """Wait for what the replicas say; those that died of the fault first have nothing to say."""
+        until = time.monotonic() + ACKNOWLEDGED_WITHIN
+        while not injection.done() and time.monotonic() < until:
+            injection.outcomes()
+            self.observer.look()
+            time.sleep(LOOK_EVERY / 4)
+        struck.evidence = {id: dict(one) for id, one in injection.evidence.items()}
+        refused = {
+            id: one.reason for id, one in injection.outcomes().items() if not one.ok and not self._has_ended(id)
+        }
+        if refused and not struck.evidence:
+            struck.failed = "; ".join(f"{id}: {reason}" for id, reason in refused.items())
+        self.observer.look()
+        for event in self.observer.events:
+            if event.kind == "applied" and event.data.get("command") == struck.id:
+                struck.at = event.time
+                break
+
+    def _has_ended(self, replica: str) -> bool:
+        return replica not in self.observer.replicas or self.observer.replicas[replica].state in ENDED
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        now = self.observer.now()
+        if now > self.began + self.plan.within:
+            self.cut_short = f"it did not end within {self.plan.within:g} s"
+            self._remove_all()
+            return True
+        watched = self.watched()
+        if watched and all(one.state in ENDED for one in watched) and all(one.done for one in self.struck):
+            if self._settled is None:
+                self._settled = now
+            if now < self._settled + self.plan.settle:  # one that has failed may be started again
+                return False
+            if self._pending or self.plan.until != "finished":
+                self.cut_short = "the training ended before it" if self._pending else None
+            return True
+        if self._pending or not all(one.done for one in self.struck) or self.plan.until == "finished":
+            self._settled = None
+            return False
+        if self._settled is None:
+            self._settled = now
+        return now >= self._settled + self.plan.settle
+
+    def watched(self) -> list[ReplicaInfo]:
+        """The replicas that the plan is about: those of this run, and not those that had ended before."""
+        found = matching(Target(replica=self.plan.watch), self.observer.replicas.values()) or matching(
+            Target(mesh=self.plan.watch), self.observer.replicas.values()
+        )
+        return [one for one in found if one.state not in ENDED or one.changed >= self.began]
+
+    def _remove_all(self) -> None:
+        for struck in self.struck:
+            if struck.over is None and struck.id and struck.planned.kind.place is not Place.GATEWAY:
+                try:
+                    self._weaver.remove_injection(struck.id)
+                except LoomError as error:
+                    logger.warning("%s was not removed: %s", struck.planned.fault, error)
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds of the jobs of the watched replicas, by what they were spent on."""
+        jobs = {one.job for one in self.watched()}
+        spent: dict[str, float] = {}
+        try:
+            # A weaver of an older version has none of it.
+            kept: dict[str, Any] = getattr(self._weaver, "goodput", dict)()
+        except LoomError:
+            return {}
+        for job in jobs & set(kept):
+            for reason, seconds in kept[job].seconds.items():
+                spent[reason] = spent.get(reason, 0.0) + seconds
+        return spent
+
+
+def _between(begin: dict[str, float], end: dict[str, float]) -> dict[str, float]:
+    """What was spent between two times, by reason; nothing where one of them is not known."""
+    if not begin or not end:
+        return {}
+    return {reason: seconds - begin.get(reason, 0.0) for reason, seconds in end.items()}
+
+
+def _is_about_replicas(kind: FaultKind) -> bool:
+    """Whether a kind strikes replicas or their hosts, or the driver that they have."""
+    return kind.place is not Place.GATEWAY or kind.of == "session"

@@ -1,0 +1,311 @@
+"""Faults inside a training process, which strike its training thread between two steps.
+
+Those that the process does not outlive, or that hold it up, come in two parts: `Strike.evidence` can be told before
+`Strike.strike` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loom.chaos.injected import Evidence, Injected, InjectedFault
+from loom.errors import FaultRefused
+
+__all__ = ["EACH_STEP", "STRIKES", "EachStep", "Strike", "abort", "begin", "strike"]
+
+EachStep = list[Callable[[], None]]
+"""What the training thread calls before each step."""
+
+MEGABYTE = 1 << 20
+_BLOCK = 16 * MEGABYTE
+
+EACH_STEP = ("slow_rank", "nan_loss")
+"""Faults that count steps: the loop has to mark them, with a `Step` or by `check_and_apply_updates`."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault that is about to strike."""
+
+    evidence: Evidence
+    strike: Callable[[], Evidence | None]
+    """Returns what shows that it is over, where it ends by itself and has held up who called."""
+
+
+# -- those that the process does not outlive, or that stop it ---------------------------------------------------
+
+
+def strike(kind: str, params: dict[str, Any], duration: float | None) -> Strike:
+    """Prepare one of `STRIKES`."""
+    return STRIKES[kind](params, duration)
+
+
+def _segfault(params: dict[str, Any], duration: float | None) -> Strike:
+    def crash() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        ctypes.string_at(0)
+
+    return Strike({"pid": os.getpid(), "address": 0}, crash)
+
+
+def _exception(params: dict[str, Any], duration: float | None) -> Strike:
+    text = params["text"] or "a fault was injected into this step"
+
+    def raise_it() -> None:
+        raise InjectedFault(text)
+
+    return Strike({"pid": os.getpid(), "raises": f"InjectedFault: {text}"}, raise_it)
+
+
+def _out_of_memory(params: dict[str, Any], duration: float | None) -> Strike:
+    more = params["megabytes"] * MEGABYTE
+    if params["bound"] == "cgroup":
+        group, limit = _memory_group(more)
+        return Strike({"pid": os.getpid(), "cgroup": str(group), "limit": limit}, lambda: _take_memory(None))
+    limit = _address_space() + more
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY and limit > hard:
+        raise FaultRefused(
+            f"the process may have {hard} bytes of memory, which is less than this fault would bound"
+        )
+
+    def run_out() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            _take_memory(limit)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    return Strike({"pid": os.getpid(), "limit": limit}, run_out)
+
+
+def _take_memory(limit: int | None) -> None:
+    """Take memory until there is none; each page is written to, as a page that is not touched takes none."""
+    taken: list[bytes] = []
+    try:
+        while True:
+            taken.append(b"\1" * _BLOCK)
+    except MemoryError:
+        size = len(taken) * _BLOCK
+        taken.clear()
+        raise MemoryError(f"injected: {size} bytes were taken, and of {limit} there were no more") from None
+
+
+def _address_space() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _memory_group(more: int) -> tuple[Path, int]:
+    """Put this process into a new memory cgroup in which it may take so many bytes more."""
+    root = Path("/sys/fs/cgroup")
+    old = root / "memory"
+    group = (old if old.is_dir() else root) / f"loom-oom-{os.getpid()}"
+    # Version 1 counts what is taken from now on, version 2 as well: pages stay with the group they were taken in.
+    limit_file = "memory.limit_in_bytes" if old.is_dir() else "memory.max"
+    try:
+        group.mkdir()
+        _remove_when_empty(group)
+        (group / limit_file).write_text(str(more))
+        if not old.is_dir() and (group / "memory.swap.max").exists():
+            (group / "memory.swap.max").write_text("0")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        raise FaultRefused(f"no memory cgroup can be made here ({error}): use bound: rlimit") from error
+    return group, more
+
+
+def _remove_when_empty(group: Path) -> None:
+    """Have a program that is not in a cgroup remove it when this process has ended."""
+    program = 'read nothing; n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
+    null = subprocess.DEVNULL
+    subprocess.Popen(
+        ["sh", "-c", program, str(group)], stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+    )
+
+
+def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:
+    assert duration is not None
+    milliseconds = int(duration * 1000)
+
+    def hold() -> Evidence:
+        # PyDLL keeps the interpreter's lock while the function runs.
+        poll = ctypes.PyDLL(None).poll
+        until = time.monotonic() + milliseconds / 1000
+        while (left := until - time.monotonic()) > 0:  # a signal ends a wait
+            poll(None, 0, int(left * 1000) + 1)
+        return {"pid": os.getpid(), "held": duration + time.monotonic() - until}
+
+    return Strike({"pid": os.getpid(), "seconds": duration}, hold)
+
+
+STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
+    "segfault": _segfault,
+    "exception": _exception,
+    "out_of_memory": _out_of_memory,
+    "gil_deadlock": _gil_deadlock,
+}
+
+
+# -- those that are there for a while ---------------------------------------------------------------------------
+
+
+def begin(
+    kind: str,
+    params: dict[str, Any],
+    duration: float | None,
+    each_step: EachStep,
+    told: Callable[[Evidence], None] | None = None,
+) -> Injected:
+    """Inject a fault that is no `Strike` into this process.
+
+    Args:
+        kind: of `loom.chaos.faults`.
+        params: all of its parameters.
+        duration: seconds after which it is removed.
+        each_step: where what happens in each step is put.
+        told: called with the evidence of its removal when its time is over.
+
+    Raises:
+        FaultRefused: this process has nothing that it could strike.
+    """
+    match kind:
+        case "slow_rank":
+            return _slow(params["seconds"], duration, each_step, told)
+        case "clock_jump":
+            return _jump(params["seconds"], duration, told)
+        case "nan_loss":
+            return _nan(params["steps"], duration, each_step, told)
+        case "pg_abort":
+            return _abort_groups()
+    raise AssertionError(kind)
+
+
+def _slow(
+    seconds: float, duration: float | None, each_step: EachStep, told: Callable[[Evidence], None] | None
+) -> Injected:
+    slept = 0
+
+    def sleep() -> None:
+        nonlocal slept
+        slept += 1
+        time.sleep(seconds)
+
+    def undo() -> Evidence:
+        each_step.remove(sleep)
+        return {"pid": os.getpid(), "slow_steps": slept}
+
+    each_step.append(sleep)
+    return Injected("slow_rank", {"pid": os.getpid(), "seconds": seconds}, undo, duration, told)
+
+
+_clocks = threading.Lock()
+
+
+def _jump(seconds: float, duration: float | None, told: Callable[[Evidence], None] | None) -> Injected:
+    # A function in the place of the one before, so that several jumps add up and may end in any order.
+    offset = [seconds]
+    with _clocks:
+        before, before_ns = time.time, time.time_ns
+
+        def jumped() -> float:
+            return before() + offset[0]
+
+        def jumped_ns() -> int:
+            return before_ns() + int(offset[0] * 1e9)
+
+        true, wrong = before(), 0.0
+        time.time, time.time_ns = jumped, jumped_ns
+        wrong = time.time()
+
+    def undo() -> Evidence:
+        with _clocks:
+            offset[0] = 0.0
+            if time.time is jumped:
+                time.time, time.time_ns = before, before_ns
+        return {"pid": os.getpid(), "clock": time.time()}
+
+    return Injected("clock_jump", {"pid": os.getpid(), "before": true, "after": wrong}, undo, duration, told)
+
+
+def _nan(
+    steps: int, duration: float | None, each_step: EachStep, told: Callable[[Evidence], None] | None
+) -> Injected:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise FaultRefused(
+            "torch is not loaded in this process, and nothing says how its loss could be NaN: "
+            '@t.on_fault("nan_loss")'
+        )
+    left, spoiled = steps, 0
+
+    def spoil(module: Any, inputs: Any, output: Any) -> Any:
+        nonlocal spoiled
+        if module.training and isinstance(output, torch.Tensor) and output.is_floating_point():
+            spoiled += 1
+            return output * float("nan")
+        return None
+
+    hook = torch.nn.modules.module.register_module_forward_hook(spoil)
+
+    def count() -> None:
+        nonlocal left
+        if left <= 0:
+            injected.remove()
+        left -= 1
+
+    def undo() -> Evidence:
+        hook.remove()
+        if count in each_step:
+            each_step.remove(count)
+        return {"pid": os.getpid(), "spoiled_outputs": spoiled}
+
+    each_step.append(count)
+    injected = Injected("nan_loss", {"pid": os.getpid(), "steps": steps}, undo, duration, told)
+    return injected
+
+
+def _abort_groups() -> Injected:
+    distributed = sys.modules.get("torch.distributed")
+    groups = []
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        groups = [group for group in distributed.distributed_c10d._world.pg_map if group.size() > 1]
+    if not groups:
+        raise FaultRefused(
+            "this process has no process group of torch.distributed with others in it; where it has one of another "
+            'kind, such as torchft\'s, say how to abort it: @t.on_fault("pg_abort")'
+        )
+    said = [abort(group) for group in groups]
+    return Injected("pg_abort", {"pid": os.getpid(), "groups": len(groups), "said": said})
+
+
+def abort(group: Any) -> str:
+    """Abort a process group, or a backend, so that collectives fail here and at its peers; what it said to that."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):  # some backends have no abort
+        group.abort()
+    # Gloo has one that does nothing. But it closes all its connections when something did not come in time.
+    try:
+        peer = (group.rank() + 1) % group.size()
+        group.recv([torch.zeros(1)], peer, _NOBODYS_TAG).wait(datetime.timedelta(milliseconds=1))
+    except RuntimeError as error:
+        return str(error)[:300]
+    return "aborted"
+
+
+_NOBODYS_TAG = 0x6C6F6F6D

@@ -1,0 +1,118 @@
+"""The faults that a training process suffers which is marked as injectable, as its weaver was asked for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from loom.chaos import keeper, training
+from loom.chaos.faults import FAULTS, Place, check_fault
+from loom.chaos.injected import Evidence, Injected
+from loom.chaos.training import Strike
+from loom.threadlet.commands import Command
+
+__all__ = ["Hook", "Injections"]
+
+MAX_REMOVED = 16
+"""Faults that are gone that the weaver is told of again with each connection."""
+
+Hook = Callable[[dict[str, Any]], Any]
+"""Carries out a fault in Loom's place; returns None, or a function that removes it."""
+
+
+class Injections:
+    """Faults of one process.
+
+    Args:
+        told: called with the id of a fault, and with what shows that it is gone.
+    """
+
+    def __init__(self, told: Callable[[str, Evidence], None]) -> None:
+        self.each_step: training.EachStep = []
+        """What the training thread calls before each step."""
+        self.hooks: dict[str, Hook] = {}
+        self._told = told
+        self._there: dict[str, Injected] = {}
+        self.removed: dict[str, Evidence] = {}
+        """What shows that the last faults are gone, by their ids: the weaver may not have heard of it."""
+
+    @staticmethod
+    def at_once(command: Command) -> bool:
+        """Whether a command is carried out when it comes, and not by the training thread at a step boundary."""
+        if command.kind == "inject":
+            kind = FAULTS.get(command.params.get("fault"))  # type: ignore[arg-type]
+            return kind is not None and kind.place is Place.HOST
+        return command.kind == "remove_fault"
+
+    def on_host(self, command: Command) -> tuple[Evidence, Strike | None]:
+        """Inject a fault of the host, or remove any.
+
+        Returns:
+            As `in_training`.
+
+        Raises:
+            LoomError: it cannot be done.
+        """
+        if command.kind == "remove_fault":
+            return self._remove(str(command.params.get("injection"))), None
+        kind, params, duration = _read(command)
+        pid = os.getpid()
+        if kind == "sigkill":
+            return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
+        evidence, strike = keeper.keep(command.id, kind, params, duration, pid, self._teller(command.id))
+        return evidence, None if strike is None else Strike(evidence, strike)
+
+    def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
+        """Inject a fault of the training; the caller is its thread.
+
+        Returns:
+            What shows that it is there; and what has yet to strike, once that has been told.
+
+        Raises:
+            LoomError: it cannot be done.
+        """
+        kind, params, duration = _read(command)
+        if (hook := self.hooks.get(kind)) is not None:
+            undo = hook(params)
+            evidence = {"pid": os.getpid(), "by": getattr(hook, "__name__", "a function of the training's")}
+            if undo is not None:
+                self._there[command.id] = Injected(
+                    kind, evidence, lambda: undo() or {}, duration, self._teller(command.id)
+                )
+            return evidence, None
+        if kind in training.STRIKES:
+            strike = training.strike(kind, params, duration)
+            return strike.evidence, strike
+        injected = training.begin(kind, params, duration, self.each_step, self._teller(command.id))
+        if injected.removable:
+            self._there[command.id] = injected
+        return injected.evidence, None
+
+    def suffer(self) -> None:
+        """Do what is to be done before each step."""
+        for each in list(self.each_step):
+            each()
+
+    def _remove(self, injection: str) -> Evidence:
+        if (injected := self._there.get(injection)) is not None:
+            return injected.remove()
+        keeper.remove(injection)
+        return {"injection": injection, "there": False}
+
+    def _teller(self, injection: str) -> Callable[[Evidence], None]:
+        def tell(evidence: Evidence) -> None:
+            self._there.pop(injection, None)
+            self.removed[injection] = evidence
+            while len(self.removed) > MAX_REMOVED:
+                del self.removed[next(iter(self.removed))]
+            self._told(injection, evidence)
+
+        return tell
+
+
+def _read(command: Command) -> tuple[str, dict[str, Any], float | None]:
+    params = command.params
+    kind, checked, duration = check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
+    return kind.name, checked, duration

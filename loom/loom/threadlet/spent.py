@@ -1,0 +1,146 @@
+"""What a training process spends its time on, as the weaver makes goodput of it.
+
+The training thread adds to it, mostly in `loom.threadlet.threadlet.Step` itself, which has no time for a call;
+another thread reads it whenever there is something to tell. What it reads in between is wrong by one block at most,
+and right the next time, since everything is a sum since the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+from typing import Any
+
+from loom.errors import WrongArguments
+from loom.threadlet.reports import COUNTS
+from loom.weaver.accounts import MAX_REASON, MAX_REASONS, OTHER, TOLD_BY_WEAVER
+
+__all__ = ["SpentBlock", "SpentTime"]
+
+
+class SpentTime:
+    """Seconds since the process began, by what they were spent on."""
+
+    __slots__ = ("_before", "_blocks", "_by_reason", "_first", "_first_at", "_start", "began", "compute", "highest",
+                 "lost", "named")  # fmt: skip
+
+    def __init__(self) -> None:
+        self._start = monotonic()
+        self.named = 0.0
+        """Spent in blocks with a reason that have ended."""
+        self._by_reason: dict[str, float] = {}
+        self._blocks: list[tuple[str, float]] = []
+        """Those that have not ended, the innermost last: each began then, on a clock that stood still in the blocks
+        before it."""
+        self.began = 0.0
+        """When the step that is being made began; blocks with a reason that have ended since put it off."""
+        self.compute = 0.0
+        """Spent in steps that were made."""
+        self.lost = 0.0
+        """Spent in steps that had been made before, or that raised."""
+        self.highest: float = math.inf
+        """The highest number of a step that was made. Infinite before there is one: the first is an odd one."""
+        self._first: int | None = None
+        self._first_at: float | None = None
+        self._before = 0.0
+        """Spent before the first step, without the blocks with a reason."""
+
+    def odd_step(self, number: Any, took: float, made: bool) -> None:
+        """Take a step that is not simply higher than all before it.
+
+        Args:
+            number: of the step.
+            took: seconds.
+            made: whether it did not raise.
+        """
+        if self._first_at is None:
+            self._begin(monotonic() - took)
+        if made and self.highest == math.inf and type(number) is int:
+            self._first = self.highest = number
+            self.compute += took
+        elif made and type(number) is not int:
+            self.compute += took
+        else:
+            self.lost += took
+
+    def enter(self, reason: str) -> None:
+        """Begin a block with a reason."""
+        self._blocks.append((reason, monotonic() - self.named))
+
+    def leave(self) -> None:
+        """End the block that began last."""
+        reason, began = self._blocks[-1]
+        took = monotonic() - self.named - began
+        if reason not in self._by_reason and len(self._by_reason) >= MAX_REASONS:
+            reason = OTHER
+        self._by_reason[reason] = self._by_reason.get(reason, 0.0) + took
+        self.named += took
+        self.began += took
+        self._blocks.pop()
+
+    def account(self, in_step: bool, uses_steps: bool, step: int | None) -> list[Any]:
+        """All of it, as `loom.weaver.accounts` has it on the link.
+
+        Args:
+            in_step: whether a step is being made.
+            uses_steps: whether the loop says so where it makes one. If not, everything from its first report on is
+                taken for steps, but for the blocks with a reason.
+            step: that was reported last.
+        """
+        now = monotonic()
+        spent, inside = self._with_open_blocks(now)
+        if not uses_steps and step is not None and self._first_at is None:
+            self._first = step
+            self._begin(now)
+        open = max(0.0, now - inside - self.began) if in_step else 0.0
+        unnamed = now - self._start - sum(spent.values())
+        before = unnamed - open if self._first_at is None else self._before
+        compute, highest = self.compute, self.highest
+        if not uses_steps and self._first is not None:
+            compute, highest = unnamed - before, self._first if step is None else max(self._first, step)
+        spent["waiting"] = spent.get("waiting", 0.0) + max(0.0, before)
+        spent["compute"], spent["lost"] = max(0.0, compute), self.lost
+        first_at = now - open - inside - self._start if self._first_at is None and in_step else self._first_at
+        return [now - self._start, first_at, _count(self._first), _count(highest), open, spent]
+
+    def _begin(self, first_step: float) -> None:
+        self._first_at = first_step - self._start
+        self._before = self._first_at - self.named
+
+    def _with_open_blocks(self, now: float) -> tuple[dict[str, float], float]:
+        """What was spent with reasons, also in blocks that have not ended; and in these alone."""
+        spent = dict(self._by_reason)
+        inside = 0.0
+        for reason, began in reversed(tuple(self._blocks)):
+            own = max(0.0, now - self.named - began - inside)
+            spent[reason] = spent.get(reason, 0.0) + own
+            inside += own
+        return spent, inside
+
+
+class SpentBlock:
+    """A ``with`` block around what is no step; made by `loom.Threadlet.spent`."""
+
+    __slots__ = ("_reason", "_spent")
+
+    def __init__(self, spent: SpentTime, reason: str) -> None:
+        if not isinstance(reason, str) or not 0 < len(reason) <= MAX_REASON or not reason.isprintable():
+            raise WrongArguments(
+                f"a reason is a text of 1 to {MAX_REASON} printable characters, not {reason!r:.80}"
+            )
+        if reason in TOLD_BY_WEAVER:
+            raise WrongArguments(
+                f"{reason!r} is found out by itself; name another, such as 'checkpoint' or 'waiting'"
+            )
+        self._spent = spent
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        self._spent.enter(self._reason)
+
+    def __exit__(self, *_: object) -> None:
+        self._spent.leave()
+
+
+def _count(number: float | None) -> int | None:
+    return int(number) if number is not None and 0 <= number < COUNTS else None

@@ -1,0 +1,26 @@
+"""The address by which other hosts reach this one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from urllib.parse import urlsplit
+
+from loom.weaver.link import ADDRESS_VARIABLE
+
+__all__ = ["address_towards", "own_address"]
+
+
+def address_towards(url: str) -> str:
+    """The address of this host on its way to a URL's host."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))  # sends nothing
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def own_address() -> str:
+    """The address of this host on its way to the weaver, which other hosts have, too."""
+    weaver = os.environ.get(ADDRESS_VARIABLE)
+    return address_towards(weaver) if weaver else socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,205 @@
+"""How a checkpoint lies on the disk: written aside, listed in a manifest with hashes, and then renamed.
+
+A folder of checkpoints holds ``NUMBER-step-STEP`` for each whole one, numbered in the order in which they were
+written (a step may be written again, and clocks jump), and ``.aside-…`` for what is being written or removed.
+Whoever works on one of these holds a lock in it, which the kernel lets go when that process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Aside", "Manifest", "named", "numbered", "remove", "remove_leftovers", "sync_folder", "whats_wrong"]
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+_LOCK = "lock"
+_ASIDE = ".aside-"
+_NAME = re.compile(r"(\d+)-step-(\d+)")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What belongs to a checkpoint."""
+
+    step: int
+    time: float
+    """When it was written, in seconds since the epoch."""
+    files: dict[str, tuple[int, str]]
+    """The size in bytes and the SHA-256 of each."""
+
+    @classmethod
+    def of(cls, folder: Path, step: int, time: float) -> Manifest:
+        """List the files of a folder, and have the disk hold what they contain."""
+        files = {}
+        for path in sorted(folder.iterdir()):
+            if path.name == _LOCK:
+                continue
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            files[path.name] = path.stat().st_size, _hash(path)
+        return cls(step, time, files)
+
+    def write(self, folder: Path) -> None:
+        """Add itself to the folder."""
+        with open(folder / MANIFEST, "w") as file:
+            json.dump({"format": FORMAT, "step": self.step, "time": self.time, "files": self.files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a folder.
+
+        Raises:
+            FileNotFoundError: it has none.
+            ValueError: it is none.
+        """
+        found = json.loads((folder / MANIFEST).read_bytes())
+        try:
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r:.40}, not {FORMAT}")
+            files = {str(name): (int(size), str(hash)) for name, (size, hash) in found["files"].items()}
+            return cls(int(found["step"]), float(found["time"]), files)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"it is incomplete: {error!r}") from None
+
+
+def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
+    """Why a checkpoint is not whole; None where it is.
+
+    Args:
+        folder: of the checkpoint.
+        hashes: whether to read it all and compare; or else only the sizes.
+    """
+    try:
+        manifest = Manifest.read(folder)
+        for name, (size, hash) in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if (found := path.stat().st_size) != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if hashes and (read := _hash(path)) != hash:
+                return f"{name} has the SHA-256 {read[:12]}… instead of {hash[:12]}…"
+    except FileNotFoundError:
+        return "it has no manifest"
+    except (ValueError, OSError) as error:
+        return f"it cannot be read: {error}"
+    return None
+
+
+def numbered(folder: Path) -> list[tuple[int, int, Path]]:
+    """Number, step and path of each checkpoint, whole or not, the one that was written last first."""
+    found = []
+    for path in folder.glob("*-step-*"):
+        if match := _NAME.fullmatch(path.name):
+            found.append((int(match[1]), int(match[2]), path))
+    return sorted(found, reverse=True)
+
+
+def named(folder: Path, step: int) -> Path:
+    """Where the next checkpoint goes."""
+    last = max((number for number, _, _ in numbered(folder)), default=0)
+    return folder / f"{last + 1:06}-step-{step}"
+
+
+class Aside:
+    """A folder beside the checkpoints, held by this process: it is nobody's leftover. A context manager.
+
+    Args:
+        folder: of the checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        while True:
+            self.path = folder / f"{_ASIDE}{uuid.uuid4().hex}"
+            self.path.mkdir(parents=True)
+            try:
+                lock = _hold(self.path, wait=True)
+            except OSError:
+                self.path.rmdir()
+                raise
+            if lock is not None:
+                self._lock = lock
+                return
+
+    def become(self, checkpoint: Path) -> None:
+        """Rename it to what it is when it is whole.
+
+        Raises:
+            OSError: there is one of that name, or the disk refuses.
+        """
+        self.path.rename(checkpoint)
+        (checkpoint / _LOCK).unlink(missing_ok=True)
+        sync_folder(checkpoint.parent)
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint: at no moment is there half of one."""
+    with Aside(checkpoint.parent) as aside, contextlib.suppress(FileNotFoundError):
+        checkpoint.rename(aside.path / checkpoint.name)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove what dead processes were writing or removing, and return what that was."""
+    removed = []
+    for path in folder.glob(f"{_ASIDE}*"):
+        lock = _hold(path, wait=False)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+            removed.append(path)
+    return removed
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk hold the names in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hold(folder: Path, wait: bool) -> int | None:
+    """Lock a folder; None where another process holds it, or has removed it meanwhile."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.path.samestat(os.fstat(lock), os.stat(folder / _LOCK)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

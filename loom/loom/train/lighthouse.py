@@ -1,0 +1,67 @@
+"""torchft's lighthouse, at which replica groups find out who else is there, as an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from loom.actor import Actor, endpoint
+from loom.errors import MissingDependency
+from loom.train.addresses import own_address
+from loom.train.settings import Timeouts
+
+__all__ = ["LighthouseActor"]
+
+QUORUM_TICK_MS = 20
+
+
+class LighthouseActor(Actor):
+    """Runs a lighthouse in its process.
+
+    Args:
+        timeouts: after which it leaves a group out.
+    """
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._server: Any = None
+
+    @endpoint
+    async def open(self, port: int = 0) -> str:
+        """Listen, on any free port unless one is given; the URL for managers."""
+        return await asyncio.to_thread(self._open, port)
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    def _open(self, port: int) -> str:
+        self._server = _torchft().LighthouseServer(
+            bind=f"[::]:{port}",
+            min_replicas=1,
+            join_timeout_ms=round(1000 * self._timeouts.join),
+            quorum_tick_ms=QUORUM_TICK_MS,
+            heartbeat_timeout_ms=round(1000 * self._timeouts.heartbeat),
+        )
+        listens = int(self._server.address().rpartition(":")[2])
+        return f"http://{own_address()}:{listens}"
+
+
+def _torchft() -> Any:
+    """torchft's native part without the rest, which would import torch: seconds that a lighthouse need not take."""
+    package = importlib.util.find_spec("torchft")
+    if package is None or not package.submodule_search_locations:
+        raise MissingDependency("a job needs torchft: pip install 'monarch-loom[train]'")
+    os.environ.setdefault("RUST_LOG", "warn")  # else it logs several lines a step
+    folder = Path(package.submodule_search_locations[0])
+    suffix = next(one for one in importlib.machinery.EXTENSION_SUFFIXES if (folder / f"_torchft{one}").exists())
+    loader = importlib.machinery.ExtensionFileLoader("_torchft", str(folder / f"_torchft{suffix}"))
+    spec = importlib.util.spec_from_loader("_torchft", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

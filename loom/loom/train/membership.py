@@ -1,0 +1,163 @@
+"""A process' place among all groups: torchft's manager, made anew where the lighthouse has moved."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, TCPStore
+from torchft.manager import Manager
+
+from loom.errors import FaultRefused
+from loom.train.addresses import address_towards
+from loom.train.network import GlooGroup, NcclGroup, PeerTransport
+from loom.train.settings import Assignment
+
+__all__ = ["Membership"]
+
+_log = logging.getLogger("loom")
+
+RETRY_EVERY = 0.2
+"""Seconds after a quorum that could not be had, before the next attempt."""
+
+
+class Membership:
+    """The groups that train, as one of their processes sees them.
+
+    Args:
+        assignment: of the process.
+        rank: of the process in its group.
+        members: processes of the group.
+        state: gives the state that a group which joins is sent.
+        load: takes it.
+        attend: called before another attempt to be part of a quorum; what it raises ends the training.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        rank: int,
+        members: int,
+        state: Callable[[], Any],
+        load: Callable[[Any], None],
+        attend: Callable[[], None],
+    ) -> None:
+        self._assignment = assignment
+        self._rank, self._members = rank, members
+        self._state, self._load, self._attend = state, load, attend
+        self._moved = threading.Event()
+        self._lighthouse = assignment.lighthouse
+        self._generation = 0
+        self._silent_since: float | None = None
+        self._manager = self._join()
+
+    def move(self, lighthouse: str) -> None:
+        """Go to another lighthouse before the next step. By any thread."""
+        self._lighthouse = lighthouse
+        self._moved.set()
+
+    def _join(self) -> Manager:
+        told = self._assignment
+        own_address = address_towards(self._lighthouse)
+        timeouts = told.timeouts
+        group = (NcclGroup if told.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
+        host, port = told.store
+        self._generation += 1
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        # The first member's manager is found by a fixed key in the store, which may still be the one before.
+        ready = f"loom/manager/{self._generation}"
+        if self._rank > 0:
+            store.wait([ready], timedelta(seconds=timeouts.connect))
+        manager = Manager(
+            pg=group,
+            load_state_dict=self._load,
+            state_dict=self._state,
+            min_replica_size=1,
+            use_async_quorum=False,
+            timeout=timedelta(seconds=timeouts.collective),
+            quorum_timeout=timedelta(seconds=timeouts.quorum),
+            connect_timeout=timedelta(seconds=timeouts.connect),
+            rank=self._rank,
+            world_size=self._members,
+            store_addr=host,
+            store_port=port,
+            lighthouse_addr=self._lighthouse,
+            replica_id=told.replica,
+            hostname=own_address,
+            checkpoint_transport=PeerTransport(own_address, timeouts.collective),
+        )
+        store.set(ready, "")
+        return manager
+
+    @property
+    def step(self) -> int:
+        """As torchft counts: of two groups, the one with the higher step gives the other its state."""
+        step: int = self._manager.current_step()
+        return step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of this group among those that take part in this step, and how many these are."""
+        return self._manager.participating_rank() or 0, max(1, self._manager.num_participants())
+
+    def gather(self) -> None:
+        """Wait for the other groups; a group that is behind takes over their state."""
+        while True:
+            if self._silent_since is not None:
+                self._attend()
+            if self._moved.is_set():
+                self._moved.clear()
+                step = self.step
+                self._manager.shutdown(wait=False)
+                self._manager = self._join()
+                self.step = step
+            try:
+                self._manager.start_quorum()
+            except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or nobody comes
+                if self._silent_since is None:
+                    self._silent_since = time.monotonic()
+                    _log.warning("%s has no quorum, and tries again: %s", self._assignment.replica, error)
+                time.sleep(RETRY_EVERY)
+                continue
+            self._silent_since = None
+            return
+
+    def average(self, flat: torch.Tensor, row: list[float]) -> list[list[float]]:
+        """Replace a tensor by the mean of all groups'; exchange rows of numbers with them.
+
+        What comes of it counts only if `commit` says so.
+        """
+        place, of = self.place
+        rows = torch.zeros(of, len(row), dtype=torch.float64, device=flat.device)
+        rows[place] = torch.tensor(row, dtype=torch.float64)
+        works = [self._manager.allreduce(rows, reduce_op=ReduceOp.SUM), self._manager.allreduce(flat)]
+        for work in works:
+            work.wait()
+        exchanged: list[list[float]] = rows.tolist()
+        return exchanged
+
+    def commit(self) -> bool:
+        """Whether all members of this group have what they need to apply the step."""
+        return bool(self._manager.should_commit())
+
+    def abort(self) -> None:
+        """Break the connections with the other groups, as a fault."""
+        from loom.chaos.training import abort
+
+        group = self._manager._pg._pg
+        if group is None or group.size() < 2:
+            raise FaultRefused("no other group is connected with this one")
+        abort(group)
+
+    def leave(self) -> None:
+        """Be no member any more."""
+        self._manager.shutdown(wait=False)

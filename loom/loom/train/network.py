@@ -1,0 +1,85 @@
+"""torchft's process groups and transport, on the address by which the other hosts reach this one.
+
+torchft tells peers this host's name, which other pods usually cannot resolve.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torchft.process_group
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torchft.checkpointing.http_transport import HTTPTransport
+
+# Said by torch about the state that a peer sends, which is only read.
+warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+
+__all__ = ["GlooGroup", "NcclGroup", "PeerTransport"]
+
+
+class _Addressed:
+    """A torchft group whose store is found by an address."""
+
+    own_address: str
+    _rendezvous_store: Any
+    _global_rank: Any
+    _handle_id: Any
+
+    def get_reconfigure_handle(self) -> str:
+        """How peers find this member: as torchft's own, but with the address."""
+        if self._rendezvous_store is None:
+            self._rendezvous_store = TCPStore(self.own_address, 0, is_master=True, wait_for_workers=False)
+        store = f"{self.own_address}:{self._rendezvous_store.port}"
+        return json.dumps({"id": self._handle_id(), "store": store, "global_rank": self._global_rank})
+
+
+class GlooGroup(_Addressed, torchft.process_group.ProcessGroupGloo):  # type: ignore[misc]
+    """The processes of all groups with the same rank, over TCP."""
+
+    def __init__(self, own_address: str, timeout: float) -> None:
+        super().__init__(timedelta(seconds=timeout))
+        self.own_address = own_address
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> ProcessGroup:
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_device(hostname=self.own_address)]
+        options._timeout = self._timeout
+        options._threads = 2
+        backend = ProcessGroupGloo(store, rank, world_size, options)
+        backend._set_sequence_number_for_group()
+        group = ProcessGroup(store, rank, world_size)
+        group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        for device in devices:
+            group._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, backend)
+        return group
+
+
+class NcclGroup(_Addressed, torchft.process_group.ProcessGroupNCCL):  # type: ignore[misc]
+    """The processes of all groups with the same rank, over NCCL."""
+
+    def __init__(self, own_address: str, timeout: float) -> None:
+        super().__init__(timedelta(seconds=timeout))
+        self.own_address = own_address
+
+
+class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
+    """Gives a group that joins the state of one that is there."""
+
+    def __init__(self, own_address: str, timeout: float) -> None:
+        self.own_address = own_address
+        super().__init__(timedelta(seconds=timeout), num_chunks=0)
+        self._server.RequestHandlerClass.log_message = _say_nothing
+
+    def address(self) -> str:
+        """Where the state can be fetched."""
+        port = self._server.socket.getsockname()[1]
+        return f"http://{self.own_address}:{port}/checkpoint/"
+
+
+def _say_nothing(*_: Any) -> None:
+    """Each request would be a line on stderr."""

@@ -1,0 +1,130 @@
+"""What a job has beside its groups: the lighthouse, and on each host somebody who can end a process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loom.actor import Actor, endpoint
+from loom.beside import Session, SpawnedProcs
+from loom.errors import LoomError
+from loom.train.event_log import EventLog
+from loom.train.lighthouse import LighthouseActor
+
+if TYPE_CHECKING:
+    from loom.train.group import ReplicaGroup
+    from loom.train.job import FaultTolerantJob
+
+__all__ = ["HostKeeper", "Support"]
+
+_log = logging.getLogger("loom")
+
+OPEN_TIMEOUT = 60.0
+
+
+class HostKeeper(Actor):
+    """Ends processes of its host that do not end by themselves."""
+
+    @endpoint
+    async def kill(self, pids: list[int]) -> None:
+        """Send SIGKILL to processes, those of them that are there."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Support:
+    """The lighthouse and the keepers of one job. For the controller's thread.
+
+    Args:
+        session: that starts processes.
+        job: whose they are.
+        on_controller: has a function called on the controller's thread.
+        events: takes what happens.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: FaultTolerantJob,
+        on_controller: Callable[[Callable[[], None]], None],
+        events: EventLog,
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._on_controller = on_controller
+        self._events = events
+        self._keepers: dict[int, tuple[SpawnedProcs, Any]] = {}
+        self._procs: SpawnedProcs | None = None
+        self._closed = False
+        self.lighthouse = ""
+        """Its URL."""
+        self.moved: Callable[[], None] = lambda: None
+        """Called when the lighthouse has another URL."""
+
+    def open(self) -> None:
+        """Start the lighthouse, on the first host that takes it."""
+        for host in self._session.hosts():
+            with contextlib.suppress(LoomError, RuntimeError):
+                self._open_on(host)
+                return
+        raise LoomError("no host is there for the job's lighthouse")
+
+    def _open_on(self, host: int) -> None:
+        name = f"{self._job.name}_lighthouse"
+        procs = self._session.spawn_procs(name, host, {"gpus": 1}, lambda rank: self._on_controller(self._lost))
+        actor = procs.mesh.spawn("lighthouse", LighthouseActor, self._job.timeouts)
+        self.lighthouse = actor.open.call_one().get(timeout=OPEN_TIMEOUT)
+        self._procs = procs
+        self._events.tell("lighthouse", host=host, url=self.lighthouse, pid=actor.pid.call_one().get(timeout=10))
+
+    def _lost(self) -> None:
+        if self._closed:
+            return
+        self._events.tell("lighthouse_lost", url=self.lighthouse)
+        self.open()
+        self.moved()
+
+    def tick(self, hosts: Sequence[int]) -> None:
+        """Have a keeper on each host."""
+        for host in hosts:
+            if host not in self._keepers:
+                self._keep(host)
+
+    def _keep(self, host: int) -> None:
+        try:
+            procs = self._session.spawn_procs(
+                f"{self._job.name}_keeper_{host}", host, {"gpus": 1}, lambda rank: self._on_controller(lost)
+            )
+        except (LoomError, RuntimeError) as error:
+            _log.info("no keeper on host %d: %s", host, error)
+            return
+
+        def lost() -> None:
+            if not self._closed:
+                self._keepers.pop(host, None)
+
+        self._keepers[host] = procs, procs.mesh.spawn("keeper", HostKeeper)
+
+    def kill(self, group: ReplicaGroup) -> None:
+        """Have the processes of a group killed: one that is stopped or hangs ends in no other way."""
+        keeper = self._keepers.get(group.host)
+        if keeper is not None and group.pids:
+            threading.Thread(target=self._kill, args=(keeper[1], group.pids), daemon=True).start()
+
+    def _kill(self, keeper: Any, pids: list[int]) -> None:
+        try:
+            keeper.kill.call_one(pids).get(timeout=OPEN_TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - the host is lost with all that is on it
+            _log.info("%s were not killed: %s", pids, error)
+
+    def close(self) -> None:
+        """End them."""
+        self._closed = True
+        for procs in [*(procs for procs, _ in self._keepers.values()), *([self._procs] if self._procs else [])]:
+            procs.stop("the job is over")

@@ -1,0 +1,196 @@
+"""`TrainerActor`: a model, an optimizer and data, written in plain torch, as an actor that trains them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from loom.actor import Actor, concurrent_endpoint, current_rank, current_size, endpoint
+from loom.train.addresses import own_address
+from loom.train.settings import Assignment, Batch, Ending, Member, TrainerReport
+
+if TYPE_CHECKING:
+    from loom.train.loop import TrainingLoop
+
+__all__ = ["TrainerActor", "adamw", "here", "sgd"]
+
+_here: TrainerActor | None = None
+
+
+def here() -> TrainerActor | None:
+    """The trainer of this process, if it has one."""
+    return _here
+
+
+def sgd(parameters: Iterable[Any], learning_rate: float) -> Any:
+    """SGD with momentum 0.9."""
+    import torch
+
+    return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9)
+
+
+def adamw(parameters: Iterable[Any], learning_rate: float) -> Any:
+    """AdamW with torch's defaults."""
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=learning_rate)
+
+
+class TrainerActor(Actor):
+    """A process of a replica group. Subclasses give at least `build` and `loss`.
+
+    Whatever of torch they need they import in their methods, so that a laptop can define them without it. A step
+    that is computed again, as its result could not be applied, gets the same `Batch` again.
+    """
+
+    seed = 0
+    """Of torch, before `build`."""
+    device = "cpu"
+    optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"sgd": sgd, "adamw": adamw}
+    """What ``optimizer`` of the configuration may be: functions of parameters and a learning rate."""
+
+    def __init__(self) -> None:
+        self.before_step: list[Callable[[Batch], object]] = []
+        """Called with each batch before it is trained on, in the training thread."""
+        self.after_loss: list[Callable[[Any], Any]] = []
+        """Called with each loss, for one to go on with."""
+        self.replica = ""
+        """What this process trains as, such as ``train_0``; empty before it does."""
+        self._loop: TrainingLoop | None = None
+        self._store: Any = None
+        self._joined = False
+
+    # -- what a subclass gives ----------------------------------------------------------------------------------
+
+    def build(self) -> Any:
+        """The model, a ``torch.nn.Module``: the same in each process."""
+        raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """The loss of a model on a batch: a tensor that can be differentiated."""
+        raise NotImplementedError(f"{type(self).__name__} has to give loss(self, model, batch)")
+
+    def warm_up(self) -> None:
+        """Do what takes long and needs no model, such as reading data. A spare has done it before it is needed."""
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """How good a model is, such as ``{"accuracy": 0.97}``. Called by all processes, without gradients."""
+        return {}
+
+    def save(self) -> dict[str, Any]:
+        """What belongs to the state beside model and optimizer; for `load`."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another process, or an earlier one, gave in `save`."""
+
+    def step(self, model: Any, batch: Batch) -> Any:
+        """The loss to differentiate."""
+        for function in self.before_step:
+            function(batch)
+        loss = self.loss(model, batch)
+        for function in self.after_loss:
+            loss = function(loss)
+        return loss
+
+    # -- what the job calls -------------------------------------------------------------------------------------
+
+    @endpoint
+    async def prepare(self) -> Member:
+        """Do what takes long and can be done before there is anything to train: importing."""
+        global _here
+        _here = self
+        rank = current_rank().rank
+        await asyncio.to_thread(self._warm_up)
+        address = await asyncio.to_thread(self._open_store) if rank == 0 else ("", 0)
+        return Member(os.getpid(), socket.gethostname(), address)
+
+    def _warm_up(self) -> None:
+        # Others train meanwhile. Linux has a priority for each thread, which those that it starts inherit.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        os.environ.setdefault("RUST_LOG", "warn")  # torchft's native part logs several lines a step
+        import torch
+        import torchft  # noqa: F401
+
+        import loom.train.loop  # noqa: F401
+
+        # That a group was lost is no error here, and told by others.
+        logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
+        torch.set_num_threads(1)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.sum().backward()  # the first of a process takes long
+        torch.optim.SGD([weight]).step()
+        self.warm_up()
+
+    def _open_store(self) -> tuple[str, int]:
+        from torch.distributed import TCPStore
+
+        address = own_address()
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return address, self._store.port
+
+    @concurrent_endpoint
+    async def train(self, assignment: Assignment) -> TrainerReport:
+        """Train until the end; how it was."""
+        rank, members = current_rank().rank, math.prod(current_size().values())
+        ended: asyncio.Future[TrainerReport] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            report = self._train(assignment, rank, members)
+            loop.call_soon_threadsafe(ended.set_result, report)
+
+        threading.Thread(target=work, name="loom-training", daemon=True).start()
+        return await ended
+
+    def _train(self, assignment: Assignment, rank: int, members: int) -> TrainerReport:
+        import traceback
+
+        self.replica = assignment.replica
+        try:
+            if members > 1 and not self._joined:
+                self._join_group(assignment, rank, members)
+            from loom.train.loop import TrainingLoop
+
+            self._loop = TrainingLoop(self, assignment, rank, members)
+        except Exception:  # noqa: BLE001 - the job decides what follows
+            return TrainerReport(ending=Ending.FAILED, error=traceback.format_exc(limit=-8))
+        return self._loop.run()
+
+    def _join_group(self, assignment: Assignment, rank: int, members: int) -> None:
+        from datetime import timedelta
+
+        from torch import distributed
+
+        host, port = assignment.store
+        distributed.init_process_group(
+            assignment.backend,
+            store=distributed.TCPStore(host, port, is_master=False, wait_for_workers=False),
+            rank=rank,
+            world_size=members,
+            timeout=timedelta(seconds=assignment.timeouts.collective),
+        )
+        self._joined = True
+
+    @endpoint
+    async def report(self) -> TrainerReport:
+        """How far it is."""
+        return TrainerReport() if self._loop is None else self._loop.report()
+
+    @endpoint
+    async def leave(self) -> None:
+        """End at the next step boundary."""
+        if self._loop is not None:
+            self._loop.leave()
+
+    @endpoint
+    async def move(self, lighthouse: str) -> None:
+        """Go to another lighthouse."""
+        if self._loop is not None:
+            self._loop.move(lighthouse)
