@@ -4,13 +4,16 @@ The thread that puts a message sends it, as long as the socket takes the bytes a
 event loop would cost more than to send it. What the socket does not take is left to a writer thread, so that nobody
 waits for the other side. The proxy and the driver both send this way.
 
-Where the stream's bulk lane has a connection of its own, that has a writer thread of its own.
+Where the stream's bulk lane has a connection of its own, that has a writer thread of its own. It gives way to small
+messages: while some move it pauses as long as it sends, since a gigabyte would keep every processor between the two
+ends busy, and a small message wait for one at each step.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Protocol
 
 from loom.wire.messages import Buffer, Message
@@ -31,6 +34,13 @@ HIGH_WATER = 64 << 20
 
 COPIED = 1 << 20
 """Bytes of arguments up to which they are copied, so that the caller may change its own right after the call."""
+
+
+LATELY = 0.02
+"""Seconds after a small message has moved during which bulk gives way to the next one."""
+
+LONGEST_PAUSE = 0.002
+"""Seconds that bulk pauses at most after a frame: on a narrow line it waits for the line anyway."""
 
 
 class Wire(Protocol):
@@ -86,6 +96,8 @@ class _BulkWriter:
         """What is to be sent before the next frame and is no part of the stream."""
         self._work = threading.Semaphore(0)
         self._woken = False
+        self._moved = sender.small_frames
+        self._moved_at = -LATELY
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def wake(self) -> None:
@@ -102,10 +114,20 @@ class _BulkWriter:
                 return
             while (taken := self._sender.take_bulk(self)) is not None:
                 raw, frame = taken
+                began = time.monotonic()
                 try:
                     self.wire.send_all(raw + self.wire.encode(frame) if frame is not None else raw)
                 except OSError:
                     self._sender.detach_bulk(self.wire)
+                self._give_way(began, time.monotonic())
+
+    def _give_way(self, began: float, ended: float) -> None:
+        """Pause if small messages move, for as long as a frame took to send."""
+        moved = self._sender.small_frames
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, ended
+        if ended - self._moved_at < LATELY:
+            time.sleep(min(ended - began, LONGEST_PAUSE))
 
 
 class FrameSender:
@@ -209,6 +231,11 @@ class FrameSender:
             if self._bulk is not None:
                 self._bulk.raw += data
                 self._bulk.wake()
+
+    @property
+    def small_frames(self) -> int:
+        """How many frames of small messages have been sent and received."""
+        return self._stream.sent + self._stream.received
 
     @property
     def attached(self) -> bool:

@@ -35,7 +35,7 @@ from loom.sender import try_send
 from loom.sockets import keep_queues_short
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
-from loom.wire.messages import Buffer
+from loom.wire.messages import Buffer, turns
 from loom.wire.stream import LENGTH
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.tls_socket import TlsSocket
@@ -225,7 +225,8 @@ class WebSocketTransport:
 
     def send_all(self, data: Buffer) -> None:
         """Send, waiting for room. Only for threads that no signal interrupts."""
-        self._socket.sendall(data)
+        for piece in turns(data):
+            self._socket.sendall(piece)
 
     def close(self) -> None:
         """Say goodbye as WebSockets do, and close the socket."""

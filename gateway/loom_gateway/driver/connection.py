@@ -27,7 +27,7 @@ from loom.errors import LoomError, ProtocolMismatch
 from loom.sender import try_send
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import Hello, Welcome, refusal
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.stream import LENGTH, Stream, behind_length, unnumbered_frame
 from loom_gateway.driver.clients import Client
 
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT = 5.0
 """Seconds that the client has to take what is still to be sent when the session ends."""
-
-_RECEIVE = 256 << 10
 
 _RUNG = b"the bell was rung"
 """Stands among the frames for what came elsewhere; compared by identity."""
@@ -86,7 +84,8 @@ class ClientConnection:
 
     def send_all(self, data: Buffer) -> None:
         """Send, waiting for room."""
-        self._socket.sendall(data)
+        for piece in turns(data):
+            self._socket.sendall(piece)
 
     # -- receiving ------------------------------------------------------------------------------------------
 
@@ -255,7 +254,7 @@ class ClientConnection:
             if self._rings():
                 yield _RUNG
                 continue
-            data = self._socket.recv(_RECEIVE)
+            data = self._socket.recv(TURN)
             if not data:
                 return
             if not head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
@@ -280,7 +279,7 @@ class ClientConnection:
         frame[: len(begun)] = begun
         view = memoryview(frame)[len(begun) :]
         while view:
-            received = self._socket.recv_into(view)
+            received = self._socket.recv_into(view[:TURN])
             if not received:
                 raise ConnectionResetError("the gateway closed the connection in the middle of a frame")
             view = view[received:]

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.messages import TURN, Buffer, Kind, Message
 
 __all__ = ["BARRIER", "CHUNK_SIZE", "MAX_MESSAGE", "MAX_TRANSFERS", "Inbox", "OrderKey", "Outbox", "Pieces"]
 
@@ -362,7 +362,7 @@ class _Assembly:
         view = memoryview(piece)
         self.filled += len(view)
         while view:
-            taken = view[: self._missing]
+            taken = view[: min(self._missing, TURN)]
             if self._in_pieces and self._parts:
                 self._pieces.append(taken)
             elif self._is_read_only:
