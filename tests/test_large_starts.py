@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
+import psutil
+import pytest
+
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver import large_starts
 from loom_gateway.driver.large_starts import LARGE, MOST, LargeStarts
 
 DATA = bytes(LARGE)
@@ -106,3 +111,30 @@ def test_a_call_to_a_mesh_that_there_is_not_is_started_too() -> None:
 
     assert not starts.take(call(2, mesh=77))
     assert started == [1]
+
+
+def test_memory_is_given_back_when_no_other_large_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = threading.Semaphore(0)
+    monkeypatch.setattr(large_starts, "QUIET", 0.01)
+    monkeypatch.setattr(large_starts, "give_back_memory", given_back.release)
+    driver = Driver()
+
+    for ident in (1, 2):
+        driver.receive(call(ident, mesh=1, large=True))
+        assert given_back.acquire(timeout=30)
+
+    assert driver.started == [1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_the_heap_is_smaller_after_its_memory_was_given_back() -> None:
+    process = psutil.Process()
+    pieces = [bytes(64 << 10) for _ in range(2000)]
+    holds_the_heap = bytes(100)
+    with_pieces = process.memory_info().rss
+    del pieces
+
+    large_starts.give_back_memory()
+
+    assert process.memory_info().rss < with_pieces - (100 << 20)
+    del holds_the_heap

@@ -6,6 +6,7 @@ would read nothing meanwhile, and small calls to other actors would wait.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from collections import Counter
@@ -20,6 +21,9 @@ LARGE = 1 << 20
 
 MOST = 2
 """Calls that are being started aside, or wait for that, before the client's thread waits too."""
+
+QUIET = 2.0
+"""Seconds without another one after which the memory of those before is given back."""
 
 _CALLS = frozenset(ADVERBS.values())
 
@@ -73,7 +77,7 @@ class LargeStarts:
 
     def _run(self) -> None:
         while True:
-            root, message = self._queue.get()
+            root, message = self._next()
             try:
                 self._start(message)
             finally:
@@ -81,3 +85,17 @@ class LargeStarts:
                 with self._done:
                     self._under_way -= Counter({root: 1})
                     self._done.notify_all()
+
+    def _next(self) -> tuple[int, Message]:
+        try:
+            return self._queue.get(timeout=QUIET)
+        except queue.Empty:
+            give_back_memory()
+            return self._queue.get()
+
+
+def give_back_memory() -> None:
+    """Return to the system what was freed: glibc would keep up to twice the size of a large call's arguments."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
