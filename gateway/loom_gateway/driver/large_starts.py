@@ -22,8 +22,9 @@ LARGE = 1 << 20
 MOST = 2
 """Calls that are being started aside, or wait for that, before the client's thread waits too."""
 
-QUIET = 2.0
-"""Seconds without another one after which the memory of those before is given back."""
+QUIET = 30.0
+"""Seconds without another one after which the memory of those before is given back. Sooner, the next one would have
+to get it anew, which takes longer than to copy into it."""
 
 _CALLS = frozenset(ADVERBS.values())
 

@@ -18,19 +18,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loom.wire.messages import Buffer
+from loom.wire.messages import Buffer, turns
 from loom.wire.mux import Pieces
 
 __all__ = ["IN_BAND", "Carried", "carried_or_value", "passing_on", "take_apart", "take_apart_near_top", "whole"]
 
 IN_BAND = 16 << 10
 """Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
-
-_PIECE = 256 << 10
-"""Bytes that are copied without a chance for other threads to run (see `loom.wire.messages.TURN`).
-
-Each piece is an object for a while; of smaller ones the heap keeps more when they are gone.
-"""
 
 _DEPTH = 4
 _MOST_ITEMS = 4096
@@ -121,9 +115,7 @@ def _is_read_only(part: Buffer | Pieces) -> bool:
 
 def _cut(part: Buffer | Pieces) -> Iterator[memoryview]:
     for piece in part if isinstance(part, Pieces) else (part,):
-        view = memoryview(piece).cast("B")
-        for start in range(0, len(view), _PIECE):
-            yield view[start : start + _PIECE]
+        yield from turns(piece)
 
 
 # -- taking apart ---------------------------------------------------------------------------------------------
