@@ -5,8 +5,8 @@ event loop would cost more than to send it. What the socket does not take is lef
 waits for the other side. The proxy and the driver both send this way.
 
 Where the stream's bulk lane has a connection of its own, that has a writer thread of its own. It gives way to small
-messages: while some move it pauses as long as it sends, since a gigabyte would keep every processor between the two
-ends busy, and a small message wait for one at each step.
+messages: while some move it pauses after each frame, since a gigabyte would keep every processor between the two ends
+busy, and a small message wait for one at each step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ COPIED = 1 << 20
 LATELY = 0.02
 """Seconds after a small message has moved during which bulk gives way to the next one."""
 
-LONGEST_PAUSE = 0.002
+GIVE_WAY = 2.5
+"""How long bulk pauses then after a frame, in proportion to the time that the frame took."""
+
+LONGEST_PAUSE = 0.005
 """Seconds that bulk pauses at most after a frame: on a narrow line it waits for the line anyway."""
 
 
@@ -122,12 +125,12 @@ class _BulkWriter:
                 self._give_way(began, time.monotonic())
 
     def _give_way(self, began: float, ended: float) -> None:
-        """Pause if small messages move, for as long as a frame took to send."""
+        """Pause if small messages move, after a frame that was sent between two times."""
         moved = self._sender.small_frames
         if moved != self._moved:
             self._moved, self._moved_at = moved, ended
         if ended - self._moved_at < LATELY:
-            time.sleep(min(ended - began, LONGEST_PAUSE))
+            time.sleep(min(GIVE_WAY * (ended - began), LONGEST_PAUSE))
 
 
 class FrameSender:
