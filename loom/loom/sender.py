@@ -5,8 +5,8 @@ event loop would cost more than to send it. What the socket does not take is lef
 waits for the other side. The proxy and the driver both send this way.
 
 Where the stream's bulk lane has a connection of its own, that has a writer thread of its own. It gives way to small
-messages: while some move it pauses after each frame, since a gigabyte would keep every processor between the two ends
-busy, and a small message wait for one at each step.
+messages: while some move it pauses after each frame, since a gigabyte would keep every processor between the two
+ends busy, and a small message wait for one at each step.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from loom.sender import try_send
 from loom.sockets import keep_queues_short
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
-from loom.wire.messages import Buffer, turns
+from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.stream import LENGTH
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.tls_socket import TlsSocket
@@ -48,7 +48,6 @@ PATH = "/ws/v1"
 LONGEST_WAIT = 5
 """Seconds that `WebSocketTransport.receive` waits at most."""
 
-_RECEIVE = 256 << 10
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
@@ -131,7 +130,7 @@ class WebSocketTransport:
         sock.sendall(b"".join(protocol.data_to_send()))
         response: Response | None = None
         while response is None:
-            data = sock.recv(_RECEIVE)
+            data = sock.recv(TURN)
             if data:
                 protocol.receive_data(data)
             else:
@@ -179,7 +178,7 @@ class WebSocketTransport:
         if wait and self._bell is not None and not self._comes(self._bell):
             return []
         try:
-            data = self._socket.recv(_RECEIVE, 0 if wait else socket.MSG_DONTWAIT)
+            data = self._socket.recv(TURN, 0 if wait else socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
