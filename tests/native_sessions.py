@@ -96,7 +96,8 @@ def client(rounds: int, addresses: list[str]) -> None:
     for number in range(rounds):
         procs = hosts.spawn_procs(per_host={"gpus": 1})
         counters = procs.spawn("counters", Counter, number)
-        assert list(dict(counters.add.call(1).get(timeout=BOUND)).values()) == [number + 1] * len(addresses)
+        answers = counters.add.call(1).get(timeout=BOUND)
+        assert [answer for _, answer in answers] == [number + 1] * len(addresses)
         assert counters.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
         procs.stop().get(timeout=BOUND)
 
