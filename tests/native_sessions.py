@@ -46,15 +46,15 @@ def main(sessions: int, rounds: int) -> None:
         held = [psutil.Process(worker.pid) for worker in workers]
         for process, port in zip(held, ports, strict=True):
             wait_until_listens(process, port)
-        before: list[int] = []
-        for count in (WARM_UP, sessions):
-            before = [process.memory_info().rss for process in held]
-            with ThreadPoolExecutor(AT_ONCE) as pool:
+        sizes = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for count in (WARM_UP, sessions):
                 list(pool.map(lambda _: session(addresses, rounds), range(count)))
-        for process in held:
-            wait_until_alone(process)
-        growth = [process.memory_info().rss - was for process, was in zip(held, before, strict=True)]
-        print(*(grown // (sessions * rounds) for grown in growth))
+                for process in held:
+                    wait_until_alone(process)
+                sizes.append([process.memory_info().rss for process in held])
+        before, after = sizes
+        print(*((is_now - was) // (sessions * rounds) for was, is_now in zip(before, after, strict=True)))
     finally:
         for worker in workers:
             worker.kill()
