@@ -85,7 +85,7 @@ def test_a_gil_deadlock_stops_every_thread_and_then_no_more(struck: Start) -> No
             held = frame[2]["held"]
         if frame[0] == "beat":
             longest, before = max(longest, time.monotonic() - before), time.monotonic()
-    assert held == pytest.approx(0.6, abs=0.3)
+    assert 0.5 < held < BOUND
     steps = [row[2] for row in train.connection.rows(3)]
     assert steps == sorted(steps)
 

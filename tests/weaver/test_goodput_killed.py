@@ -15,6 +15,10 @@ from tests.weaver_training import training
 REPLICAS = ("train_0", "train_1")
 
 
+LONG = 8.0
+"""Seconds beside which little is what has not been reported yet: at the beginning, at the death and at the end."""
+
+
 def goodput(gateway: RawGateway) -> GoodputRecord:
     (record,) = gateway.ask("goodput")
     return GoodputRecord.read(record)
@@ -35,7 +39,7 @@ def test_a_killed_process_costs_what_it_takes_to_replace_it() -> None:
         processes[0].process.kill()
         record = await_record(gateway, lambda record: record.faults)
         assert record.replicas == 1
-        assert record.faults[0].time == pytest.approx(killed, abs=0.5)
+        assert record.faults[0].time == pytest.approx(killed, abs=1.0)
         assert record.faults[0].detection < 1.0
 
         with training(weaver.address, "train_0"):
@@ -47,8 +51,9 @@ def test_a_killed_process_costs_what_it_takes_to_replace_it() -> None:
             assert record.seconds["respawn"] == pytest.approx(fault.respawn, abs=0.05)
             # It began again with the first step.
             record = await_record(gateway, lambda record: record.seconds["lost"] > 0.3)
-            spent = sum(record.seconds.values())
-            assert spent == pytest.approx(2 * (record.until - record.since), rel=0.25)
+            later = await_record(gateway, lambda record: record.until - record.since > LONG)
+            spent = sum(later.seconds.values())
+            assert spent == pytest.approx(2 * (later.until - later.since), rel=0.25)
 
             weaver.end()
             weaver.start()
