@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import psutil
 import pytest
 import torch
 
@@ -237,17 +236,8 @@ def forget_peak(pid: int) -> None:
 
 
 def gateway_of(cluster: LocalCluster) -> int:
-    pids = [
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "loom_gateway" in process.cmdline() and str(cluster.url).rpartition(":")[2] in _ports(process)
-    ]
-    (pid,) = pids
-    return pid
-
-
-def _ports(process: psutil.Process) -> set[str]:
-    return {str(one.laddr.port) for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+    gateway: int = cluster.pids[0]
+    return gateway
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -139,8 +140,9 @@ class LargeCaller:
 
 def _gateway() -> int | None:
     for process in psutil.Process().children(recursive=True):
-        if "loom_gateway" in process.cmdline():
-            return process.pid
+        with contextlib.suppress(psutil.Error):  # one that has just ended has no command
+            if "loom_gateway" in process.cmdline():
+                return process.pid
     return None
 
 
