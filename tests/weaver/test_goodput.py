@@ -349,6 +349,22 @@ def test_what_a_living_process_told_last_it_tells_again(bench: Bench) -> None:
     assert after.seconds(21) == {"compute": 21.0}
 
 
+def test_what_was_lost_is_known_once_it_is_made_up_for(bench: Bench) -> None:
+    bench.registers(0)
+    bench.tells(10, compute=10.0, steps=(1, 100))
+    bench.fails(10)
+    bench.registers(10)
+    bench.tells(12, began=10, compute=2.0, steps=(81, 82))  # the first steps are slow
+    bench.goodput.save(START + 12)
+    bench.tells(16, began=10, compute=6.0, steps=(81, 100))
+    assert bench.seconds(16) == {"compute": 10.0, "lost": 6.0}
+
+    after = bench.again(16)
+    after.tells(20, began=10, compute=10.0, steps=(81, 130))
+
+    assert after.seconds(20) == {"compute": 14.0, "lost": 6.0}
+
+
 def test_an_older_store_is_taken_up(tmp_path: Any) -> None:
     store = Store(tmp_path / "weaver.sqlite")
     store.db.execute("DROP TABLE goodput")

@@ -97,6 +97,11 @@ class _Place:
     fault: Fault | None = None
     """The last one, until the process after it has made a step."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether the process makes steps that one before it had made."""
+        return self.before is not None and (self.reached is None or self.reached < self.before)
+
     def to_dict(self) -> dict[str, Any]:
         """As it is stored."""
         return {**_fields(self), "fault": None if self.fault is None else self.fault.to_dict()}
@@ -255,6 +260,7 @@ class Goodput:
             return
         spent = dict(told.spent)
         place.open = told.open
+        was_behind = place.behind
         self._tell_repeated(place, told, spent)
         idle = told.seconds - told.open - sum(told.spent.values())
         spent["idle"] = idle if idle > 0.0 else 0.0
@@ -266,11 +272,14 @@ class Goodput:
         spent["waiting"] = max(0.0, spent.get("waiting", 0.0) - place.overlap)
         self._count(known, place, spent)
         place.heard = now
-        recovered = told.first_at is not None and place.fault is not None
+        # What it took to make up for what was lost is written once it is known: a weaver that begins again would
+        # have to find it from more steps, of which it does not know how long each took.
+        changed = was_behind and not place.behind
         if told.first_at is not None and place.fault is not None:
             place.fault.stepped = max(place.registered, now - told.seconds + told.first_at)
             place.fault = None
-        self._touch(known, place, now, soon=recovered)
+            changed = True
+        self._touch(known, place, now, soon=changed)
 
     def failed(
         self,
