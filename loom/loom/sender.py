@@ -39,10 +39,10 @@ COPIED = 1 << 20
 LATELY = 0.02
 """Seconds after a small message has moved during which bulk gives way to the next one."""
 
-GIVE_WAY = 2.5
+GIVE_WAY = 5.0
 """How long bulk pauses then after a frame, in proportion to the time that the frame took."""
 
-LONGEST_PAUSE = 0.005
+LONGEST_PAUSE = 0.01
 """Seconds that bulk pauses at most after a frame: on a narrow line it waits for the line anyway."""
 
 

@@ -107,7 +107,7 @@ def _command() -> str:
 
 @app.command("large")
 def measure_large(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 5,
     mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the tensor.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,

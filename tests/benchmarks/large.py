@@ -41,7 +41,7 @@ class LargePlan:
     size: int = 2**30
     """Bytes of the tensor."""
 
-    rounds: int = 3
+    rounds: int = 5
     idle_calls: int = 1000
     """Small calls a round while nothing else moves."""
 

@@ -117,6 +117,59 @@ def test_other_time_in_a_step_is_not_the_steps(clock: Clock, t: Threadlet) -> No
     assert told(t) == Account(32.0, 14.0, 1, 2, 0.0, {"compute": 18.0, "waiting": 10.0, "checkpoint": 4.0})
 
 
+def test_what_is_usual_belongs_to_the_step(clock: Clock, t: Threadlet) -> None:
+    with t.step(1):
+        clock.passes(1)
+        with t.spent("waiting", beyond=3):
+            clock.passes(2)
+            assert told(t) == Account(3.0, 0.0, None, None, 3.0, {})
+        with t.spent("waiting", beyond=3):
+            clock.passes(8)
+            assert told(t) == Account(11.0, 0.0, None, None, 6.0, {"waiting": 5.0})
+        clock.passes(16)
+
+    assert told(t) == Account(27.0, 5.0, 1, 1, 0.0, {"compute": 22.0, "waiting": 5.0})
+
+
+def test_a_block_within_one_of_which_a_part_is_usual(clock: Clock, t: Threadlet) -> None:
+    with t.step(1), t.spent("waiting", beyond=3):
+        clock.passes(2)
+        with t.spent("checkpoint"):
+            clock.passes(4)
+        clock.passes(2)
+
+    assert told(t).spent == {"compute": 3.0, "waiting": 1.0, "checkpoint": 4.0}
+
+
+def test_what_is_discarded_is_lost(clock: Clock, t: Threadlet) -> None:
+    with t.step(1):
+        clock.passes(1)
+    with t.step(2) as step:
+        clock.passes(2)
+        with t.spent("waiting"):
+            clock.passes(4)
+        step.discard()
+        clock.passes(8)
+        with t.spent("checkpoint"):
+            clock.passes(16)
+            step.discard()
+            clock.passes(32)
+        clock.passes(64)
+
+    assert told(t) == Account(
+        127.0, 0.0, 1, 2, 0.0, {"compute": 65.0, "lost": 10.0, "waiting": 4.0, "checkpoint": 48.0}
+    )
+
+
+def test_what_is_discarded_before_the_first_step_is_a_wait_for_it(clock: Clock, t: Threadlet) -> None:
+    with t.step(1) as step:
+        clock.passes(2)
+        step.discard()
+        clock.passes(1)
+
+    assert told(t) == Account(3.0, 2.0, 1, 1, 0.0, {"waiting": 2.0, "compute": 1.0})
+
+
 def test_other_time_that_raises_is_counted(clock: Clock, t: Threadlet) -> None:
     with t.step(1):
         pass
@@ -164,6 +217,12 @@ def test_many_reasons_are_one(clock: Clock, t: Threadlet) -> None:
 def test_a_reason_has_to_be_a_short_text_that_is_free(t: Threadlet, reason: Any) -> None:
     with pytest.raises(WrongArguments):
         t.spent(reason)
+
+
+@pytest.mark.parametrize("beyond", [-1, float("nan"), float("inf"), "1", None, True])
+def test_what_is_usual_is_a_number_of_seconds(t: Threadlet, beyond: Any) -> None:
+    with pytest.raises(WrongArguments, match="beyond is a number of seconds"):
+        t.spent("waiting", beyond)
 
 
 # -- over a link --------------------------------------------------------------------------------------------

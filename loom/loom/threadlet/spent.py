@@ -37,7 +37,7 @@ class SpentTime:
         self.compute = 0.0
         """Spent in steps that were made."""
         self.lost = 0.0
-        """Spent in steps that had been made before, or that raised."""
+        """Spent in steps that had been made before, that raised, or that did not count."""
         self.highest: float = math.inf
         """The highest number of a step that was made. Infinite before there is one: the first is an odd one."""
         self._first: int | None = None
@@ -63,14 +63,22 @@ class SpentTime:
         else:
             self.lost += took
 
-    def enter(self, reason: str) -> None:
-        """Begin a block with a reason."""
-        self._blocks.append((reason, monotonic() - self.named))
+    def discard(self) -> None:
+        """Take what the step that is being made has done so far for lost."""
+        now = monotonic()
+        now -= self._with_open_blocks(now)[1]
+        if self._first_at is not None:  # before the first step, it is a wait for that
+            self.lost += max(0.0, now - self.began)
+        self.began = now
+
+    def enter(self, reason: str, beyond: float = 0.0) -> None:
+        """Begin a block with a reason, of which the first seconds do not count."""
+        self._blocks.append((reason, monotonic() - self.named + beyond))
 
     def leave(self) -> None:
         """End the block that began last."""
         reason, began = self._blocks[-1]
-        took = monotonic() - self.named - began
+        took = max(0.0, monotonic() - self.named - began)
         if reason not in self._by_reason and len(self._by_reason) >= MAX_REASONS:
             reason = OTHER
         self._by_reason[reason] = self._by_reason.get(reason, 0.0) + took
@@ -121,9 +129,9 @@ class SpentTime:
 class SpentBlock:
     """A ``with`` block around what is no step; made by `loom.Threadlet.spent`."""
 
-    __slots__ = ("_reason", "_spent")
+    __slots__ = ("_beyond", "_reason", "_spent")
 
-    def __init__(self, spent: SpentTime, reason: str) -> None:
+    def __init__(self, spent: SpentTime, reason: str, beyond: float = 0.0) -> None:
         if not isinstance(reason, str) or not 0 < len(reason) <= MAX_REASON or not reason.isprintable():
             raise WrongArguments(
                 f"a reason is a text of 1 to {MAX_REASON} printable characters, not {reason!r:.80}"
@@ -132,11 +140,14 @@ class SpentBlock:
             raise WrongArguments(
                 f"{reason!r} is found out by itself; name another, such as 'checkpoint' or 'waiting'"
             )
+        if isinstance(beyond, bool) or not isinstance(beyond, int | float) or not 0 <= beyond < math.inf:
+            raise WrongArguments(f"beyond is a number of seconds, 0 or more, not {beyond!r:.80}")
         self._spent = spent
         self._reason = reason
+        self._beyond = beyond
 
     def __enter__(self) -> None:
-        self._spent.enter(self._reason)
+        self._spent.enter(self._reason, self._beyond)
 
     def __exit__(self, *_: object) -> None:
         self._spent.leave()

@@ -235,7 +235,7 @@ class Threadlet:
         """
         return Step(self, number, {**metrics} if metrics else {}, (epoch, max_step, config))
 
-    def spent(self, reason: str) -> SpentBlock:
+    def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
         """A ``with`` block around what is no step: its time is told to the weaver by this reason.
 
         For the thread that trains, in a step or between two. A step's time does not contain it, nor a block's that
@@ -243,12 +243,14 @@ class Threadlet:
 
         Args:
             reason: ``"checkpoint"``, ``"waiting"`` (for peers, for data), or another one.
+            beyond: seconds, from the block's beginning, that belong to the step all the same: what an exchange with
+                peers takes as a rule, of which only the rest is a wait.
 
         Raises:
-            WrongArguments: it does not print, is too long, or is one that is found out by itself, such as
-                ``"compute"``.
+            WrongArguments: the reason does not print, is too long, or is one that is found out by itself, such as
+                ``"compute"``; ``beyond`` is no number of seconds.
         """
-        return SpentBlock(self._spent, reason)
+        return SpentBlock(self._spent, reason, beyond)
 
     @property
     def dropped(self) -> int:
@@ -664,6 +666,10 @@ class Step:
         if threadlet._each_step:
             threadlet._suffer()
         return self
+
+    def discard(self) -> None:
+        """Say that what the step has done so far did not count and is done again: its time is lost."""
+        self._threadlet._spent.discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         threadlet = self._threadlet

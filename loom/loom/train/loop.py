@@ -15,13 +15,14 @@ import torch
 from torch import distributed
 
 from loom.errors import WrongArguments
-from loom.threadlet import Threadlet
+from loom.threadlet import Step, Threadlet
 from loom.train.agreement import Agreement
 from loom.train.checkpoints import CheckpointStore, PendingCheckpoint
 from loom.train.membership import Membership
 from loom.train.outer import OuterOptimizer
 from loom.train.settings import Assignment, Averaging, Batch, Ending, LiveConfig, Restore, TrainerReport
 from loom.train.tensors import flatten, hash_of, load_model, load_optimizer, local, plain, unflatten, whole
+from loom.train.usual import UsualTime
 
 if TYPE_CHECKING:
     from loom.train.trainer import TrainerActor
@@ -35,10 +36,6 @@ KEPT_HASHES = 200
 
 MOST_SKIPPED = 20
 """Steps in a row without a finite gradient, after which the training is given up."""
-
-
-_REASONS = {"wait_s": "waiting", "checkpoint_s": "checkpoint"}
-"""What the weaver's goodput is told of as no part of a step."""
 
 
 class _Leave(BaseException):
@@ -81,6 +78,7 @@ class TrainingLoop:
         self._hashes: deque[tuple[int, str]] = deque(maxlen=KEPT_HASHES)
         self._changes: list[tuple[int, str, Any]] = []
         self._metrics: dict[str, float] = {}
+        self._usual_gathering, self._usual_averaging = UsualTime(), UsualTime()
         self._seconds = {"compute_s": 0.0, "wait_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0}
         self._store = None
         if assignment.checkpoints is not None and rank == 0:
@@ -160,7 +158,7 @@ class TrainingLoop:
                 self._average_parameters()
             while self.step < told.steps:
                 with threadlet.step(self.step, max_step=told.steps) as report:
-                    self._advance()
+                    self._advance(report)
                     self._after_step()
                     report.number = self.step
                     report.metrics.update(self._published())
@@ -206,26 +204,25 @@ class TrainingLoop:
         assert isinstance(optimizer, torch.optim.Optimizer)
         return optimizer
 
-    def _advance(self) -> None:
+    def _advance(self, report: Step) -> None:
         """Apply one step."""
         if self._told.averaging is Averaging.GRADIENTS:
-            self._shared_step()
+            self._shared_step(report)
         else:
             self._local_step()
 
-    def _shared_step(self) -> None:
+    def _shared_step(self, report: Step) -> None:
         membership = self._here
         while True:
             began, before = time.perf_counter(), dict(self._seconds)
-            with self._time("wait_s"):
-                self._gather()
+            self._gather()
             if self.step >= self._told.steps:  # taken over from a group that says farewell
                 self._gathered = True
                 return
             with self._time("compute_s"):
                 loss = self._gradient()
                 flat = flatten((one.grad for one in self._parameters), [loss])
-            with self._time("wait_s"):
+            with self._waiting(self._usual_averaging):
                 self._average_in_group(flat)
                 rows = membership.average(flat, self._agreement.row())
                 committed = membership.commit()
@@ -233,6 +230,7 @@ class TrainingLoop:
                 break
             self._discarded += 1
             self._seconds = {**before, "lost_s": before["lost_s"] + time.perf_counter() - began}
+            report.discard()
         with self._time("compute_s"):
             self._settle(rows)
             self._metrics["loss"] = unflatten(flat, (one.grad for one in self._parameters))[0]
@@ -254,12 +252,13 @@ class TrainingLoop:
     def _average_parameters(self) -> None:
         membership = self._here
         while True:
-            with self._time("wait_s"):
-                self._gather()
+            self._gather()
+            with self._waiting(self._usual_averaging):
                 flat = flatten(self._outer.progress() if self._outer else self._parameters)
                 rows = membership.average(flat, self._agreement.row())
-                if membership.commit():
-                    break
+                committed = membership.commit()
+            if committed:
+                break
             self._discarded += 1
         self._settle(rows)
         self._local_steps = 0
@@ -274,7 +273,8 @@ class TrainingLoop:
         return self._membership
 
     def _gather(self) -> None:
-        self._here.gather()
+        with self._waiting(self._usual_gathering):
+            self._here.gather()
         _, self._participants = self._here.place
         if not self._restored:
             if self._told.restore is Restore.PEERS:
@@ -371,12 +371,21 @@ class TrainingLoop:
     @contextlib.contextmanager
     def _time(self, what: str) -> Iterator[None]:
         began = time.perf_counter()
-        reason = _REASONS.get(what)
-        with contextlib.nullcontext() if self._told_by is None or reason is None else self._told_by.spent(reason):
-            try:
-                yield
-            finally:
-                self._seconds[what] += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._seconds[what] += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def _waiting(self, usual: UsualTime) -> Iterator[None]:
+        """Take time for a wait for the others; what is usual belongs to the step in the weaver's goodput."""
+        began = time.perf_counter()
+        with self._time("wait_s"), self._spent("waiting", usual.seconds):
+            yield
+        usual.add(time.perf_counter() - began)
+
+    def _spent(self, reason: str, beyond: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._told_by is None else self._told_by.spent(reason, beyond)
 
     def _say_farewell(self) -> None:
         """One more round, in which a group whose last step was discarded takes it over."""
@@ -434,7 +443,7 @@ class TrainingLoop:
         self._restored, self._restored_step = f"checkpoint {found.path.name}{passed}", found.step
 
     def _save_checkpoint(self, wait: bool = False) -> None:
-        with self._time("checkpoint_s"):
+        with self._time("checkpoint_s"), self._spent("checkpoint"):
             self._look_at_checkpoint()
             if self._told.checkpoints is None or (wait and self._checkpoint_step == self.step):
                 return
