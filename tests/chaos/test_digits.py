@@ -45,6 +45,16 @@ def test_digits_are_learnt_whatever_happens_to_processes(tmp_path: Path) -> None
     assert_learnt(said, 1200)
 
 
+def test_a_kill_each_30_seconds_leaves_most_of_the_time_for_steps_that_count(tmp_path: Path) -> None:
+    report, said = carried_out("killed-every-30s.yaml", tmp_path, "--steps", "2000")
+
+    assert report["held"], report
+    assert report["goodput"] >= 0.85
+    assert [one["fault"] for one in report["faults"]] == ["sigkill"] * 3
+    assert not any(one["failed"] for one in report["faults"])
+    assert_learnt(said, 2000)
+
+
 def test_digits_are_learnt_though_a_group_is_killed() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "fault_tolerant_digits.py")], capture_output=True, text=True, timeout=300
