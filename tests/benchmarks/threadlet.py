@@ -2,9 +2,12 @@
 
 The calls are measured one by one in a process of its own, ``python -m tests.benchmarks.threadlet ADDRESS``, in a
 thread that computes between them, with a real weaver. The training is that of ``loom demo``, in actors that Loom
-has spawned; it is measured without a threadlet and with one in turns, in the same processes. It publishes every
-step, with the calls by themselves or with the block that stands for them; the budget is that of both. There is
-one process less than there are cores, since the weaver is on this machine here, and needs some of what is left.
+has spawned, twice: one publishes every step, with the calls by themselves or with the block that stands for them,
+and the other has no threadlet. They train in turns of some milliseconds, one at a time, so that what else the
+machine does meets both alike; after some turns they change places. The budget is that of both ways.
+What the threadlet's own thread does while the other trains slows nobody down here: that is less than what the ratio
+of CPU times, which contains it, is larger by. It has one process less than there are cores, since the weaver
+is on this machine here, and needs some of what is left.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -12,11 +15,14 @@ one process less than there are cores, since the weaver is on this machine here,
 from __future__ import annotations
 
 import os
+import select
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import loom
@@ -45,8 +51,14 @@ BETWEEN = 200e-6
 
 LEARNING_RATE = 0.05
 
-WAYS = ("", "calls", "block")
-"""What publishes every step: nothing, ``publish_status`` and ``check_and_apply_updates``, or ``with t.step``."""
+WAYS = ("calls", "block")
+"""What publishes every step: ``publish_status`` and ``check_and_apply_updates``, or ``with t.step``."""
+
+WARM_UP = 3
+"""Turns that do not count, after a threadlet was made."""
+
+TURN_WITHIN = 60.0
+"""Seconds that a training waits for its turn."""
 
 
 def _spare_cores() -> int:
@@ -60,14 +72,14 @@ class ThreadletPlan:
     rounds: int = 3
     calls: int = 5000
     """Calls of each kind, in each round."""
-    pairs: int = 60
-    """Times that training is measured in each of the ways, in all."""
-    stretches: int = 5
-    """Stretches of one such time, of which the median counts."""
-    steps: int = 100
-    """Steps of a stretch."""
+    pairs: int = 100
+    """Times that a training is measured beside another, by each of the ways."""
+    turns: int = 25
+    """Turns that each of the two has in such a time."""
+    steps: int = 20
+    """Steps of a turn."""
     procs: int = field(default_factory=_spare_cores)
-    """Processes that train."""
+    """Processes of a training."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +92,15 @@ class CallTimes:
 
 @dataclass(frozen=True)
 class Training:
-    """Seconds of a step, without a threadlet and with one, measured close upon each other."""
+    """Seconds of a step, without a threadlet and with one, measured in turns."""
 
+    way: str
+    """In which it publishes."""
     plain: float
     watched: float
     plain_cpu: float = 1.0
     """Seconds of CPU time of the whole process, all its threads."""
     watched_cpu: float = 1.0
-    block: float = 1.0
-    """As `watched`, by the block."""
 
 
 def measure(plan: ThreadletPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
@@ -123,34 +135,46 @@ def threadlet_report(
     def microseconds(percent: int, which: str) -> tuple[float, ...]:
         return tuple(percentile(getattr(one, which), percent) * 1e6 for one in calls)
 
+    def slower(way: str) -> tuple[float, ...]:
+        return tuple(one.watched / one.plain for one in training if one.way == way)
+
     here = "µs in the training thread"
-    ratio = tuple(one.watched / one.plain for one in training)
-    block = tuple(one.block / one.plain for one in training)
+    within = "with a threadlet / without"
+    ratios = {way: slower(way) for way in WAYS}
     budgets = (
         Ratio("publish_status, p50", "µs in the training thread", "at most", 5.0, microseconds(50, "publish")),
         Ratio(
             "check_and_apply_updates, p50", "µs in the training thread", "at most", 1.0, microseconds(50, "check")
         ),
-        Ratio("digits training", "with a threadlet / without", "at most", 1.01, ratio),
-        Ratio("digits training, with t.step", "with a threadlet / without", "at most", 1.01, block),
+        Ratio("digits training", within, "at most", 1.01, ratios["calls"]),
+        Ratio("digits training, with t.step", within, "at most", 1.01, ratios["block"]),
     )
-    quartiles = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else [ratio[0]] * 3
     figures = (
         Figure("publish_status, p99", here, microseconds(99, "publish")),
         Figure("check_and_apply_updates, p99", here, microseconds(99, "check")),
-        Figure(
-            "CPU of digits training",
-            "with a threadlet / without",
-            tuple(one.watched_cpu / one.plain_cpu for one in training),
+        *(
+            Figure(
+                f"CPU of digits training, {way}",
+                within,
+                tuple(one.watched_cpu / one.plain_cpu for one in training if one.way == way),
+            )
+            for way in WAYS
         ),
         Figure("step without a threadlet", "µs", tuple(one.plain * 1e6 for one in training)),
         Figure("step with a threadlet", "µs", tuple(one.watched * 1e6 for one in training)),
     )
     notes = (
         "the time of a call has that of reading the clock twice",
-        f"half of the {len(ratio)} turns are between {quartiles[0]:.4f} and {quartiles[2]:.4f}",
+        *(f"{way}: {_spread(ratios[way])}" for way in WAYS),
     )
     return BudgetReport("threadlet", command, describe_machine(), asdict(plan), budgets, figures, notes)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    """Between which half of them are, and what that leaves open about the median."""
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    error = 1.57 * (high - low) / len(ratios) ** 0.5  # of a median, at 95 %
+    return f"{median:.4f} ± {error:.4f}; half of {len(ratios)} are between {low:.4f} and {high:.4f}"
 
 
 class TrainingThread:
@@ -198,23 +222,42 @@ class WatchedTrainer(DigitsTrainer):
     """The demo's training, with a threadlet and without."""
 
     @endpoint
-    def stretches(self, count: int, steps: int, way: str) -> list[tuple[float, float]]:
-        """Seconds of a step, and its CPU seconds, in each stretch of ``steps`` steps; the first does not count."""
+    def alternate(self, turns: int, steps: int, way: str, mine: str, other: str) -> tuple[float, float]:
+        """Train in turns with another; seconds of a step, and its CPU seconds.
+
+        Args:
+            turns: that count, of ``steps`` steps each.
+            way: in which every step is published; nothing is, if it is empty.
+            mine: a named pipe that has a byte when it is this one's turn.
+            other: that of the other.
+        """
         threadlet = loom.Threadlet(config={"learning_rate": LEARNING_RATE}) if way else None
         while threadlet is not None and not threadlet.connected:
             time.sleep(0.001)
+        turn = _Turns(mine, other) if self.rank == 0 else None  # the others of a training wait for its gradients
+        seconds, cpu = 0.0, 0.0
         try:
-            return [self._stretch(steps, threadlet, way == "block") for _ in range(count + 1)][1:]
+            for number in range(WARM_UP + turns):
+                if turn is not None:
+                    turn.await_mine()
+                if number == WARM_UP:
+                    seconds, cpu = 0.0, time.process_time()
+                seconds += self._stretch(steps, threadlet, way == "block")
+                if turn is not None:
+                    turn.pass_on()
+            return seconds / (turns * steps), (time.process_time() - cpu) / (turns * steps)
         finally:
+            if turn is not None:
+                turn.close()
             if threadlet is not None:
                 threadlet.close()
 
-    def _stretch(self, steps: int, threadlet: loom.Threadlet | None, block: bool) -> tuple[float, float]:
+    def _stretch(self, steps: int, threadlet: loom.Threadlet | None, block: bool) -> float:
         import torch
 
         generator = torch.Generator().manual_seed(self.step)
         total_loss = 0.0
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         if threadlet is None:
             for _ in range(steps):
                 total_loss += self._one_step(generator)
@@ -229,9 +272,8 @@ class WatchedTrainer(DigitsTrainer):
                 with threadlet.step(number) as step:
                     step.metrics["loss"] = loss = self._one_step(generator)
                     total_loss += loss
-        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         self.step += steps
-        return seconds / steps, cpu / steps
+        return time.perf_counter() - start
 
     def _one_step(self, generator: Any) -> float:
         import torch
@@ -245,30 +287,64 @@ class WatchedTrainer(DigitsTrainer):
         return float(loss.item())
 
 
+class _Turns:
+    """Whose turn it is, of two processes: a byte goes to and fro between two named pipes."""
+
+    def __init__(self, mine: str, other: str) -> None:
+        # Both for reading too, so that opening one does not wait for the other process.
+        self._mine, self._other = os.open(mine, os.O_RDWR), os.open(other, os.O_RDWR)
+
+    def await_mine(self) -> None:
+        if not select.select([self._mine], [], [], TURN_WITHIN)[0]:
+            raise TimeoutError(f"the other training did not end its turn within {TURN_WITHIN:g} s")
+        os.read(self._mine, 1)
+
+    def pass_on(self) -> None:
+        os.write(self._other, b"x")
+
+    def close(self) -> None:
+        os.close(self._mine)
+        os.close(self._other)
+
+
 def measure_training(
     job: loom.Job, plan: ThreadletPlan, say: Callable[[str], object] = lambda text: None
 ) -> list[Training]:
-    """Measure the training of a job in each of `WAYS`, in turns."""
-    procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": plan.procs}, name="watched")
-    trainers = procs.spawn("trainers", WatchedTrainer, LEARNING_RATE)
-    trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
+    """Measure the training of a job in each of `WAYS`, in turns with another that has no threadlet."""
+    host = job.hosts.slice(hosts=0)
+    procs = [host.spawn_procs(per_host={"gpus": plan.procs}, name=name) for name in ("one", "another")]
+    both = [each.spawn("trainers", WatchedTrainer, LEARNING_RATE) for each in procs]
+    for trainers in both:
+        trainers.setup.call(trainers.slice(gpus=0).open_store.call_one().get()).get()
 
-    def step_seconds(way: str) -> list[float]:
-        each = trainers.stretches.call(plan.stretches, plan.steps, way).get().values()
-        # The slowest process of each stretch; the median over stretches.
-        slowest = [[max(of) for of in zip(*stretch, strict=True)] for stretch in zip(*each, strict=True)]
-        return [statistics.median(of) for of in zip(*slowest, strict=True)]
-
-    pairs = []
-    for number in range(plan.pairs):
-        say(f"training: turn {number + 1} of {plan.pairs}")
-        # Each of them comes first as often as the others.
-        first = number % len(WAYS)
-        found = {way: step_seconds(way) for way in WAYS[first:] + WAYS[:first]}
-        (plain, plain_cpu), (watched, watched_cpu), (block, _) = (found[way] for way in WAYS)
-        pairs.append(Training(plain, watched, plain_cpu, watched_cpu, block))
-    procs.stop().get()
-    return pairs
+    found = []
+    with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as folder:
+        for number in range(plan.pairs * len(WAYS)):
+            say(f"training: {number + 1} of {plan.pairs * len(WAYS)}")
+            way = WAYS[number % len(WAYS)]
+            # Each of the two is watched as often as the other, and begins as often.
+            watched, plain = both if number // len(WAYS) % 2 else both[::-1]
+            ways = (way, "") if number // len(WAYS) // 2 % 2 else ("", way)
+            trainers = (watched, plain) if ways[0] else (plain, watched)
+            one, another = (str(Path(folder, f"{number}-{which}")) for which in ("first", "second"))
+            os.mkfifo(one)
+            os.mkfifo(another)
+            begins = os.open(one, os.O_RDWR)
+            try:
+                os.write(begins, b"x")
+                pending = [
+                    trainers[0].alternate.call(plan.turns, plan.steps, ways[0], one, another),
+                    trainers[1].alternate.call(plan.turns, plan.steps, ways[1], another, one),
+                ]
+                # The slowest process of each training.
+                times = [[max(of) for of in zip(*each.get().values(), strict=True)] for each in pending]
+            finally:
+                os.close(begins)
+            (plain_s, plain_cpu), (watched_s, watched_cpu) = times if ways[1] else times[::-1]
+            found.append(Training(way, plain_s, watched_s, plain_cpu, watched_cpu))
+    for each in procs:
+        each.stop().get()
+    return found
 
 
 if __name__ == "__main__":

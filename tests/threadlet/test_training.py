@@ -63,6 +63,22 @@ def test_the_learning_rate_changes_at_a_step_boundary(weaver: FakeWeaver, thread
     assert answers == [[ident, 2, {"ok": True, "reason": None, "changes": changes, "refused": {}}]]
 
 
+def test_an_update_after_a_step_has_the_number_that_the_block_gave_it(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet("train_0")
+
+    @made.handler("learning_rate")
+    def set_learning_rate(value: float) -> None: ...
+
+    connection, _ = weaver.welcome()
+    eventually(lambda: made.connected)
+    with made.step(13) as step:
+        ident = weaver.command(connection, "update_config", learning_rate=0.002)
+        eventually(lambda: made._pending, "the command")
+        step.number = 14
+
+    assert connection.ack(ident)[0] == 14
+
+
 def test_workers_that_load_data_do_not_disturb(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet("train_0")
     connection, _ = weaver.welcome()

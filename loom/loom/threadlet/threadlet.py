@@ -683,6 +683,7 @@ class Step:
         else:
             spent.odd_step(number, took, kind is None)
         if kind is None:
+            threadlet._step = number  # the block may have changed it
             epoch, max_step, config = self._rest
             if config is not None:
                 config = dict(config)
