@@ -9,9 +9,9 @@ __all__ = ["MONARCH_ENVIRONMENT", "set_monarch_environment"]
 MONARCH_ENVIRONMENT = {
     # Monarch looks for dead processes every 10 s by default; a caller is to know within a second.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "250ms",
-    # What a host has not acknowledged (after 500 ms by default) when it goes is sent again to one that takes its
-    # place on the same address. That does not know the processes it is for, and what Monarch's controllers have sent
-    # them comes back to them: they end, and take the living rest of their meshes along.
+    # What a host has not acknowledged when it goes (it takes 500 ms by default) is sent again to one that takes its
+    # place on the same address. That one does not know the processes it is for, and what Monarch's controllers have
+    # sent comes back to them: they end, and take the living rest of their meshes along.
     "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL": "5ms",
     # A worker may never answer a new root client, it seems if an earlier one had its port; see `WorkersSilent`.
     "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "8s",
