@@ -67,7 +67,7 @@ def test_the_median_over_rounds_decides() -> None:
 def test_the_threadlet_beside_its_budgets() -> None:
     def report(publish: float, check: float, watched: float, block: float = 1.0) -> BudgetReport:
         calls = [CallTimes([publish] * 4, [check] * 4)]
-        training = [Training("calls", 1.0, watched), Training("block", 1.0, block)] * 3
+        training = [Training("calls", 1.0, watched), Training("block", 1.0, block)] * 4
         return threadlet.threadlet_report(ThreadletPlan(), "command", calls, training)
 
     assert report(4.9e-6, 0.9e-6, 1.009).within_budgets
@@ -122,7 +122,7 @@ def test_it_measures_single_calls() -> None:
 
 @pytest.mark.slow
 def test_it_measures_training_with_a_threadlet_and_without(job: loom.Job) -> None:
-    found = threadlet.measure_training(job, ThreadletPlan(pairs=2, turns=2, steps=2, procs=1))
+    found = threadlet.measure_training(job, ThreadletPlan(pairs=1, turns=2, steps=2, procs=1))
 
     assert [training.way for training in found] == ["calls", "block"] * 2
     assert all(training.plain > 0 and training.watched > 0 for training in found)

@@ -172,7 +172,7 @@ def measure_lanes(
 @app.command("threadlet")
 def measure_threadlet(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of single calls.")] = 3,
-    pairs: Annotated[int, typer.Option(min=1, help="Trainings without a threadlet and with one, in turns.")] = 100,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of trainings without a threadlet and with one.")] = 50,
     procs: Annotated[
         int | None, typer.Option(min=1, help="Processes that train; one less than there are cores.")
     ] = None,

@@ -72,8 +72,8 @@ class ThreadletPlan:
     rounds: int = 3
     calls: int = 5000
     """Calls of each kind, in each round."""
-    pairs: int = 100
-    """Times that a training is measured beside another, by each of the ways."""
+    pairs: int = 50
+    """Times that a training is measured beside another, by each of the ways, and again with places changed."""
     turns: int = 25
     """Turns that each of the two has in such a time."""
     steps: int = 20
@@ -136,7 +136,9 @@ def threadlet_report(
         return tuple(percentile(getattr(one, which), percent) * 1e6 for one in calls)
 
     def slower(way: str) -> tuple[float, ...]:
-        return tuple(one.watched / one.plain for one in training if one.way == way)
+        # One of the two processes is faster than the other; they have changed places in every second one.
+        ratios = [one.watched / one.plain for one in training if one.way == way]
+        return tuple(statistics.geometric_mean(both) for both in zip(ratios[::2], ratios[1::2], strict=True))
 
     here = "µs in the training thread"
     within = "with a threadlet / without"
@@ -319,8 +321,9 @@ def measure_training(
 
     found = []
     with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as folder:
-        for number in range(plan.pairs * len(WAYS)):
-            say(f"training: {number + 1} of {plan.pairs * len(WAYS)}")
+        times = plan.pairs * 2 * len(WAYS)
+        for number in range(times):
+            say(f"training: {number + 1} of {times}")
             way = WAYS[number % len(WAYS)]
             # Each of the two is watched as often as the other, and begins as often.
             watched, plain = both if number // len(WAYS) % 2 else both[::-1]
@@ -337,10 +340,10 @@ def measure_training(
                     trainers[1].alternate.call(plan.turns, plan.steps, ways[1], another, one),
                 ]
                 # The slowest process of each training.
-                times = [[max(of) for of in zip(*each.get().values(), strict=True)] for each in pending]
+                took = [[max(of) for of in zip(*each.get().values(), strict=True)] for each in pending]
             finally:
                 os.close(begins)
-            (plain_s, plain_cpu), (watched_s, watched_cpu) = times if ways[1] else times[::-1]
+            (plain_s, plain_cpu), (watched_s, watched_cpu) = took if ways[1] else took[::-1]
             found.append(Training(way, plain_s, watched_s, plain_cpu, watched_cpu))
     for each in procs:
         each.stop().get()
