@@ -6,7 +6,7 @@ has spawned, twice: one publishes every step, with the calls by themselves or wi
 and the other has no threadlet. They train in turns of some milliseconds, one at a time, so that what else the
 machine does meets both alike; after some turns they change places. The budget is that of both ways.
 What the threadlet's own thread does while the other trains slows nobody down here: that is less than what the ratio
-of CPU times, which contains it, is larger by. It has one process less than there are cores, since the weaver
+of CPU times, which contains it, is larger by. Each training has one process less than there are cores: the weaver
 is on this machine here, and needs some of what is left.
 """
 
