@@ -10,7 +10,8 @@ from loom.errors import WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
-from loom.wire.stream import LENGTH
+from loom.wire.stream import LENGTH, Stream
+from loom_gateway.driver.backlog import PACE
 from loom_gateway.driver.clients import WATCHER_ROOM, Clients
 from loom_gateway.driver.connection import ClientConnection
 
@@ -33,6 +34,38 @@ def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
     (message,) = decode_frame(far.recv(*LENGTH.unpack(head), socket.MSG_WAITALL)).messages
     assert isinstance(error_from_refusal(message), WatcherTooSlow)
     assert client.left.wait(BOUND)
+    far.close()
+
+
+def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
+    """Also behind a frame of which a read has brought the beginning only."""
+    near, far = socket.socketpair()
+    laptop = Stream()
+    started: list[int] = []
+
+    def frame(message: Message) -> bytes:
+        laptop.put(message)
+        return laptop.next_frame() or b""
+
+    def call(ident: int) -> Message:
+        return Message(Kind.CALL, ident, (1, "add"), [bytes(100)])
+
+    def start(message: Message) -> None:
+        if not started:
+            calls = [frame(call(ident)) for ident in range(PACE + 1, 1000)]
+            far.sendall(b"".join([*calls, frame(Message(Kind.CANCEL, 1000, [PACE + 1]))]))
+            far.shutdown(socket.SHUT_WR)
+        started.append(message.id)
+
+    clients = Clients(start, start, lambda unsent: None, start, lambda: 1)
+    connection = ClientConnection(None, near)  # type: ignore[arg-type]
+    client, _ = clients.admit(connection, Hello())
+    far.sendall(b"".join(frame(call(ident)) for ident in range(1, PACE + 1)))
+
+    connection._receive(client, connection._frames())
+
+    assert started == [ident for ident in range(1, 1000) if ident != PACE + 1]
+    near.close()
     far.close()
 
 

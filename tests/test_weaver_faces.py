@@ -483,8 +483,9 @@ def test_a_metric_is_drawn(environment: dict[str, str], weaver: WeaverProxy, tra
 
 
 def test_events_are_followed_on_the_command_line(environment: dict[str, str], weaver: WeaverProxy) -> None:
+    last = max((event.id for event in weaver.events(limit=1)), default=0)
     weaver.set_policy("before", "stop")
-    process = start("-c", LOOM, "events", "--follow", "--json", "--limit", "1", env=environment)
+    process = start("-c", LOOM, "events", "--follow", "--json", "--after", f"{last}", env=environment)
     try:
         await_true(lambda: read_json(process).get("group") == "before")  # a replica may have ended meanwhile
         weaver.set_policy("after", "stop")
@@ -494,6 +495,14 @@ def test_events_are_followed_on_the_command_line(environment: dict[str, str], we
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_newest_events_are_listed_on_the_command_line(environment: dict[str, str], weaver: WeaverProxy) -> None:
+    weaver.set_policy("newest", "stop")
+    ended = run("-c", LOOM, "events", "--json", "--kind", "policy", "--limit", "1", env=environment)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    assert json.loads(line)["group"] == "newest"
 
 
 def test_watch_draws_what_there_is(environment: dict[str, str], trainers: list[Training]) -> None:

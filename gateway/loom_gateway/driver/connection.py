@@ -66,8 +66,10 @@ class ClientConnection:
         self._socket = sock
         self._client: Client | None = None
         self._over = False
-        self._unread: bool | None = None
-        """Whether what was read of the socket and not yet returned has a whole frame; None: there is nothing."""
+        self._whole = False
+        """Whether what was read of the socket and not yet returned has a whole frame."""
+        self._begun = b""
+        """The beginning of a frame, where that is what was read of the socket and not yet returned."""
         self._bell: Bell | None = None
         self._poll = select.poll()
 
@@ -220,15 +222,16 @@ class ClientConnection:
 
     def _frame_is_here(self) -> bool:
         """Whether the next frame can be had without waiting."""
-        if self._unread is not None:
-            return self._unread
-        length = b""
-        with contextlib.suppress(BlockingIOError):
-            length = self._socket.recv(LENGTH.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if self._whole:
+            return True
+        length = self._begun[: LENGTH.size]
         if len(length) < LENGTH.size:
-            return False
+            with contextlib.suppress(BlockingIOError):
+                length += self._socket.recv(LENGTH.size - len(length), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if len(length) < LENGTH.size:
+                return False
         here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
-        return bool(here >= LENGTH.size + LENGTH.unpack(length)[0])
+        return bool(len(self._begun) + here >= LENGTH.size + LENGTH.unpack(length)[0])
 
     def _listen_for(self, bell: Bell | None) -> None:
         self._bell = bell
@@ -269,7 +272,8 @@ class ClientConnection:
                 position += LENGTH.size
                 frame = data[position : position + length]
                 position += len(frame)
-                self._unread = _begins_with_frame(data, position)
+                self._whole = _begins_with_frame(data, position)
+                self._begun = b"" if self._whole else data[position:]
                 yield frame if len(frame) == length else self._rest_of(frame, length)
             head = data[position:]
 
@@ -301,11 +305,9 @@ class ClientConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _begins_with_frame(data: bytes, position: int) -> bool | None:
-    """Whether a whole frame is at that place, or the beginning of one; None at the end."""
+def _begins_with_frame(data: bytes, position: int) -> bool:
+    """Whether a whole frame is at that place."""
     left = len(data) - position
-    if not left:
-        return None
     return left >= LENGTH.size and left >= LENGTH.size + LENGTH.unpack_from(data, position)[0]
 
 
