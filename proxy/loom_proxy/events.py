@@ -31,6 +31,8 @@ class Event:
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
     (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
     session is told of those before it, too.
+    ``actors_lost``: Monarch has stopped actors unasked though their processes may live; ``details`` has ``mesh``,
+    ``id`` (of the actor mesh), ``ranks`` and ``report``.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
     ``disconnected``: the connection is lost and is being made again; ``details`` has ``url``.
     ``resumed``: it has been made again, and nothing was lost; ``details`` has ``seconds``, how long that took.

@@ -194,6 +194,11 @@ class MeshStates:
                 whole = self._wholes.get(ident)
                 lost = self._lost.setdefault(ident, {}) if whole is None else whole.failed
                 lost.setdefault(details["rank"], text)
+        elif name == "actors_lost":
+            whole = self._wholes.get(details["id"])
+            if whole is not None:
+                text = f"Monarch has stopped it: {details['report']}"
+                whole.failed.update(dict.fromkeys(details["ranks"], _short(text)))
         elif name == "host_lost" and _HOSTS in self._wholes:
             self._wholes[_HOSTS].failed[details["host"]] = f"worker {details['address']} is gone"
         elif name == "host_back" and _HOSTS in self._wholes:

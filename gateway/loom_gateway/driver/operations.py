@@ -19,6 +19,7 @@ from loom.latencies import Latencies
 from loom.wire.codec import Decoder, Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
+from loom.wire.texts import pack_texts
 from loom_gateway.driver.answers import Answers, Gatherer, Key
 from loom_gateway.driver.beside import Beside
 from loom_gateway.driver.calls import Calls
@@ -27,6 +28,7 @@ from loom_gateway.driver.hosts import Hosts
 from loom_gateway.driver.large_starts import LargeStarts
 from loom_gateway.driver.log_spool import LogSpool
 from loom_gateway.driver.logs import Logs
+from loom_gateway.driver.losses import Fault, Losses
 from loom_gateway.driver.made_meshes import MadeMeshes
 from loom_gateway.driver.meshes import HOST_MESH, Entry, Meshes
 from loom_gateway.driver.ports import Ports
@@ -130,7 +132,7 @@ class Operations:
         """How long calls took, from their arrival to their answers."""
         self._pending: dict[Key, _Pending] = {}
         self._answered: deque[tuple[int, Asked]] = deque(maxlen=REMEMBERED)
-        self._gone: set[tuple[int, int]] = set()
+        self._losses = Losses(self.meshes)
         self.lost_hosts: set[int] = set()
         """Numbers of the worker hosts that are gone."""
         self.highest_id = 0
@@ -216,7 +218,7 @@ class Operations:
         """Note that an operation will be answered, or fail when a process of ``entry`` is gone."""
         key = (message.id, index)
         pending = self._pending[key] = _Pending(started, entry, convert, (message.kind, message.body))
-        if entry is not None and self._gone and self._death(entry) is not None:
+        if entry is not None and self._losses.why_silent(entry) is not None:
             self.loop.call_soon_threadsafe(self.loop.call_later, GRACE, self._fail_if_pending, key, pending, entry)
         return key
 
@@ -269,14 +271,27 @@ class Operations:
 
         On the event loop.
         """
-        self._gone.add((procs, rank))
+        self._losses.add_process(procs, rank)
         self.processes.gone(procs, rank)
         self.beside.gone(procs, rank)
-        self.calls.break_lines(lambda entry: entry.procs == procs and rank in entry.ranks)
+        self._fail_calls(lambda entry: entry.procs == procs and rank in entry.ranks)
+
+    async def fault(self, fault: Fault) -> None:
+        """Note actors that Monarch has stopped unasked; fail the calls on them as `process_gone` does."""
+        lost = await self._losses.add_actors(fault)
+        if lost is None:
+            return
+        ident, whole, ranks = lost
+        details = {"mesh": whole.name, "id": ident, "ranks": ranks, "report": fault.why}
+        self.send(Message(Kind.EVENT, 0, ["actors_lost"], [pack_texts(details)]))
+        self._fail_calls(lambda entry: entry.root == ident and not set(ranks).isdisjoint(entry.ranks))
+
+    def _fail_calls(self, on: Callable[[Entry], bool]) -> None:
+        """Fail the calls that wait for meshes that will not answer, unless Monarch does so within `GRACE`."""
+        self.calls.break_lines(on)
         for key, pending in self._pending.copy().items():
-            entry = pending.entry
-            if entry is not None and entry.procs == procs and rank in entry.ranks:
-                self.loop.call_later(GRACE, self._fail_if_pending, key, pending, entry)
+            if pending.entry is not None and on(pending.entry):
+                self.loop.call_later(GRACE, self._fail_if_pending, key, pending, pending.entry)
 
     def host_gone(self, host: int) -> None:
         """Note that a worker host is gone, and with it each process on it, also those that were being spawned."""
@@ -291,18 +306,9 @@ class Operations:
             if entry.hosts[rank] == host:
                 self.process_gone(procs, rank)
 
-    def _death(self, entry: Entry) -> int | None:
-        """A rank of a mesh whose process is gone."""
-        gone = self._gone.copy()
-        return next((rank for procs, rank in gone if procs == entry.procs and rank in entry.ranks), None)
-
     def _fail_if_pending(self, key: Key, pending: _Pending, entry: Entry) -> None:
-        if self._pending.get(key) is not pending:
-            return
-        procs = self.meshes.entry(entry.procs)
-        how = "was stopped" if procs.stopped else "is gone: it died, or its host did, or the network between"
-        text = f"process {self._death(entry)} of proc mesh {procs.name!r} {how}"
-        self.answer(key, None, SupervisionError(text), eager=True)
+        if self._pending.get(key) is pending:
+            self.answer(key, None, SupervisionError(self._losses.why_silent(entry) or "it is gone"), eager=True)
 
     # -- the end --------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from loom_gateway.driver.faults import replace_fault_hook
 from loom_gateway.driver.lifeline import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.log_spool import LogSpool
+from loom_gateway.driver.losses import read_fault
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
 from loom_gateway.driver.weaver_news import WeaverNews
@@ -90,7 +91,7 @@ class DriverServer:
         with self._opening:
             if self._operations is None:
                 probe(self._workers)
-                replace_fault_hook(self._event)
+                replace_fault_hook(self._fault)
                 host_mesh = attach(self._workers, session)
                 try:
                     host_mesh.initialized.get()
@@ -139,6 +140,12 @@ class DriverServer:
     def _event(self, name: str, details: dict[str, Any]) -> None:
         logger.warning("%s: %s", name, details)
         self._clients.send(Message(Kind.EVENT, 0, [name], [pack_texts(details)]))
+
+    def _fault(self, name: str, details: dict[str, Any]) -> None:
+        self._event(name, details)
+        fault = read_fault(details["report"])
+        if fault is not None and self._operations is not None:
+            asyncio.run_coroutine_threadsafe(self._operations.fault(fault), self._loop)
 
     # -- clients --------------------------------------------------------------------------------------------
 
