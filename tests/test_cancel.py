@@ -353,7 +353,7 @@ def test_results_of_a_stream_are_not_taken_back(job: loom.Job) -> None:
 def test_whoever_waits_is_told(job: loom.Job, tmp_path: Path) -> None:
     listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
-    gate = listener.hear.call_one(Gate(tmp_path / "open"))
+    gate = listener.hear.call_one(Gate(tmp_path / "open", 0, IN_TIME))
     for _ in range(4000):
         listener.hear.broadcast(1)
     future = listener.hear.call_one(2)
