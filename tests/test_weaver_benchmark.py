@@ -67,8 +67,10 @@ def test_the_median_over_rounds_decides() -> None:
 def test_the_threadlet_beside_its_budgets() -> None:
     def report(publish: float, check: float, watched: float, block: float = 1.0) -> BudgetReport:
         calls = [CallTimes([publish] * 4, [check] * 4)]
-        training = [Training("calls", 1.0, watched), Training("block", 1.0, block)] * 4
-        return threadlet.threadlet_report(ThreadletPlan(), "command", calls, training)
+        plan = ThreadletPlan()
+        demo = [Training(*one, procs=plan.procs) for one in (("calls", 1.0, watched), ("block", 1.0, block))]
+        training = [*demo, *(Training(way, 1.0, 1.02) for way in threadlet.WAYS)] * 4
+        return threadlet.threadlet_report(plan, "command", calls, training)
 
     assert report(4.9e-6, 0.9e-6, 1.009).within_budgets
     assert not report(5.1e-6, 0.9e-6, 1.0).within_budgets
@@ -122,7 +124,7 @@ def test_it_measures_single_calls() -> None:
 
 @pytest.mark.slow
 def test_it_measures_training_with_a_threadlet_and_without(job: loom.Job) -> None:
-    found = threadlet.measure_training(job, ThreadletPlan(pairs=1, turns=2, steps=2, procs=1))
+    found = threadlet.measure_training(job, 2, 1, ThreadletPlan(turns=2, steps=2))
 
     assert [training.way for training in found] == ["calls", "block"] * 2
     assert all(training.plain > 0 and training.watched > 0 for training in found)

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -172,17 +171,14 @@ def measure_lanes(
 @app.command("threadlet")
 def measure_threadlet(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of single calls.")] = 3,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of trainings without a threadlet and with one.")] = 50,
-    procs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train; one less than there are cores.")
-    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of trainings without a threadlet and with one.")] = 15,
+    alone: Annotated[int, typer.Option(min=1, help="The same, in one process.")] = 50,
+    procs: Annotated[int, typer.Option(min=1, help="Processes that train.")] = threadlet.ThreadletPlan.procs,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
 ) -> None:
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
-    plan = threadlet.ThreadletPlan(rounds, pairs=pairs)
-    if procs is not None:
-        plan = replace(plan, procs=procs)
+    plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
     _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check)
 
 
