@@ -353,16 +353,16 @@ def test_results_of_a_stream_are_not_taken_back(job: loom.Job) -> None:
 def test_whoever_waits_is_told(job: loom.Job, tmp_path: Path) -> None:
     listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
-    gate = listener.hear.call_one(Gate(tmp_path / "open", 0, IN_TIME))
-    for _ in range(4000):
-        listener.hear.broadcast(1)
+    slow = Gate(tmp_path / "answered", 0, 0.3)
+    gate = listener.hear.call_one(slow)
+    for number in range(4000):
+        listener.hear.broadcast(slow if number % 40 == 0 else 1)
     future = listener.hear.call_one(2)
 
     async def wait() -> None:
         waiting = future.as_asyncio()
-        cancelling = asyncio.get_running_loop().run_in_executor(None, future.cancel)
-        (tmp_path / "open").touch()
-        assert await cancelling
+        assert await asyncio.get_running_loop().run_in_executor(None, future.cancel)
+        (tmp_path / "answered").touch()
         with pytest.raises(loom.OperationCancelled):
             await waiting
         with pytest.raises(loom.OperationCancelled):
