@@ -16,7 +16,16 @@ from tests.benchmarks.caller_process import CallerError, CallerProcess
 from tests.benchmarks.calls import Figures, Measured, Plan, SubjectName
 from tests.benchmarks.machine import Machine, describe_machine
 
-TINY = Plan(rounds=2, one_calls=3, pipelined=5, echo_size=2**20, echoes=1, warm_up_calls=1, idle_seconds=0.05)
+TINY = Plan(
+    rounds=2,
+    one_calls=3,
+    pipelined=5,
+    pipelined_turns=2,
+    echo_size=2**20,
+    echoes=1,
+    warm_up_calls=1,
+    idle_seconds=0.05,
+)
 RAW = [calls.SUBJECTS[SubjectName.RAW_ASYNCIO], calls.SUBJECTS[SubjectName.RAW_SYNC]]
 MACHINE = Machine(cores=2, cpu="a processor", python="3.11.7", packages={"torchmonarch": "0.7.0"})
 ASYNCIO = calls.SUBJECTS[SubjectName.RAW_ASYNCIO]

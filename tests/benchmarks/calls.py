@@ -88,6 +88,9 @@ class Plan:
     pipelined: int = 1000
     """Calls a turn, issued without waiting."""
 
+    pipelined_turns: int = 15
+    """Turns with these: how many there are in a second differs more from one to the next."""
+
     echo_size: int = 64 * 2**20
     """Bytes."""
 
@@ -186,7 +189,7 @@ def _measure_round(
     for seconds in one_calls.values():
         seconds.sort()
     pipelined = {name: _Pipelined() for name in callers}
-    for _ in range(plan.turns):
+    for _ in range(plan.pipelined_turns):
         for name, caller in callers.items():
             pipelined[name].add(caller, plan.pipelined)
     echoes: dict[SubjectName, dict[str, float]] = {name: {} for name in callers}
