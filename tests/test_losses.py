@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.losses import Fault, read_fault
+from loom_gateway.driver.losses import Fault, Losses, read_fault
+from loom_gateway.driver.meshes import Entry, Meshes
 
 STOPPED = "invalid reference counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>.tcp://127.0.0.1:38013: actor stopped"
 CAME_BACK = f"""\
@@ -36,3 +37,17 @@ its descendants have failed:
 )
 def test_reports_of_faults(report: str, fault: Fault | None) -> None:
     assert read_fault(report) == fault
+
+
+def test_a_process_is_gone_also_where_its_mesh_has_been_forgotten() -> None:
+    meshes = Meshes()
+    losses = Losses(meshes)
+    actors = Entry("actors", "counters", None, 2, procs=1, ranks=(0, 1))
+    meshes.add(1, Entry("procs", "trainers", None, 1, procs=1, ranks=(0, 1)))
+    assert losses.why_silent(actors) is None
+
+    losses.add_process(1, 1)
+
+    assert str(losses.why_silent(actors)).startswith("process 1 of proc mesh 'trainers' is gone")
+    meshes.forget(1)
+    assert str(losses.why_silent(actors)).startswith("process 1 under 'counters' is gone")

@@ -85,9 +85,11 @@ class Losses:
         gone = self._processes.copy()
         rank = next((rank for rank in entry.ranks if (entry.procs, rank) in gone), None) if gone else None
         if rank is not None:
-            procs = self._meshes.entry(entry.procs)
-            how = "is gone: it died, or its host did, or the network between"
-            return f"process {rank} of proc mesh {procs.name!r} {'was stopped' if procs.stopped else how}"
+            procs = self._meshes.known(entry.procs)
+            if procs is not None and procs.stopped:
+                return f"process {rank} of proc mesh {procs.name!r} was stopped"
+            of = f"of proc mesh {procs.name!r}" if procs is not None else f"under {entry.name!r}"
+            return f"process {rank} {of} is gone: it died, or its host did, or the network between"
         actors = self._actors.copy()
         rank = next((rank for rank in entry.ranks if (entry.root, rank) in actors), None) if actors else None
         if rank is None:
