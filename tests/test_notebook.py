@@ -85,6 +85,9 @@ class Kernel:
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=BOUND)
+        # An interrupt may come at an instruction that belongs to no line of source. IPython's usual traceback
+        # fails on that one with an AssertionError of its own, and then the cell ends without naming its error.
+        self.check("%xmode Plain")
 
     def run(self, code: str, until: Callable[[Output], bool] | None = None) -> Output:
         """Run a cell; with ``until``, interrupt it once that is true of what it has put out."""
