@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -172,6 +173,81 @@ def test_status_is_reported_in_batches_until_it_is_stored(weaver: FakeWeaver, th
     assert len(made._kept) == 100
     connection.send("stored", 100)
     eventually(lambda: len(made._kept) == 0, "forgetting what is stored")
+
+
+def test_reports_wait_for_the_next_look_but_those_after_a_silence(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks while nothing is published, and between two looks is as long as was set."""
+    monkeypatch.setattr(module, "REPORT_INTERVAL", 1000 * BOUND)
+    made = threadlet()
+    connection, _ = weaver.welcome()
+
+    made.publish_status(step=1)
+    assert [row[2] for row in connection.rows(1)] == [1]
+
+    made.publish_status(step=2)
+    with made.step(3):
+        pass
+    for _ in range(3):
+        connection.expect("beat")
+    assert not any(frame[0] == "status" for frame in connection.skipped)
+    assert len(made._given) == 2
+
+    closing = threading.Thread(target=made.close)
+    closing.start()
+    assert [row[2] for row in connection.rows(2)] == [2, 3]
+    connection.send("stored", 3)
+    connection.expect("bye")
+    connection.close()
+    closing.join(BOUND)
+
+
+@pytest.mark.parametrize("way", ["calls", "block"])
+def test_every_report_after_a_silence_wakes_who_looks(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(module, "REPORT_INTERVAL", 0.0)
+    made = threadlet()
+    connection, _ = weaver.welcome()
+
+    for number in range(500):
+        if way == "calls":
+            made.publish_status(step=number)
+        else:
+            with made.step(number):
+                pass
+        assert [row[2] for row in connection.rows(1)] == [number]
+
+
+def test_a_signal_handler_may_publish_while_the_training_thread_does(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORT_INTERVAL", 0.0)
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    handled = 0
+
+    def publish(number: int, frame: object) -> None:
+        nonlocal handled
+        handled += 1
+        made.publish_status(step=handled)
+
+    before = signal.signal(signal.SIGALRM, publish)
+    published = 0
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        while handled < 300:
+            if published < 5000:  # more than are kept would be dropped
+                made.publish_status(step=0)
+                published += 1
+            time.sleep(0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    rows = connection.rows(handled + published)
+    assert [row[2] for row in rows if row[2]] == list(range(1, handled + 1))
 
 
 def test_metrics_may_be_scalars_of_torch_and_numpy(

@@ -36,6 +36,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,14 +58,16 @@ _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REPORT_INTERVAL, BUSY_INTERVAL = 0.05, 0.25
-"""Seconds between two looks for what the training loop has published; the second while each finds several reports.
+REPORT_INTERVAL = 0.5
+"""Seconds from one look at what the training loop has published to the next, at least.
 
-Each interrupts the training for about half a millisecond, most of it spent on handing the interpreter to and fro.
+Each interrupts the training for about half a millisecond, most of it spent on handing the interpreter to and fro;
+where processes exchange gradients, all wait for the one that is interrupted. A report after a longer silence is
+looked at at once.
 """
 
-DEVICES_INTERVAL = 5.0
-"""Seconds between two looks at the devices."""
+DEVICES_INTERVAL, CONNECTED_INTERVAL = 5.0, 0.2
+"""Seconds between two looks at the devices; the second between two whether there is anybody to tell of them."""
 
 CLOSE_TIMEOUT = 2.0
 """Seconds that the end of the process waits at most for the last reports to be stored."""
@@ -132,6 +135,10 @@ class Threadlet:
         self._numbers = itertools.count()
         self._published = -1
         self._given: deque[AnyGiven] = deque(maxlen=MAX_KEPT_REPORTS if address else 0)
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread that makes rows. No lock is held meanwhile, so that signal handlers may publish too."""
+        self._asleep = False
+        """Whether that thread waits to be woken."""
         self._rows = RowMaker()
         self._kept = KeptReports()
         self._inbox = Inbox()
@@ -214,6 +221,9 @@ class Threadlet:
             metrics = {**metrics}
         self._published = number = next(self._numbers)
         self._given.append((number, now_of_system(), step, epoch, max_step, metrics, config))
+        if self._asleep:
+            self._asleep = False
+            self._wakes.put(None)
 
     def step(
         self,
@@ -535,10 +545,9 @@ class Threadlet:
         """Make rows of what is published. A thread of its own: it waits for GPUs."""
         warned = False
         make = self._rows.make
-        pause = REPORT_INTERVAL
         while True:
-            ending = self._ended.wait(pause)
-            pause = BUSY_INTERVAL if len(self._given) > 1 else REPORT_INTERVAL
+            self._await_reports()
+            ending = self._ended.is_set()
             if given := self._given:
                 while given:
                     self._kept.add([make(given.popleft()) for _ in range(min(len(given), ROWS))])
@@ -549,6 +558,15 @@ class Threadlet:
                 _log.warning("status reports are dropped, the oldest first: the weaver does not take them")
             if ending:
                 return
+            self._ended.wait(REPORT_INTERVAL)
+
+    def _await_reports(self) -> None:
+        # The training thread looks at `_asleep` after it has given a report, this one at the reports after it has
+        # said that it is asleep: one of the two sees what the other did.
+        self._asleep = True
+        if not self._given and not self._ended.is_set():
+            self._wakes.get()
+        self._asleep = False
 
     def _watch_devices(self) -> None:
         """Report the devices. A thread of its own: NVML may hang when a GPU is broken."""
@@ -558,7 +576,7 @@ class Threadlet:
         while not self._ended.wait(pause):
             link = self._link
             if link is None or not link.connected:
-                pause = min(DEVICES_INTERVAL, 4 * REPORT_INTERVAL)
+                pause = CONNECTED_INTERVAL
                 continue
             pause = DEVICES_INTERVAL
             try:
@@ -587,6 +605,7 @@ class Threadlet:
         if self._ended.is_set():
             return
         self._ended.set()
+        self._wakes.put(None)
         self._inbox.close()
         _open.discard(self)
         if self._link is None:
@@ -692,6 +711,9 @@ class Step:
             # As `publish_status`, one function less.
             threadlet._published = published = next(threadlet._numbers)
             threadlet._given.append((published, now_of_system(), number, epoch, max_step, metrics, config))
+            if threadlet._asleep:
+                threadlet._asleep = False
+                threadlet._wakes.put(None)
             if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
                 threadlet._attend()
 
