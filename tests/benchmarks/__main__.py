@@ -171,8 +171,12 @@ def measure_lanes(
 @app.command("threadlet")
 def measure_threadlet(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of single calls.")] = 3,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of trainings without a threadlet and with one.")] = 15,
-    alone: Annotated[int, typer.Option(min=1, help="The same, in one process.")] = 50,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of trainings without a threadlet and with one.")] = (
+        threadlet.ThreadletPlan.pairs
+    ),
+    alone: Annotated[
+        int, typer.Option(min=1, help="The same, in one process.")
+    ] = threadlet.ThreadletPlan.pairs_alone,
     procs: Annotated[int, typer.Option(min=1, help="Processes that train.")] = threadlet.ThreadletPlan.procs,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
