@@ -199,3 +199,28 @@ def test_when_a_host_is_lost_its_groups_and_the_lighthouse_go_to_another(own_clu
     assert [group.pids for group in after.groups if group.replica == stays] == [pids[stays]]
     assert summary.reports[lost].restored.startswith("peers, at step ")
     assert_exact(summary, groups=2)
+
+
+@pytest.mark.slow
+def test_a_lighthouse_does_not_wait_for_the_host_that_lost_it(own_cluster: LocalCluster) -> None:
+    """That host may be going too, and to start a process there would take half a minute, and then fail."""
+    with loom.connect(own_cluster.url, own_cluster.token) as job:
+        watched = Watched(job, a_job(steps=100_000))
+        watched.await_steps()
+        pids = watched.pids()
+        (lighthouse,) = watched.events("lighthouse")
+        assert lighthouse.data["host"] == 0
+
+        worker = own_cluster.pids[1]
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            _kill_all([lighthouse.data["pid"]])
+            watched.await_true(lambda: len(watched.events("lighthouse")) == 2)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        watched.await_steps(10)
+        assert watched.events("lighthouse")[1].data["host"] == 1
+        assert watched.pids() == pids
+        summary = watched.stop()
+
+    assert_exact(summary, groups=2)

@@ -61,6 +61,9 @@ class Support:
         self._events = events
         self._keepers: dict[int, tuple[SpawnedProcs, Any]] = {}
         self._procs: SpawnedProcs | None = None
+        """The lighthouse's."""
+        self._host: int | None = None
+        """The one that it is on, or was."""
         self._closed = False
         self.lighthouse = ""
         """Its URL."""
@@ -68,23 +71,41 @@ class Support:
         """Called when the lighthouse has another URL."""
 
     def open(self) -> None:
-        """Start the lighthouse, on the first host that takes it."""
-        for host in self._session.hosts():
-            with contextlib.suppress(LoomError, RuntimeError):
+        """Start the lighthouse, on the first host that takes it.
+
+        The one that had it before comes last: it may be lost, which nobody has noticed yet.
+
+        Raises:
+            LoomError: no host takes it.
+        """
+        reasons = []
+        for host in sorted(self._session.hosts(), key=lambda host: host == self._host):
+            try:
                 self._open_on(host)
                 return
-        raise LoomError("no host is there for the job's lighthouse")
+            except Exception as error:  # noqa: BLE001 - Monarch raises several where a host is lost meanwhile
+                _log.warning("no lighthouse can be started on host %d: %s", host, error)
+                reasons.append(f"host {host}: {error}")
+        raise LoomError(f"no host is there for the job's lighthouse{''.join(f'; {reason}' for reason in reasons)}")
 
     def _open_on(self, host: int) -> None:
         name = f"{self._job.name}_lighthouse"
-        procs = self._session.spawn_procs(name, host, {"gpus": 1}, lambda rank: self._on_controller(self._lost))
-        actor = procs.mesh.spawn("lighthouse", LighthouseActor, self._job.timeouts)
-        self.lighthouse = actor.open.call_one().get(timeout=OPEN_TIMEOUT)
-        self._procs = procs
-        self._events.tell("lighthouse", host=host, url=self.lighthouse, pid=actor.pid.call_one().get(timeout=10))
+        # What it calls runs on this thread, and so after the line below.
+        procs = self._session.spawn_procs(
+            name, host, {"gpus": 1}, lambda rank: self._on_controller(lambda: self._lost(procs))
+        )
+        try:
+            actor = procs.mesh.spawn("lighthouse", LighthouseActor, self._job.timeouts)
+            url = actor.open.call_one().get(timeout=OPEN_TIMEOUT)
+            pid = actor.pid.call_one().get(timeout=10)
+        except Exception:
+            procs.stop("it was to have the lighthouse, and could not be started")
+            raise
+        self.lighthouse, self._procs, self._host = url, procs, host
+        self._events.tell("lighthouse", host=host, url=url, pid=pid)
 
-    def _lost(self) -> None:
-        if self._closed:
+    def _lost(self, procs: SpawnedProcs) -> None:
+        if self._closed or procs is not self._procs:
             return
         self._events.tell("lighthouse_lost", url=self.lighthouse)
         self.open()
