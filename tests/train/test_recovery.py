@@ -224,3 +224,30 @@ def test_a_lighthouse_does_not_wait_for_the_host_that_lost_it(own_cluster: Local
         summary = watched.stop()
 
     assert_exact(summary, groups=2)
+
+
+@pytest.mark.slow
+def test_a_group_that_its_host_does_not_prepare_is_tried_on_another_next(own_cluster: LocalCluster) -> None:
+    """The worker hangs, its host seems well: Monarch gives up a process that does not start after 30 s."""
+    with loom.connect(own_cluster.url, own_cluster.token) as job:
+        watched = Watched(job, a_job(steps=100_000))
+        watched.await_steps()
+        pids, hosts = watched.pids(), watched.hosts()
+        lost = next(replica for replica, host in hosts.items() if host == 0)
+
+        worker = own_cluster.pids[1]
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            _kill_all(pids[lost])
+            watched.await_event("group_failed", 2)
+            watched.await_event("group_restored")
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        watched.await_steps(10)
+        failed, after = watched.events("group_failed"), watched.hosts()
+        summary = watched.stop()
+
+    assert [event.data["host"] for event in failed] == [0, 0]
+    assert "could not be prepared" in failed[1].data["reason"]
+    assert set(after.values()) == {1}
+    assert_exact(summary, groups=2)

@@ -228,12 +228,16 @@ class Controller:
             return
         hosts = self._hosts()
         ready = [spare for spare in self._spares if spare.state is GroupState.READY and spare.host in hosts]
-        preparing = [spare for spare in self._spares if spare.state is GroupState.PREPARING and spare.host in hosts]
+        preparing = [
+            spare
+            for spare in self._spares
+            if spare.state is GroupState.PREPARING and spare.host in hosts and spare.host != seat.shunned
+        ]
         if ready or preparing:
             group = (ready or preparing)[0]
             self._spares.remove(group)
         else:
-            made = self._spawn(seat.replica)
+            made = self._spawn(seat.replica, rather_not=seat.shunned)
             if made is None:
                 return  # until a host is there
             group = made
@@ -334,8 +338,8 @@ class Controller:
             restore=restore.value,
         )
 
-    def _lose(self, seat: Seat, reason: str) -> None:
-        """Note that the group of a seat is lost, and have it replaced."""
+    def _lose(self, seat: Seat, reason: str, *, hung: bool = False) -> None:
+        """Note that the group of a seat is lost, and have it replaced: on another host, if its own may hang."""
         group = seat.group
         assert group is not None
         self._failures += 1
@@ -343,6 +347,7 @@ class Controller:
         group.stop(reason)
         self._support.kill(group)
         seat.group, seat.lost_at = None, time.time()
+        seat.shunned = group.host if hung or not group.members else None
         self._events.tell(
             "group_failed", seat.replica, host=group.host, pids=group.pids, step=group.report.step, reason=reason
         )
@@ -399,7 +404,7 @@ class Controller:
             self._take_end(seat, group, of)
         elif what == "silent":
             if of >= self._job.silence:
-                self._lose(seat, f"its processes have not answered for {of:.1f} s")
+                self._lose(seat, f"its processes have not answered for {of:.1f} s", hung=True)
         else:
             reason = f"process {group.pids[of] if group.pids else of} is gone" if what == "lost" else of
             self._lose(seat, reason)
@@ -566,4 +571,4 @@ class Controller:
     def _take_of_successor(self, seat: Seat, group: ReplicaGroup, what: str, of: Any) -> None:
         if what in ("lost", "failed"):
             group.stop("it was lost before it began")
-            seat.successor = self._spawn(seat.replica)
+            seat.successor = self._spawn(seat.replica, rather_not=group.host)

@@ -19,8 +19,8 @@ class Seat:
     replica: str
     retries: Retries
     group: ReplicaGroup | None = None
-    host: int | None = None
-    """Where the group has to go; None: anywhere."""
+    shunned: int | None = None
+    """The host that did not prepare its last group, or hung; None: that was lost otherwise."""
     due: float | None = None
     """When to look for a group again."""
     lost_at: float | None = None
