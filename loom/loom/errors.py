@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotWritten",
     "ConnectionLost",
+    "DeploymentFailed",
     "EndpointNameTaken",
     "EndpointNotFound",
     "FileChanged",
@@ -50,7 +51,9 @@ __all__ = [
     "OperationCancelled",
     "OperationFailed",
     "OriginRefused",
+    "PodUnreachable",
     "PortClosed",
+    "PortForwardFailed",
     "PortInUse",
     "ProtocolMismatch",
     "PythonVersionMismatch",
@@ -747,6 +750,27 @@ class TrainingFailed(LoomError):
     """A training has ended before its last step: no replica group is left, and none may be tried again."""
 
     code = "training_failed"
+
+
+# -- Kubernetes ---------------------------------------------------------------------------------------------
+
+
+class DeploymentFailed(LoomError):
+    """A job's pods were not deployed, or do not become ready; the text says which and why."""
+
+    code = "deployment_failed"
+
+
+class PodUnreachable(LoomError, ConnectionError):
+    """A pod of a job does not answer, or is no pod of the job."""
+
+    code = "pod_unreachable"
+
+
+class PortForwardFailed(LoomError, ConnectionError):
+    """``kubectl port-forward`` does not run, or ends at once."""
+
+    code = "port_forward_failed"
 
 
 def _subclasses(cls: type[LoomError]) -> dict[str, type[LoomError]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -18,6 +19,7 @@ from loom_proxy.dialling import client_name
 from loom_proxy.events import Event, FailureCallbacks, MeshFailure
 from loom_proxy.logs import LogLine
 from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
+from loom_proxy.port_forward import PortForward, parse_kube_address
 from loom_proxy.ports import Channel, Port, PortReceiver, open_jobs
 from loom_proxy.runs import RunHandle
 from loom_proxy.shape import Shape
@@ -56,7 +58,8 @@ def connect(
     be sent; each runs once, whatever becomes of the connections. `Job.events` tells of it.
 
     Args:
-        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``.
+        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
+            ``kube://NAMESPACE/SERVICE[:PORT]``: through a ``kubectl port-forward``, started again when it ends.
         token: default ``LOOM_TOKEN``.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
@@ -84,6 +87,8 @@ def connect(
         SessionInUse: the session has a client already.
         WorkerUnreachable: the gateway's workers do not answer.
         ProtocolMismatch: the gateway's major version of the protocol is another.
+        MissingDependency: a ``kube://`` address needs kubectl.
+        PortForwardFailed: kubectl does not forward.
     """
     url = url or os.environ.get("LOOM_URL")
     if not url:
@@ -94,6 +99,11 @@ def connect(
         raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
     token = token or os.environ.get("LOOM_TOKEN")
     transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
+    if url.startswith("kube://"):
+        return _connect_by_kubectl(
+            url, token, session, mode=mode, take_over=take_over, persist=persist, timeout=timeout,
+            reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
+        )  # fmt: skip
     address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
     hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
@@ -102,6 +112,17 @@ def connect(
         except WorkersSilent:
             continue  # the next session's driver has another port
     return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
+
+
+def _connect_by_kubectl(url: str, token: str | None, session: str | None, **options: Any) -> Job:
+    forward = PortForward(parse_kube_address(url))
+    try:
+        job = connect(forward.url, token, session, **options)
+    except BaseException:
+        forward.close()
+        raise
+    job._reach_by(forward, url)
+    return job
 
 
 class JobState(NamedTuple):
@@ -124,6 +145,7 @@ class Job:
         self._attached = attached
         self._close_callbacks: list[Callable[[], None]] = []
         self._closed = False
+        self._reached_by = ""
         self._synced = SyncedFolders(connection)
         connection.encoder.by_name = self._synced.by_name
         welcome = connection.welcome
@@ -141,6 +163,10 @@ class Job:
     @property
     def url(self) -> str:
         """URL of the gateway, for other programs that are to join."""
+        return self._reached_by or self._gateway_url
+
+    @property
+    def _gateway_url(self) -> str:
         return self._connection.url.removesuffix("/ws/v1")
 
     @property
@@ -169,7 +195,7 @@ class Job:
         """
         connection = self._connection
         transport = "http" if self.transport == "http" else "auto"
-        return WeaverProxy(self.url, self.token, connection._address.ca, transport)
+        return WeaverProxy(self._gateway_url, self.token, connection._address.ca, transport)
 
     def state(self) -> JobState:
         """The hosts, under the name that Monarch's jobs give them."""
@@ -353,6 +379,16 @@ class Job:
             SyncFailed: a host cannot take it. Whatever is raised, no mesh gets any of it.
         """
         return self._synced.sync(path, name, exclude, progress)
+
+    def _reach_by(self, forward: PortForward, url: str) -> None:
+        """Note that the gateway is reached by a forwarded port, which ends with the connection."""
+        self._reached_by = url
+
+        def close() -> None:
+            self._connection.ended.wait()
+            forward.close()
+
+        threading.Thread(target=close, name=f"close {url}", daemon=True).start()
 
     # -- the end --------------------------------------------------------------------------------------------
 
