@@ -17,6 +17,7 @@ import pytest
 import loom
 from loom_gateway.driver_files import DriverFiles
 from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.worker_list import WorkerList
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import CommandProxy, WeaverProxy
 from loom_proxy.weaver_views import Away, Snapshot
@@ -230,7 +231,10 @@ async def test_a_cancellation_that_is_lost_does_not_hold_up_a_gateway_that_ends(
             lost.set()
         await asyncio.sleep(3600)
 
-    keeper = WeaverKeeper(str(tmp_path), ["tcp://127.0.0.1:1"])
+    async def workers() -> WorkerList:
+        return WorkerList(["tcp://127.0.0.1:1"])
+
+    keeper = WeaverKeeper(str(tmp_path), workers)
     keeper._keeping = asyncio.ensure_future(keep())
     await asyncio.sleep(0)
 

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from loom.cli.exit_codes import FAILURE, report
-from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.errors import InvalidAddress, LoomError, PortInUse, WrongArguments
 from loom.extras import GATEWAY_MODULES, require
 from loom.token_file import generate_token
 from loom_gateway.door_options import add_door_options, check_tls, driver_limits, make_doors
-from loom_gateway.workers import parse_worker_address
+from loom_gateway.workers import WorkerHosts, parse_source
 
 if TYPE_CHECKING:
     from loom_gateway.doors import Doors
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="loom serve gateway", description="Run Loom's gateway.")
-    parser.add_argument("--worker", action="append", default=[], metavar="tcp://HOST:PORT", required=True)
+    parser.add_argument("--worker", action="append", default=[], metavar="[MESH=]tcp://HOST:PORT", dest="workers")
+    parser.add_argument("--workers", action="append", metavar="[MESH=]dns://SERVICE:PORT?count=N|file:PATH")
+    parser.add_argument("--workers-timeout", type=float, default=60.0, metavar="SECONDS",
+                        help="how long a new session waits for workers that are missing")  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: every one)")
     parser.add_argument("--port", type=int, default=8470, help="port to listen on; 0 picks a free one")
     parser.add_argument("--token", default=None, help="the token (default: LOOM_TOKEN, else a new one is made)")
@@ -53,8 +56,9 @@ def main() -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         require(GATEWAY_MODULES, "a gateway")
-        for worker in options.worker:
-            parse_worker_address(worker)
+        if not options.workers:
+            raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
+        hosts = WorkerHosts([parse_source(given) for given in options.workers])
         check_tls(options.tls_cert, options.tls_key)
         token = options.token or os.environ.get("LOOM_TOKEN") or generate_token()
         doors = make_doors(options, token)
@@ -62,7 +66,7 @@ def main() -> int:
         folder = _state_folder(options, listener.getsockname()[1])
     except LoomError as error:
         return report(error)
-    return _run(listener, folder, options, token, doors)
+    return _run(listener, folder, options, hosts, token, doors)
 
 
 def _state_folder(options: argparse.Namespace, port: int) -> StateFolder | None:
@@ -100,7 +104,12 @@ def _end_with_parent(manager: SessionManager, keeper: WeaverKeeper) -> None:
 
 
 def _run(
-    listener: socket.socket, folder: StateFolder | None, options: argparse.Namespace, token: str, doors: Doors
+    listener: socket.socket,
+    folder: StateFolder | None,
+    options: argparse.Namespace,
+    hosts: WorkerHosts,
+    token: str,
+    doors: Doors,
 ) -> int:
     import uvicorn
 
@@ -133,11 +142,12 @@ def _run(
             await super().shutdown(sockets)
 
     limits = driver_limits(doors.limits)
-    manager = SessionManager(options.worker, options.session_linger, folder, options.exit_with_parent, limits)
+    of_drivers = options.session_linger, folder, options.exit_with_parent, limits
+    manager = SessionManager(hosts, *of_drivers, options.workers_timeout)
     manager.end_sessions |= options.end_sessions
     where = options.weaver_listen, options.weaver_advertise
     keeper = WeaverKeeper(
-        manager.folder.weaver, manager.workers, *where, manager.exit_with_gateway, options.session_linger
+        manager.folder.weaver, manager.worker_watch.there, *where, manager.exit_with_gateway, options.session_linger
     )
     if options.exit_with_parent:
         threading.Thread(

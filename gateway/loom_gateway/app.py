@@ -112,7 +112,7 @@ def create_app(
         injectable: whether it, its weaver and its drivers may be killed by who injects failures.
     """
     keeper = keeper or WeaverKeeper(
-        manager.folder.weaver, manager.workers, exit_with_gateway=manager.exit_with_gateway
+        manager.folder.weaver, manager.worker_watch.there, exit_with_gateway=manager.exit_with_gateway
     )
     weaver = keeper.client
 

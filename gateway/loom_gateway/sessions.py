@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import os
 import secrets
 import signal
 import time
@@ -21,6 +22,8 @@ from loom_gateway.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.fresh_ports import FreshPorts
 from loom_gateway.logs import SessionLogs
 from loom_gateway.state_folder import StateFolder
+from loom_gateway.worker_watch import WorkerWatch
+from loom_gateway.workers import WorkerHosts
 
 __all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
 
@@ -142,24 +145,28 @@ class SessionManager:
     """Starts, finds and ends sessions.
 
     Args:
-        workers: addresses of the worker hosts.
+        workers: the worker hosts, or the addresses of such that do not change.
         linger: seconds that a session lives on without a client; its driver counts them.
         folder: where drivers are found again; by default one that goes with this gateway.
         exit_with_gateway: whether drivers end when this process does, however it ends.
         driver_options: more of the command line of each driver.
+        patience: seconds that a new session waits for workers that are missing.
     """
 
     def __init__(
         self,
-        workers: Sequence[str],
+        workers: WorkerHosts | Sequence[str],
         linger: float = 3600.0,
         folder: StateFolder | None = None,
         exit_with_gateway: bool = False,
         driver_options: Sequence[str] = (),
+        patience: float = 60.0,
     ) -> None:
-        self._workers = list(workers)
         self._linger = linger
         self._folder = StateFolder.make_temporary() if folder is None else folder
+        hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
+        self.worker_watch = WorkerWatch(hosts, os.path.join(self._folder.path, "workers.json"), patience)
+        """Looks for the worker hosts."""
         self._exit_with_gateway = exit_with_gateway or self._folder.temporary
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
@@ -194,7 +201,7 @@ class SessionManager:
     @property
     def workers(self) -> list[str]:
         """Addresses of the worker hosts, in the order of the dimension ``hosts``."""
-        return list(self._workers)
+        return self.worker_watch.hosts.addresses
 
     def sessions(self) -> list[Session]:
         """The living sessions, oldest first."""
@@ -273,13 +280,16 @@ class SessionManager:
 
     def prepare_spare(self) -> None:
         """Start warming a driver for the next session, unless one is there."""
+        self.worker_watch.start()
         if self._spare is None and not self._closing:
             self._spare = asyncio.ensure_future(self._start_driver())
 
     async def _start_driver(self) -> OwnDriver:
+        workers = await self.worker_watch.there()
         files = self._folder.new_driver()
         port = self._ports.take()
-        arguments = [arg for worker in self._workers for arg in ("--worker", worker)]
+        arguments = [arg for worker in workers.addresses for arg in ("--worker", worker)]
+        arguments += ["--workers-file", self.worker_watch.path]
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self._folder.weaver]
         if self._exit_with_gateway:
@@ -303,7 +313,10 @@ class SessionManager:
 
         Raises:
             SessionLost: no driver could be started.
+            WorkerUnreachable: workers are missing.
         """
+        self.worker_watch.start()
+        await self.worker_watch.there_soon()
         driver = await self._take_spare()
         created = time.time()
         name = f"session-{secrets.token_hex(4)}"
@@ -383,6 +396,7 @@ class SessionManager:
     async def close(self) -> None:
         """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""
         self._closing = True
+        self.worker_watch.close()
         ends = [self.end(session, STOPPED) for session in self.sessions()] if self.end_sessions else []
         if self._spare is not None:
             ends.append(self._end_spare(self._spare))

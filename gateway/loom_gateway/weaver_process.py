@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from loom_gateway.driver.root_client import address_towards
 from loom_gateway.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
 from loom_gateway.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.weaver_client import WeaverClient
+from loom_gateway.worker_list import WorkerList
 
 __all__ = ["WeaverKeeper"]
 
@@ -68,7 +69,7 @@ class WeaverKeeper:
 
     Args:
         folder: its folder; made where there is none.
-        workers: addresses of the worker hosts, from which it has to be reachable.
+        workers: waits for the list of the worker hosts, from which it has to be reachable.
         listen: ``HOST:PORT`` where threadlets find it; None: this machine's address towards the workers, and the
             port that it had before, or any.
         advertise: the host that threadlets are told, where it is another.
@@ -79,7 +80,7 @@ class WeaverKeeper:
     def __init__(
         self,
         folder: str,
-        workers: Sequence[str],
+        workers: Callable[[], Awaitable[WorkerList]],
         listen: str | None = None,
         advertise: str | None = None,
         exit_with_gateway: bool = False,
@@ -191,7 +192,8 @@ class WeaverKeeper:
         os.makedirs(os.path.dirname(self._files.socket), 0o700, exist_ok=True)
         listen = self._listen
         if listen is None:
-            host = await asyncio.to_thread(address_towards, self._workers) if self._workers else "127.0.0.1"
+            workers = (await self._workers()).addresses
+            host = await asyncio.to_thread(address_towards, workers) if workers else "127.0.0.1"
             listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         arguments = ["--listen", listen, "--linger", str(self._linger)]
         if self._advertise is not None:

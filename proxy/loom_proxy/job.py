@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent, WrongArguments
 from loom.signatures import CallSignature
@@ -125,10 +125,24 @@ def _connect_by_kubectl(url: str, token: str | None, session: str | None, **opti
     return job
 
 
-class JobState(NamedTuple):
-    """What a job has. As the state of Monarch's ``JobTrait``."""
+class JobState:
+    """What a job has: a host mesh for each name. As the state of Monarch's ``JobTrait``.
+
+    Args:
+        meshes: the host meshes by name.
+    """
 
     workers: HostMeshProxy
+    """All hosts, unless the gateway was given names."""
+
+    def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
+        self.__dict__.update(meshes)
+
+    def __getattr__(self, name: str) -> HostMeshProxy:
+        raise AttributeError(f"this job has no host mesh {name!r}; it has {', '.join(vars(self))}")
+
+    def __repr__(self) -> str:
+        return f"<JobState {', '.join(f'{name}: {mesh.extent}' for name, mesh in vars(self).items())}>"
 
 
 class Job:
@@ -198,8 +212,13 @@ class Job:
         return WeaverProxy(self._gateway_url, self.token, connection._address.ca, transport)
 
     def state(self) -> JobState:
-        """The hosts, under the name that Monarch's jobs give them."""
-        return JobState(self.hosts)
+        """The hosts, under the names that the gateway was given; all as ``workers`` where it was given none."""
+        named = self._connection.welcome.meshes
+        if len(named) < 2:
+            return JobState(dict.fromkeys(named or ("workers",), self.hosts))
+        return JobState(
+            {name: self.hosts.slice(hosts=slice(min(numbers), max(numbers) + 1)) for name, numbers in named.items()}
+        )
 
     @property
     def meshes(self) -> Mapping[str, MeshProxy]:

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from typing import cast
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
@@ -242,7 +243,7 @@ class WebSocketTransport:
         """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
         data = memoryview(frame)[LENGTH.size :]  # a message has its own length
         mask = secrets.token_bytes(4)
-        return message_head(len(data), mask) + apply_mask(data, mask)
+        return message_head(len(data), mask) + apply_mask(cast(bytes, data), mask)
 
 
 def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSocket:

@@ -37,7 +37,13 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
         listener.listen()
         limits = options.max_message, options.max_in_flight
         server = DriverServer(
-            options.worker, listener, LogSpool(files.log), lifetime, *limits, weaver_folder=options.weaver
+            options.worker,
+            listener,
+            LogSpool(files.log),
+            lifetime,
+            *limits,
+            weaver_folder=options.weaver,
+            workers_file=options.workers_file,
         )
         lifetime.start(loop, server.end)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
+    parser.add_argument("--workers-file", default=None, metavar="FILE", help="list of them that the gateway keeps")
     parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
     parser.add_argument("--max-message", type=int, default=MAX_MESSAGE, help="bytes of one message of the client")
     parser.add_argument("--max-in-flight", type=int, default=0, help="unanswered operations; 0: any number")

@@ -50,6 +50,7 @@ class Beside:
         environment = session.weaver.environment(ident, name)
         bootstrap = bootstrap_on(session.lifeline, ident, None, session.syncs.on_path(), environment)
         on = session.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
+        on = session.hosts.mesh_on((host,), on)
         mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
         ranks = tuple(range(len(mesh)))
         entry = Entry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))

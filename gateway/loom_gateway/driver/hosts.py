@@ -1,4 +1,9 @@
-"""The worker hosts of a session: noticing that one is gone, and using it again when it has come back."""
+"""The worker hosts of a session: noticing that one is gone, and using it again when it has come back.
+
+A host may come back at another address, as a pod does that is replaced: the gateway says so, see
+`loom_gateway.worker_list`. Monarch's host mesh of the session knows the first addresses only; what is started on a
+host that has moved is started through a mesh that was attached to it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import SupervisionError, WorkerUnreachable
@@ -14,6 +19,7 @@ from loom.wire.messages import Kind, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.lifeline import watch_host
 from loom_gateway.driver.root_client import attach, probe
+from loom_gateway.worker_list import WorkerList
 from loom_gateway.workers import parse_worker_address
 
 if TYPE_CHECKING:
@@ -28,6 +34,10 @@ ATTACH_TIMEOUTS = (1.0, 2.0, 4.0, 8.0)
 connection to the worker before, which breaks only then."""
 
 
+FOLLOW_EVERY = 1.0
+"""Seconds between two looks at what the gateway says of the workers, and between two attempts at one that moved."""
+
+
 class Hosts:
     """The hosts of one session, by number. Everything but `check` and handlers is on the event loop.
 
@@ -39,6 +49,9 @@ class Hosts:
     def __init__(self, session: Operations, workers: Sequence[str]) -> None:
         self._session = session
         self._workers = list(workers)
+        self._moved: set[int] = set()
+        self._at: dict[tuple[str, ...], Any] = {}
+        self._following: asyncio.Task[None] | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._refreshing = asyncio.Lock()
         self._attached: list[Any] = []
@@ -54,12 +67,36 @@ class Hosts:
                 f"started there again, call job.refresh_hosts() first"
             )
 
+    def mesh_on(self, hosts: tuple[int, ...], mesh: Any) -> Any:
+        """What to start processes with on some hosts, wherever they are now. On any thread.
+
+        Args:
+            hosts: their numbers.
+            mesh: Monarch's host mesh of them, as they were when the session was opened.
+        """
+        if self._moved.isdisjoint(hosts):
+            return mesh
+        addresses = tuple(self._workers[host] for host in hosts)
+        if addresses not in self._at:
+            self._at[addresses] = self._attach_to(list(addresses))
+        return self._at[addresses]
+
+    def _attach_to(self, addresses: list[str]) -> Any:
+        mesh = attach(addresses, f"back{len(self._attached)}")
+        self._attached.append(mesh)  # Monarch might stop what is on a host mesh that nobody holds
+        return mesh
+
     # -- going ----------------------------------------------------------------------------------------------
 
-    def watch(self) -> None:
-        """Notice it when a host goes."""
+    def watch(self, read: Callable[[], WorkerList | None]) -> None:
+        """Notice it when a host goes, and when it has another address.
+
+        Args:
+            read: what the gateway says of the workers.
+        """
         for host in range(len(self._workers)):
             self._watch(host)
+        self._following = self._session.loop.create_task(self._follow(read))
 
     def _watch(self, host: int) -> None:
         self._watches[host] = self._session.loop.create_task(self._await_end(host))
@@ -74,6 +111,28 @@ class Hosts:
         logger.warning("%s: %s", event, details)
         self._session.send(Message(Kind.EVENT, 0, [event], [pack_texts(details)]))
 
+    # -- moving ---------------------------------------------------------------------------------------------
+
+    async def _follow(self, read: Callable[[], WorkerList | None]) -> None:
+        while True:
+            said = read()
+            for host, address in enumerate(() if said is None else said.addresses):
+                if host < len(self._workers) and address != self._workers[host]:
+                    self._move(host, address)
+            away = self._moved & self._session.lost_hosts
+            if away:
+                await self._take_back(away)
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    def _move(self, host: int, address: str) -> None:
+        """Note that a host is at another address now; it counts as gone until a worker answers there."""
+        self._watches[host].cancel()
+        if host not in self._session.lost_hosts:
+            self._session.host_gone(host)
+            self._tell("host_lost", host)
+        self._workers[host] = address
+        self._moved.add(host)
+
     # -- coming back ----------------------------------------------------------------------------------------
 
     def _refresh(self, message: Message, started: float) -> None:
@@ -83,12 +142,14 @@ class Hosts:
             error = done.exception()
             self._session.answer(key, None if error else done.result(), error, eager=True)
 
-        asyncio.run_coroutine_threadsafe(self._take_back(), self._session.loop).add_done_callback(answer)
+        back = self._take_back(self._session.lost_hosts)
+        asyncio.run_coroutine_threadsafe(back, self._session.loop).add_done_callback(answer)
 
-    async def _take_back(self) -> list[int]:
+    async def _take_back(self, wanted: Iterable[int]) -> list[int]:
         """Use again what hosts have come back; return their numbers."""
         async with self._refreshing:
-            back = await self._session.loop.run_in_executor(None, self._attach_again)
+            lost = sorted(self._session.lost_hosts.intersection(wanted))
+            back = await self._session.loop.run_in_executor(None, self._attach_again, lost)
             for host in back:
                 self._session.lost_hosts.discard(host)
                 self._watch(host)
@@ -97,8 +158,7 @@ class Hosts:
                 self._tell("host_back", host)
             return back
 
-    def _attach_again(self) -> list[int]:
-        lost = sorted(self._session.lost_hosts)
+    def _attach_again(self, lost: list[int]) -> list[int]:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             waiting = [host for host, answers in zip(lost, pool.map(self._answers, lost), strict=True) if answers]
         back: list[int] = []
@@ -121,12 +181,13 @@ class Hosts:
         until = time.monotonic() + timeout
         meshes = {}
         for host in hosts:
-            meshes[host] = attach([self._workers[host]], f"back{len(self._attached)}")
-            self._attached.append(meshes[host])  # Monarch might stop what is on a host mesh that nobody holds
+            meshes[host] = self._attach_to([self._workers[host]])
         for host, mesh in meshes.items():
             try:
                 mesh.initialized.get(timeout=max(0.0, until - time.monotonic()))
                 attached.append(host)
+                if host in self._moved:
+                    self._at[(self._workers[host],)] = mesh
             except (TimeoutError, RuntimeError) as error:
                 logger.warning("host %d does not answer yet: %s", host, str(error).partition("\n\n")[0])
         return attached

@@ -29,6 +29,7 @@ from loom_gateway.driver.losses import read_fault
 from loom_gateway.driver.operations import Operations
 from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
 from loom_gateway.driver.weaver_news import WeaverNews
+from loom_gateway.worker_list import WorkerList
 
 __all__ = ["DriverServer", "prepare"]
 
@@ -53,9 +54,11 @@ class DriverServer:
         max_message: int = MAX_MESSAGE,
         max_in_flight: int = 0,
         weaver_folder: str | None = None,
+        workers_file: str | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._workers = list(workers)
+        self._workers = WorkerList(list(workers))
+        self._workers_file = workers_file
         self._listener = listener
         self._lifeline = LifelineServer(
             address_towards(workers), self._process_gone, self._process_started, self._process_prints
@@ -90,9 +93,11 @@ class DriverServer:
         """Attach to the workers, the first time. Raises `WorkerUnreachable`."""
         with self._opening:
             if self._operations is None:
-                probe(self._workers)
+                self._workers = self._read_workers() or self._workers
+                workers = self._workers.addresses
+                probe(workers)
                 replace_fault_hook(self._fault)
-                host_mesh = attach(self._workers, session)
+                host_mesh = attach(workers, session)
                 try:
                     host_mesh.initialized.get()
                 except RuntimeError as error:
@@ -104,7 +109,7 @@ class DriverServer:
                 lifeline = self._on_loop(self._lifeline.start())
                 self._operations = Operations(
                     host_mesh,
-                    self._workers,
+                    workers,
                     lifeline,
                     WeaverNews(self._weaver_folder, session, self._loop),
                     self._loop,
@@ -115,10 +120,14 @@ class DriverServer:
                     self._max_in_flight,
                 )
                 enter(self._operations.beside)
-                self._loop.call_soon_threadsafe(self._operations.hosts.watch)
+                self._loop.call_soon_threadsafe(self._operations.hosts.watch, self._read_workers)
                 calls = self._operations.weaver.tell_calls(self._operations.latencies)
                 self._telling = asyncio.run_coroutine_threadsafe(calls, self._loop)
             return self._operations
+
+    def _read_workers(self) -> WorkerList | None:
+        """What the gateway says now; None: nothing. They are as many as this session's hosts, or more."""
+        return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     def _on_loop(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -167,7 +176,8 @@ class DriverServer:
         """What to answer a client."""
         return Welcome(
             session=session,
-            workers=self._workers,
+            workers=self._workers.addresses,
+            meshes=self._workers.meshes,
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
             next_id=client.first_id,

@@ -49,7 +49,7 @@ class Spawns:
         bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
         on = self._session.meshes.entry(hosts)
         self._session.hosts.check(on.ranks)
-        mesh = on.mesh.spawn_procs(
+        mesh = self._session.hosts.mesh_on(on.ranks, on.mesh).spawn_procs(
             per_host=dict(per_host),
             bootstrap=bootstrap,
             name=name,

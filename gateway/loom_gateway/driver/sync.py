@@ -284,9 +284,10 @@ class _Keeper:
     def spawn(self) -> None:
         """Start the keeper's process, again if it died."""
         self.gone = asyncio.Event()
-        hosts = self._session.meshes.entry(HOST_MESH).mesh
+        here = self._session.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
+        here = self._session.hosts.mesh_on((self.host,), here)
         bootstrap = functools.partial(hold_on, self._address, self.host)
-        self._procs = hosts.slice(hosts=self.host).spawn_procs(bootstrap=bootstrap, name="loom_sync")
+        self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeKeeper)
 
     async def call(self, name: str, *args: Any) -> Any:

@@ -43,11 +43,27 @@ def gateway(
     worker: Annotated[
         list[str],
         typer.Option(
-            "--worker", metavar="tcp://HOST:PORT", help="Address of a worker; once for each.", default_factory=list
+            "--worker",
+            metavar="[MESH=]tcp://HOST:PORT",
+            help="Address of a worker; once for each.",
+            default_factory=list,
+        ),
+    ],
+    workers: Annotated[
+        list[str],
+        typer.Option(
+            "--workers",
+            metavar="[MESH=]SOURCE",
+            help="Where workers are found: dns://SERVICE:PORT?count=N, a headless service, or file:PATH, with an "
+            "address a line.",
+            default_factory=list,
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8470,
+    workers_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long a new session waits for workers to be found.")
+    ] = 60.0,
     token: Annotated[
         str | None, typer.Option(envvar="LOOM_TOKEN", help="What clients must show. Generated and printed if none.")
     ] = None,
@@ -128,6 +144,9 @@ def gateway(
     arguments += ["--log-level", log_level]
     for address in worker:
         arguments += ["--worker", address]
+    for source in workers:
+        arguments += ["--workers", source]
+    arguments += ["--workers-timeout", str(workers_timeout)]
     given = {
         "--weaver-listen": weaver_listen,
         "--weaver-advertise": weaver_advertise,

@@ -55,6 +55,11 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "Sequence[int]": lambda value: isinstance(value, (list, tuple)) and _all_are(int, value),
     "Sequence[str]": lambda value: isinstance(value, (list, tuple)) and _all_are(str, value),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and _all_are(str, [*value, *value.values()]),
+    "Mapping[str, Sequence[int]]": lambda value: (
+        isinstance(value, dict)
+        and _all_are(str, list(value))
+        and all(_FITS["Sequence[int]"](numbers) for numbers in value.values())
+    ),
 }
 """What a value has to be for a field of `Hello` or `Welcome`, by the field's annotation."""
 
@@ -135,6 +140,8 @@ class Welcome(_Body):
     """Bytes of the largest message that the driver takes."""
     received_bulk: int = 0
     """The same of the bulk lane, see `loom.wire.stream`."""
+    meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The numbers of the worker hosts that each named mesh has; empty from a driver that knows no names."""
 
     def message(self) -> Message:
         return Message(Kind.WELCOME, 0, self.to_body())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from loom.errors import TooLarge
 from loom.wire.messages import Buffer
@@ -110,7 +111,7 @@ class WebSocketFrames:
         piece: Buffer = data[start:end] if end - start < _SMALL else memoryview(data)[start:end]
         mask = self._mask
         if mask:
-            piece = apply_mask(piece, mask)
+            piece = apply_mask(cast(bytes, piece), mask)
             turn = len(piece) & 3
             self._mask = mask[turn:] + mask[:turn]
         self._pieces.append(piece)
