@@ -1,10 +1,11 @@
 """Kubetorch images for Loom's pods, made from the lists that `images/Dockerfile` and `images/Dockerfile.gpu` read.
 
-    kt.Compute(cpus=2, image=loom.images.cpu_image())
+    from loom.images import cpu_image
+    compute = kt.Compute(cpus=2, image=cpu_image())
 
-What is on the laptop decides the versions of Loom and, where it is installed, of torchmonarch: the two sides speak to
-each other, and what a pod runs should be what was tried. Classes travel as bytecode, so the pod's Python must have the
-laptop's minor version; the image's first step checks that.
+What is on the laptop decides the versions of Loom and, where it is installed, of torchmonarch: the two sides speak
+to each other, and what a pod runs should be what was tried. Classes travel as bytecode, so the pod's Python must
+have the laptop's minor version; the image's first step checks that.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def cpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
     """The image of a pod without GPUs: Kubetorch's Debian with torch's CPU build.
 
     Args:
-        loom_source: where Loom comes from: a folder with its source or a wheel, which are synced to the pod, or what
-            pip calls a requirement. By default what is installed here: see `loom_requirement`.
+        loom_source: where Loom comes from: a folder with its source or a wheel, which are synced to the pod, or
+            what pip calls a requirement. By default what is installed here: see `loom_requirement`.
 
     Raises:
         MissingDependency: Kubetorch is not installed.
@@ -105,11 +106,11 @@ def _checkout() -> Path | None:
 
 
 def _existing(path: Path) -> Path:
-    if path.is_dir() or path.suffix == ".whl" and path.is_file():
+    if path.is_dir() or (path.suffix == ".whl" and path.is_file()):
         return path
     raise UnreadableFile(
-        f"Loom's source for the pods is to be {path}, which is no folder and no wheel: give loom_source=, such as a "
-        f"checkout of Loom or {DISTRIBUTION}=={loom.__version__}"
+        f"Loom's source for the pods is to be {path}, which is no folder and no wheel: give loom_source=, such as "
+        f"a checkout of Loom or {DISTRIBUTION}=={loom.__version__}"
     )
 
 
@@ -128,8 +129,8 @@ def _checked(image: kubetorch.Image) -> kubetorch.Image:
     ours = sys.version_info[:2]
     program = (
         f"import sys; ours, theirs = {ours!r}, sys.version_info[:2]; "
-        f"sys.exit(0 if ours == theirs else f'Loom: this image has Python {{theirs}}, the laptop has {{ours}}; classes "
-        f"travel as bytecode: use the same minor version on both')"
+        f"sys.exit(0 if ours == theirs else f'Loom: this image has Python {{theirs}}, the laptop has {{ours}}; "
+        f"classes travel as bytecode: use the same minor version on both')"
     )
     return image.run_bash(f'"${{KT_PYTHON_PATH:-python3}}" -c {shlex.quote(program)}')
 
