@@ -64,7 +64,7 @@ Manifest = dict[str, Any]
 
 
 def built(folder: Path) -> list[Manifest]:
-    """What kustomize makes of a folder here: its resources, the Secret, and JSON patches. It is not at hand itself."""
+    """What kustomize, which is not at hand, makes of a folder: its resources, the Secret, and JSON patches."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     made: list[Manifest] = []
     for name in kustomization.get("resources", []):
