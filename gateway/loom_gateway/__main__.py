@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import json
 import logging
@@ -23,6 +24,7 @@ from loom_gateway.workers import WorkerHosts, parse_source
 
 if TYPE_CHECKING:
     from loom_gateway.doors import Doors
+    from loom_gateway.draining import Draining
     from loom_gateway.sessions import SessionManager
     from loom_gateway.state_folder import StateFolder
     from loom_gateway.weaver_process import WeaverKeeper
@@ -41,6 +43,8 @@ def main() -> int:
                         help="how long a session lives without a client")  # fmt: skip
     parser.add_argument("--state-dir", default=None, help="where the next gateway finds the sessions of this one")
     parser.add_argument("--end-sessions", action="store_true", help="end the sessions on SIGTERM, too")
+    parser.add_argument("--drain", type=float, default=0.0, metavar="SECONDS",
+                        help="on SIGTERM, serve the sessions there are for so long, but no new ones")  # fmt: skip
     parser.add_argument("--tunnel-idle", type=float, default=60.0, metavar="SECONDS",
                         help="how long a client over HTTP may go without a poll")  # fmt: skip
     parser.add_argument("--weaver-listen", default=None, metavar="HOST:PORT",
@@ -125,7 +129,10 @@ def _run(
     url = f"{'wss' if options.tls_cert else 'ws'}://{_connectable(host)}:{port}"
 
     class Server(uvicorn.Server):
+        _drains: asyncio.Future[None] | None = None
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            self._loop = asyncio.get_running_loop()
             await super().startup(sockets)
             line = {"event": "listening", "url": url, "token": token, "pid": os.getpid()}
             print(json.dumps(line), flush=True)  # noqa: T201
@@ -133,9 +140,22 @@ def _run(
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             # Ctrl-C is a person who is done. SIGTERM may be an upgrade, whose next gateway finds the sessions.
             manager.end_sessions |= sig == signal.SIGINT
-            super().handle_exit(sig, frame)
+            if sig == signal.SIGTERM and options.drain > 0 and self.started and self._drains is None:
+                self._loop.call_soon_threadsafe(self._drain)
+            else:  # the second time it ends at once
+                super().handle_exit(sig, frame)
+
+        def _drain(self) -> None:
+            self._drains = self._drains or asyncio.ensure_future(self._drain_and_exit())
+
+        async def _drain_and_exit(self) -> None:
+            draining.begin(options.drain)
+            await draining.over()
+            super().handle_exit(signal.SIGTERM, None)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            draining.begin(0.0)
+            await manager.end_all()  # while their clients can be told
             manager.logs.stop_following()  # uvicorn waits for answers that are under way
             app.state.tunnels.close()
             keeper.client.close()
@@ -154,6 +174,7 @@ def _run(
             target=_end_with_parent, args=(manager, keeper), name="exit-with-parent", daemon=True
         ).start()
     app = create_app(manager, doors, options.tunnel_idle, keeper, options.injectable)
+    draining: Draining = app.state.draining
     config = uvicorn.Config(
         DoorKeeper(app, doors),
         loop="uvloop",

@@ -16,6 +16,7 @@ from starlette.routing import WebSocketRoute
 import loom
 from loom.errors import LoomError, WrongArguments
 from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
+from loom_gateway.draining import Draining
 from loom_gateway.ended_sessions import EndedSession
 from loom_gateway.logs import LogQuery
 from loom_gateway.metrics import metrics_text
@@ -93,6 +94,7 @@ class Health(BaseModel):
     """The gateway answers."""
 
     status: str = "ok"
+    """``draining`` where it was told to stop."""
 
 
 def create_app(
@@ -115,6 +117,7 @@ def create_app(
         manager.folder.weaver, manager.worker_watch.there, exit_with_gateway=manager.exit_with_gateway
     )
     weaver = keeper.client
+    draining = Draining(manager)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -150,6 +153,14 @@ def create_app(
     @app.get("/healthz")
     async def healthz() -> Health:
         """Whether the gateway answers. Needs no token."""
+        return Health()
+
+    @app.get("/readyz", responses={503: {"model": Health, "description": "The gateway was told to stop."}})
+    async def readyz(response: Response) -> Health:
+        """Whether the gateway takes new sessions. Needs no token."""
+        if draining.begun:
+            response.status_code = 503
+            return Health(status="draining")
         return Health()
 
     @app.get("/api/v1/status")
@@ -223,7 +234,8 @@ def create_app(
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
     app.include_router(weaver_routes(keeper, doors, Pieces(manager, keeper, injectable)))
-    relay = Relay(manager, doors)
+    relay = Relay(manager, doors, draining)
+    app.state.draining = draining
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
         WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, doors)),

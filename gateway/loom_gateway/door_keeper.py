@@ -21,7 +21,7 @@ AsgiMessage: TypeAlias = MutableMapping[str, Any]
 AsgiReceive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 
-_OPEN_PATHS = frozenset({"/healthz"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _TUNNEL = "/api/v1/tunnel"

@@ -20,6 +20,7 @@ from loom.errors import (
     AuthenticationError,
     ConnectionLost,
     FaultRefused,
+    GatewayDraining,
     LimitReached,
     LoomError,
     NoSuchMesh,
@@ -75,6 +76,7 @@ _STATUS: dict[type[LoomError], int] = {
     TooLarge: 413,
     WrongArguments: 422,
     LimitReached: 429,
+    GatewayDraining: 503,
     WeaverUnavailable: 503,
 }
 

@@ -247,9 +247,9 @@ class Tunnels:
         ]
 
     def close(self) -> None:
-        """Close every tunnel."""
+        """End every tunnel. A poll that is under way is answered with what has come."""
         for _, tunnel in list(self._tunnels.values()):
-            tunnel.close()
+            tunnel.end()
 
     async def _open(self, request: Request) -> Response:
         name = secrets.token_urlsafe(24)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -26,6 +27,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.doors import Doors, Visit
+from loom_gateway.draining import Draining
 from loom_gateway.sessions import Session, SessionManager, SessionState
 
 __all__ = ["ClientSocket", "DriverLink", "Relay", "RelaySocket"]
@@ -305,9 +307,10 @@ class DriverLink(asyncio.Protocol):
 class Relay:
     """ASGI application of the path ``/ws/v1``."""
 
-    def __init__(self, manager: SessionManager, doors: Doors) -> None:
+    def __init__(self, manager: SessionManager, doors: Doors, draining: Draining) -> None:
         self._manager = manager
         self._doors = doors
+        self._draining = draining
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # websocket.connect
@@ -337,6 +340,7 @@ class Relay:
         check_protocol(hello.protocol, ours="gateway", theirs="client")
         self._doors.check_hello(visit, hello)
         if hello.session is None:
+            self._draining.check_open()
             with self._doors.opening(visit, self._manager.sessions()):
                 session = await self._manager.create(visit.identity.token)
         else:
@@ -394,7 +398,7 @@ class Relay:
                 socket.abort()
 
         try:
-            with self._doors.inside(visit, cut), session.traffic.on(link):
+            with self._doors.inside(visit, cut), session.traffic.on(link), self._told(hello, socket):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # text, which no client of ours sends
         finally:
@@ -404,6 +408,12 @@ class Relay:
                 self._doors.left(visit, session)
                 self._manager.disconnected(session)
                 logger.info("session %s: client disconnected", session.name)
+
+    def _told(self, hello: Hello, socket: ClientSocket) -> AbstractContextManager[None]:
+        """While a client is to be told that the gateway ends: once, on the first of its connections."""
+        if hello.lane or "draining" not in hello.capabilities:
+            return nullcontext()
+        return self._draining.told(socket.send_frame)
 
     async def _farewell(self, session: Session, link: DriverLink, send: AsgiSend) -> None:
         """Wait until the driver has closed the connection, and tell the client why."""

@@ -395,13 +395,17 @@ class SessionManager:
 
     async def close(self) -> None:
         """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""
+        await self.end_all()
+        if self._spare is not None:
+            await self._end_spare(self._spare)
+        self._folder.remove()
+
+    async def end_all(self) -> None:
+        """Where `end_sessions` says so, end every session, while its clients can still be told."""
         self._closing = True
         self.worker_watch.close()
-        ends = [self.end(session, STOPPED) for session in self.sessions()] if self.end_sessions else []
-        if self._spare is not None:
-            ends.append(self._end_spare(self._spare))
-        await asyncio.gather(*ends)
-        self._folder.remove()
+        if self.end_sessions:
+            await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
 
     def abandon(self) -> None:
         """Do what can be done at once where this process is about to end with its parent. On any thread."""

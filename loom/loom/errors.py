@@ -26,6 +26,7 @@ __all__ = [
     "EndpointNameTaken",
     "EndpointNotFound",
     "FileChanged",
+    "GatewayDraining",
     "GatewayUnreachable",
     "HostsNotOwned",
     "InvalidAddress",
@@ -114,6 +115,12 @@ class GatewayUnreachable(LoomError, ConnectionError):
     """Nothing answered at the gateway's address (refused, timed out, name not found)."""
 
     code = "gateway_unreachable"
+
+
+class GatewayDraining(LoomError):
+    """The gateway was told to stop and takes no new sessions; the ones that it has go on until it ends."""
+
+    code = "gateway_draining"
 
 
 class NotAGateway(LoomError, ConnectionError):

@@ -34,6 +34,8 @@ class Event:
     ``actors_lost``: Monarch has stopped actors unasked though their processes may live; ``details`` has ``mesh``,
     ``id`` (of the actor mesh), ``ranks`` and ``report``.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
+    ``gateway_draining``: the gateway was told to stop; ``details`` has ``seconds``, until it does, and
+    ``sessions_end``: whether its sessions end with it, or go on and are found by the next gateway.
     ``disconnected``: the connection is lost and is being made again; ``details`` has ``url``.
     ``resumed``: it has been made again, and nothing was lost; ``details`` has ``seconds``, how long that took.
     ``ended``: the session cannot be used from here any more; ``error`` says why.

@@ -16,7 +16,7 @@ from loom.wire.mux import CHUNK_SIZE
 from loom.wire.stream import LENGTH, WINDOW, Stream, unnumbered_frame
 
 CALL = Message(Kind.CALL, 7, (1, "add"), [b"payload"])
-OUTSIDE = [Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED]
+OUTSIDE = [Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT]
 
 
 def frame(seq: int, ack: int = 0, *messages: Message) -> bytes:

@@ -87,6 +87,14 @@ def gateway(
     end_sessions: Annotated[
         bool, typer.Option("--end-sessions", help="End the sessions on SIGTERM, too, as Ctrl-C does.")
     ] = False,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="On SIGTERM, serve the sessions there are for so long, but no new ones.",
+        ),
+    ] = 0.0,
     weaver_listen: Annotated[
         str | None,
         typer.Option(
@@ -141,7 +149,7 @@ def gateway(
         os.environ["LOOM_TOKEN"] = token  # every user of the machine can read a command line
     arguments = ["--host", host, "--port", str(port)]
     arguments += ["--session-linger", str(session_linger), "--tunnel-idle", str(tunnel_idle)]
-    arguments += ["--log-level", log_level]
+    arguments += ["--drain", str(drain), "--log-level", log_level]
     for address in worker:
         arguments += ["--worker", address]
     for source in workers:

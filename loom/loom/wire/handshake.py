@@ -31,7 +31,7 @@ __all__ = [
 PROTOCOL = (1, 0)
 """Version of the protocol that this side speaks, as ``(major, minor)``."""
 
-CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes")
+CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining")
 """What this side can do beyond the bare protocol."""
 
 T = TypeVar("T", bound="_Body")

@@ -32,7 +32,8 @@ from loom.wire.mux import MAX_MESSAGE, Inbox, OrderKey, Outbox
 
 __all__ = ["LENGTH", "WINDOW", "Stream", "behind_length", "unnumbered_frame"]
 
-_UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED})
+_UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT})
+"""An event among them is the gateway's own, for clients with the capability ``draining``."""
 
 
 def unnumbered_frame(message: Message) -> list[Buffer]:
