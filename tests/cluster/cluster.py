@@ -77,7 +77,7 @@ class OneMachineCluster:
 
     def _start(self) -> None:
         remove_stale()
-        self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=self._network.prefix))
         self._network.make()
         for name in ("logs", "pods", "nginx"):
             (self.folder / name).mkdir()
@@ -88,6 +88,7 @@ class OneMachineCluster:
         except PackageNotFoundError:
             kubetorch = "none"
         (self.folder / "names").write_text("")
+        (self.folder / "resolv.conf").write_text(f"nameserver {CONTROL}\noptions timeout:1 attempts:1\n")
         (self.folder / "nginx.conf").write_text(configuration(self.folder, kubetorch))
         self._run("control", "dnsmasq", [
             "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", f"--pid-file={self.folder}/dnsmasq.pid",
@@ -150,6 +151,11 @@ class OneMachineCluster:
         if answer.is_error:
             raise LookupError(answer.json()["detail"] if answer.status_code == 404 else answer.text)
         return answer.json()
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its network namespaces start with."""
+        return self._network.prefix
 
     def pods(self, owner: str | None = None, namespace: str = "default") -> list[PodInfo]:
         """The pods of a workload, or all of the namespace."""
@@ -259,12 +265,14 @@ class OneMachineCluster:
         log = self.folder / "logs" / f"{namespace}.{name}.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
-    def resolve(self, name: str, kind: str = "A") -> list[str]:
-        """What the cluster's DNS answers to a query for a name (or, for ``kind="PTR"``, an address), sorted."""
-        query = ["-x", name] if kind == "PTR" else [name, kind]
-        command = ["dig", "+short", "+tries=1", "+time=2", f"@{CONTROL}", *query]
-        done = subprocess.run([*self._network.inside("control"), *command], capture_output=True, text=True, check=True)
-        return sorted(done.stdout.split())
+    def resolve(self, name: str) -> list[str]:
+        """The addresses that the cluster's DNS has for a name, sorted; the names that it has for an address."""
+        addresses = name.replace(".", "").isdigit()
+        looked_up = ["getent", "hosts" if addresses else "ahostsv4", name]
+        bound = f'mount --bind "{self.folder}/resolv.conf" /etc/resolv.conf && exec "$@"'
+        command = [*self._network.inside("control"), "unshare", "--mount", "sh", "-c", bound, "sh", *looked_up]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30.0)
+        return sorted({line.split()[1 if addresses else 0] for line in done.stdout.splitlines()})
 
     def cut_laptop(self) -> None:
         """Take the laptop's link down."""

@@ -21,6 +21,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,12 +90,18 @@ def owner_prefix(number: int) -> str:
 
 
 def remove_stale() -> None:
-    """Remove the namespaces of clusters whose process is gone, and end what still runs in them."""
+    """Remove the namespaces and the files of clusters whose process is gone, and end what still runs in them."""
     for line in run("ip", "netns", "list").splitlines():
-        name = line.split()[0]
-        owner = _NAMES.match(name)
-        if owner and not Path(f"/proc/{owner[1]}").exists():
+        if _is_stale(name := line.split()[0]):
             remove_namespace(name)
+    for folder in Path(tempfile.gettempdir()).glob("kube-*"):
+        if _is_stale(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_stale(name: str) -> bool:
+    owner = _NAMES.match(name)
+    return owner is not None and not Path(f"/proc/{owner[1]}").exists()
 
 
 def remove_namespace(name: str) -> None:

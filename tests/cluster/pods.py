@@ -56,6 +56,12 @@ class Container:
             return int(children[0]) if children else None
         return None
 
+    def kill(self) -> None:
+        """Kill all its processes: the kernel does when the first is killed, which its parent then reaps."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.init or self.process.pid, signal.SIGKILL)
+
     def state(self) -> dict[str, Any]:
         """As in a pod's ``status.containerStatuses``."""
         if self.waiting:
@@ -208,9 +214,8 @@ class Pod:
                         os.kill(init, signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), grace)
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        for container in self.containers:
+            container.kill()
         for process in processes:
             await process.wait()
         await asyncio.to_thread(remove_namespace, self.network.name(self.host))

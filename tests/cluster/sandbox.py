@@ -1,8 +1,8 @@
 """Running a command as a container of a pod runs: with namespaces of its own, and ended with its parent.
 
 A pod has its own network, process ids, host name, mounts, ``/tmp``, ``/dev/shm``, ``/etc/hosts`` and
-``/etc/resolv.conf``, and its own home and working folder. It shares the rest of this machine's file system, which
-stands in for its image: no images are pulled here.
+``/etc/resolv.conf``, and its own home, in which it starts. It shares the rest of this machine's file system, which
+stands in for its image: no images are pulled here, and nothing can be installed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from pathlib import Path
 
 from tests.cluster.network import CONTROL, Network
 
-__all__ = ["Sandbox", "shared_paths", "write_image"]
+__all__ = ["Sandbox", "write_image"]
 
 _ENTER = """
 set -e
 folder=$1; host=$2; work=$3; shift 3
+keep=$1; shift
+show() {  # here, and in the pod's own /tmp
+    case $1 in /tmp/*) to=$folder$1; mkdir -p "$to";; *) to=$1;; esac
+    mount --bind "$1" "$to"
+}
 while [ "$1" != -- ]; do
-    mkdir -p "$folder$1"
-    mount --rbind "$1" "$folder$1"
+    show "$1"
+    mount -o remount,bind,ro "$to"
     shift
 done
 shift
+show "$keep"
 mount --rbind "$folder/tmp" /tmp
 mount -t tmpfs tmpfs /dev/shm
 for name in resolv.conf hosts; do mount --bind "$folder/$name" "/etc/$name"; done
@@ -34,35 +40,23 @@ hostname "$host"
 cd "$work"
 exec "$@"
 """
-"""Run as the first process of the pod. ``$folder`` holds its files."""
-
-_UV = """#!/bin/sh
-# Stands in for uv in a pod, which has no network: pip finds what is installed, and fails for what is not.
-shift
-action=$1; shift
-for word; do
-    shift
-    case $word in --system|--python=*) ;; *) set -- "$@" "$word" ;; esac
-done
-PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore exec python3 -m pip "$action" "$@"
-"""
+"""Run as the first process of the pod. ``$folder`` holds its files, ``$keep`` those of the cluster."""
 
 
-def shared_paths(folder: Path) -> list[str]:
-    """What a pod needs of this machine's ``/tmp``, of which it does not see the rest."""
+def read_only_paths() -> list[str]:
+    """Where Python and this checkout are. A pod sees them, even in ``/tmp``, but cannot change them."""
     here = Path(__file__).resolve().parents[2]
-    needed = {str(folder), str(here), sys.prefix, sys.base_prefix, *sys.path}
+    needed = {str(here), sys.prefix, *sys.path}
     found = sorted({os.path.realpath(path) for path in needed if path and os.path.isdir(path)})
-    inside = [path for path in found if path.startswith("/tmp/")]
     # Not those within another: they come with it.
-    return [path for path in inside if not any(path.startswith(other + "/") for other in inside)]
+    return [path for path in found if not any(path.startswith(other.rstrip("/") + "/") for other in found)]
 
 
 def write_image(folder: Path) -> Path:
     """Write what the image of a pod brings that this machine lacks. The folder is for its PATH."""
     programs = folder / "image"
     programs.mkdir()
-    (programs / "uv").write_text(_UV)
+    (programs / "uv").write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("uv.py")} "$@"\n')
     (programs / "uv").chmod(0o755)
     return programs
 
@@ -105,7 +99,7 @@ class Sandbox:
     def command(self, command: Sequence[str], working_dir: str | None = None) -> list[str]:
         """The command to start in order to run one in the pod. It dies with the thread that starts it."""
         enter = ["sh", "-c", _ENTER, "enter", str(self.home.parent), self.hostname, working_dir or str(self.home),
-                 *shared_paths(self.folder), "--"]  # fmt: skip
+                 str(self.folder), *read_only_paths(), "--"]  # fmt: skip
         return [
             *("setpriv", "--pdeathsig", "KILL"),
             *self.network.inside(self.host),
