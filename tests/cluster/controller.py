@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import time
@@ -43,6 +44,9 @@ FATAL_RESTARTS = 2
 """Ends of a container after which its pod counts as failed, rather than slow."""
 
 
+log = logging.getLogger(__name__)
+
+
 def make_app(state: State) -> FastAPI:
     """The controller of a cluster."""
     servers = Servers(state)
@@ -50,6 +54,7 @@ def make_app(state: State) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         publisher = asyncio.create_task(state.publish())
+        publisher.add_done_callback(_end_if_failed)
         state.changed.set()
         yield
         publisher.cancel()
@@ -76,6 +81,13 @@ def make_app(state: State) -> FastAPI:
         return {"connections": [f"{namespace}/{name}" for namespace, name in servers.connected]}
 
     return app
+
+
+def _end_if_failed(task: asyncio.Task[None]) -> None:
+    """A cluster whose names and rules stay as they are would fail its tests in ways that are hard to read."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the cluster's names and rules are not published any more", exc_info=task.exception())
+        os._exit(1)
 
 
 def _selector(text: str | None) -> dict[str, str]:

@@ -136,6 +136,7 @@ class Pod:
 
     async def _run(self) -> None:
         await asyncio.to_thread(self._make)
+        self.changed()
         for spec in self.spec.get("initContainers", []):
             await self._run_to_success(spec)
         await asyncio.gather(*(self._keep(container) for container in self.containers))

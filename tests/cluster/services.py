@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.cluster.network import SERVICES, Network
 from tests.cluster.pods import Pod
 from tests.cluster.probes import port_number
 
-__all__ = ["DOMAIN", "Service", "cluster_ips", "hosts_file", "publish_names"]
+__all__ = ["DOMAIN", "Service", "cluster_ips", "hosts_file", "load_rules", "publish_names"]
 
 DOMAIN = "svc.cluster.local"
 
@@ -123,8 +124,17 @@ table ip services {{
 """
 
 
-def load_rules(network: Network, hosts: Iterable[str], rules: str) -> None:
-    """Load the rules on hosts of the cluster. A host that is gone has none."""
+def load_rules(network: Network, hosts: Iterable[str], rules: str) -> set[str]:
+    """Load the rules on those of the hosts that are there; which they are."""
+    loaded = set()
     for host in hosts:
-        if Path(f"/run/netns/{network.name(host)}").exists():
-            network.filter(host, rules)
+        namespace = Path(f"/run/netns/{network.name(host)}")
+        if namespace.exists():
+            try:
+                network.filter(host, rules)
+            except subprocess.CalledProcessError:
+                if namespace.exists():
+                    raise
+            else:
+                loaded.add(host)
+    return loaded

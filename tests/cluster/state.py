@@ -279,10 +279,10 @@ class State:
             services, pods = list(self.services.values()), self.pods
             publish_names(self.folder, hosts_file(services, pods, fixed))
             rules = cluster_ips(services, pods)
-            hosts = {"control", "data-store", *(pod.host for pod in pods if any(c.process for c in pod.containers))}
-            new = hosts if rules != self._rules else hosts - self._ruled
-            await asyncio.to_thread(load_rules, self.network, new, rules)
-            self._rules, self._ruled = rules, hosts
+            hosts = {"control", "data-store", *(pod.host for pod in pods if not pod.ending)}
+            known = self._ruled & hosts if rules == self._rules else set()
+            self._ruled = known | await asyncio.to_thread(load_rules, self.network, hosts - known, rules)
+            self._rules = rules
 
     async def close(self) -> None:
         """End all pods, at once."""
