@@ -1,0 +1,75 @@
+"""The laptop: programs on it reach nginx, and nothing else of the cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.network import LAPTOP_SIDE, NGINX_PORT, Network
+
+__all__ = ["Laptop"]
+
+_ENTER = 'mount --bind "$0/resolv.conf" /etc/resolv.conf && exec "$@"'
+
+_KUBECONFIG = f"""apiVersion: v1
+kind: Config
+current-context: one-machine
+contexts: [{{name: one-machine, context: {{cluster: one-machine, namespace: default, user: one}}}}]
+clusters: [{{name: one-machine, cluster: {{server: "http://{LAPTOP_SIDE}:{NGINX_PORT}"}}}}]
+users: [{{name: one, user: {{}}}}]
+"""
+
+
+class Laptop:
+    """Starts programs on the laptop, with a home of its own, and a kubectl and a kubeconfig for the cluster.
+
+    A program dies with the thread that started it, at the latest with the cluster.
+    """
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self._network = network
+        self.home = folder / "laptop"
+        """The laptop's home folder: programs start there."""
+        (self.home / ".kube").mkdir(parents=True)
+        (self.home / ".kube" / "config").write_text(_KUBECONFIG)
+        (self.home / "resolv.conf").write_text("")
+        programs = self.home / "bin"
+        programs.mkdir()
+        here = Path(__file__).resolve().parents[2]
+        (programs / "kubectl").write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} -m tests.cluster.kubectl "$@"\n')
+        (programs / "kubectl").chmod(0o755)
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """All variables of a program on the laptop."""
+        path = [str(self.home / "bin"), os.path.dirname(sys.executable), os.environ.get("PATH", "/usr/bin:/bin")]
+        return {
+            "PATH": ":".join(path),
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            # There is no Loki in this cluster.
+            "KT_STREAM_LOGS": "false",
+            "KT_NAMESPACE": "default",
+            **(more or {}),
+        }
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command to start on this machine for one to run on the laptop: it keeps its process id."""
+        enter = ["unshare", "--mount", "sh", "-c", _ENTER, str(self.home)]
+        return ["setpriv", "--pdeathsig", "KILL", *self._network.inside("laptop"), *enter, *command]
+
+    def popen(self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Start a program on the laptop; options are those of subprocess.Popen."""
+        options = {"cwd": self.home, "text": True, **options}
+        return subprocess.Popen(self.command(command), env=self.environment(env), **options)
+
+    def run(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120.0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on the laptop to its end, in ``timeout`` seconds at most; its output is captured."""
+        options = {"cwd": self.home, "text": True, "capture_output": True, **options}
+        return subprocess.run(self.command(command), env=self.environment(env), timeout=timeout, **options)
