@@ -122,6 +122,7 @@ def test_clients_are_told_that_their_sessions_go_on_with_the_next_gateway(
         assert list(counters.add.call(1).get(BOUND).values()) == [4, 4]
 
 
+@pytest.mark.slow
 def test_sessions_that_no_one_ends_are_left_to_the_next_gateway_after_draining(cluster: LocalCluster) -> None:
     with gateway_of(cluster, "--drain", "0.5") as gateway, gateway.connect() as job:
         counters = job.hosts.spawn_procs().spawn("counters", Counter)

@@ -128,13 +128,14 @@ def script_of(steps: list[Step], environment: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
-@pytest.mark.skipif(not Path("/usr/bin/python3.11").exists(), reason="the images have Python 3.11")
-@by_file
-def test_the_run_lines_work_and_what_they_make_is_healthy(path: Path, tmp_path: Path) -> None:
-    steps = read(path)
+in_a_fresh_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None or not Path("/usr/bin/python3.11").exists(),
+    reason="needs root, unshare, and Python 3.11, which the images have",
+)
+
+
+def build(steps: list[Step], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Do what a Dockerfile says, and try what it makes, in a root that vanishes."""
     # torch's own index may be out of reach; where pip finds its packages here, it finds a torch, too.
     index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")
     script = tmp_path / "script"
@@ -142,9 +143,8 @@ def test_the_run_lines_work_and_what_they_make_is_healthy(path: Path, tmp_path: 
     folder = tmp_path / "mounts"
     folder.mkdir()
     setup = SETUP.format(folder=folder, script=script)
-
     # What is left running ends with the process namespace.
-    done = subprocess.run(
+    return subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", setup],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -152,8 +152,24 @@ def test_the_run_lines_work_and_what_they_make_is_healthy(path: Path, tmp_path: 
         timeout=1400,
     )
 
+
+@in_a_fresh_root
+def test_a_run_line_that_fails_is_seen(tmp_path: Path) -> None:
+    steps = [step for step in read(FILES[0]) if step.instruction != "RUN"]
+    done = build([*steps, Step("RUN", "touch /made-in-the-image && cat /no-such-file")], tmp_path)
+    assert done.returncode == 1
+    assert "/no-such-file: No such file" in done.stdout
+    assert not Path("/made-in-the-image").exists()  # it was another root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@in_a_fresh_root
+@by_file
+def test_the_run_lines_work_and_what_they_make_is_healthy(path: Path, tmp_path: Path) -> None:
+    done = build(read(path), tmp_path)
+
     assert done.returncode == 0, done.stdout[-6000:]
     assert "the worker is healthy" in done.stdout
     assert "the gateway is healthy" in done.stdout
     assert "imported /opt/python/" in done.stdout
-    assert not Path("/src").exists()  # it was another root
