@@ -60,7 +60,8 @@ class PodInfo:
 class OneMachineCluster:
     """A cluster on this machine, with a laptop outside it. A context manager.
 
-    Start it in a thread that lives as long as it: its processes die with the thread.
+    Start it in a thread that lives as long as it: its processes die with the thread. With KEEP_CLUSTER_FILES in the
+    environment its files and logs are kept.
 
     Args:
         namespaces: of Kubernetes, that exist besides ``kubetorch``.
@@ -301,17 +302,18 @@ class OneMachineCluster:
 
     def close(self) -> None:
         """End all that runs in it, and remove its networks and files."""
-        for name in ("controller", "nginx", "data_store", "dnsmasq"):
-            if (process := self._processes.pop(name, None)) is not None:
-                process.terminate()
-                try:
-                    process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        self._network.remove_all()
         if hasattr(self, "_tool"):
             self._tool.close()
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        self._network.remove_all()
         if hasattr(self, "folder") and not os.environ.get("KEEP_CLUSTER_FILES"):
             shutil.rmtree(self.folder, ignore_errors=True)
 

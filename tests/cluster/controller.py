@@ -125,9 +125,7 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         manifest = request["resource_manifest"]
         manifest["metadata"].setdefault("namespace", found.namespace)
         state.apply(manifest)
-        template = state.workloads[found.namespace, manifest["metadata"]["name"]].template
-        kept = [pod for pod in state.select(found.namespace, found.selector) if pod.template == template]
-        failed = await servers.reload(found, kept)
+        failed = await servers.reload(found, state.workloads[found.namespace, manifest["metadata"]["name"]].kept)
         return {
             "apply_status": "success",
             "workload_status": "partial" if failed else "success",

@@ -58,9 +58,14 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
+    def kept(self) -> list[Pod]:
+        """Those of its pods that are as its manifest says, and stay."""
+        current = [pod for pod in self.pods if pod.template == self.template and not pod.ending]
+        return current[: self.replicas]
+
+    @property
     def ready(self) -> bool:
-        current = [pod for pod in self.pods if pod.ready and pod.template == self.template]
-        return len(current) >= self.replicas
+        return sum(pod.ready for pod in self.kept) >= self.replicas
 
 
 class State:
