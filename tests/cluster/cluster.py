@@ -97,14 +97,15 @@ class OneMachineCluster:
             "--local=/cluster.local/", "--bind-interfaces", f"--listen-address={CONTROL}", "--no-negcache",
             f"--log-facility={self.folder}/logs/dnsmasq.log",
         ])  # fmt: skip
-        self._wait_for("dnsmasq", (self.folder / "dnsmasq.pid").exists)
+        written = self.folder / "dnsmasq.pid"
+        self._wait_for("dnsmasq", lambda: written.exists() and written.read_text() != "")
         self._run("data-store", "data_store", [sys.executable, "-m", "tests.cluster.data_store", str(self.folder)])
+        self._run("control", "nginx", ["nginx", "-p", str(self.folder), "-c", str(self.folder / "nginx.conf")])
         self._run("control", "controller", [
             sys.executable, "-m", "tests.cluster.controller",
             "--prefix", self._network.prefix, "--folder", str(self.folder),
             "--namespaces", json.dumps(self._namespaces), "--missing-images", json.dumps(self._missing_images),
         ])  # fmt: skip
-        self._run("control", "nginx", ["nginx", "-p", str(self.folder), "-c", str(self.folder / "nginx.conf")])
         self._tool = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.folder / "controller.sock")),
             base_url="http://controller",
@@ -304,9 +305,9 @@ class OneMachineCluster:
         """End all that runs in it, and remove its networks and files."""
         if hasattr(self, "_tool"):
             self._tool.close()
-        for process in self._processes.values():
+        # The controller first, for it ends the pods and needs dnsmasq until then.
+        for process in reversed(self._processes.values()):
             process.terminate()
-        for process in self._processes.values():
             try:
                 process.wait(GRACE)
             except subprocess.TimeoutExpired:

@@ -51,8 +51,9 @@ class Laptop:
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
-            # There is no Loki in this cluster.
+            # There are no Loki and no Prometheus in this cluster.
             "KT_STREAM_LOGS": "false",
+            "KT_STREAM_METRICS": "false",
             "KT_NAMESPACE": "default",
             **(more or {}),
         }

@@ -59,6 +59,10 @@ http {
             proxy_set_header Connection $connection_upgrade;
         }
 
+        location / {
+            return 404;
+        }
+
         # /{namespace}/{service}:{port}/{path}
         location ~ ^/([^/]+)/([^/:]+):(\\d+)(/.*)?$ {
             proxy_pass http://$2.$1.svc.cluster.local:$3$4$is_args$args;

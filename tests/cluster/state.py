@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ __all__ = ["NotFound", "State", "Workload"]
 
 INSTALLED = "kubetorch"
 """The namespace in which Kubetorch itself is."""
+
+STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+"""Pods of Kubetorch that start at once. Its server gives a helper 5 s to start, and stays broken if that is too little."""
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ class State:
         self.changed = asyncio.Event()
         self._addresses = (f"{PODS}.{1 + number // 250}.{1 + number % 250}" for number in itertools.count())
         self._service_addresses = (f"10.96.{number // 250}.{10 + number % 240}" for number in itertools.count())
+        self._turn = asyncio.Semaphore(STARTING_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._rules = ""
         self._ruled: set[str] = set()
@@ -253,6 +258,7 @@ class State:
             changed=changed,
             environment=self._environment,
             missing_images=self.missing_images,
+            turn=self._turn if "kubetorch.com/service" in labels else None,
         )
         workload.pods.append(pod)
         pod.start()
