@@ -134,7 +134,9 @@ class OneMachineCluster:
         def ended_or_ready() -> bool:
             if self._processes[name].poll() is not None:
                 text = (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
-                raise RuntimeError(f"{name} ended with exit code {self._processes[name].returncode}:\n{text[-3000:]}")
+                raise RuntimeError(
+                    f"{name} ended with exit code {self._processes[name].returncode}:\n{text[-3000:]}"
+                )
             return ready()
 
         self.wait_until(ended_or_ready, STARTED_IN_TIME, f"{name} to start")
@@ -171,7 +173,9 @@ class OneMachineCluster:
                 return pod
         raise LookupError(f"no pod named {name}; there are: {', '.join(p.name for p in self.pods()) or 'none'}")
 
-    def wait_ready(self, owner: str, count: int, timeout: float = 60.0, namespace: str = "default") -> list[PodInfo]:
+    def wait_ready(
+        self, owner: str, count: int, timeout: float = 60.0, namespace: str = "default"
+    ) -> list[PodInfo]:
         """Wait until a workload has exactly so many pods, all ready; the pods."""
 
         def ready() -> bool:
@@ -257,9 +261,13 @@ class OneMachineCluster:
 
     def execute(self, name: str, command: Sequence[str], namespace: str = "default") -> str:
         """Run a command in a pod, as ``kubectl exec`` does; its output. Raises RuntimeError if it fails."""
-        answer = self._ask("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/exec", json={"command": list(command)})
+        answer = self._ask(
+            "POST", f"/api/v1/namespaces/{namespace}/pods/{name}/exec", json={"command": list(command)}
+        )
         if answer["exit_code"] != 0:
-            raise RuntimeError(f"{' '.join(command)} in {name} ended with {answer['exit_code']}: {answer['output']}")
+            raise RuntimeError(
+                f"{' '.join(command)} in {name} ended with {answer['exit_code']}: {answer['output']}"
+            )
         return str(answer["output"])
 
     def logs(self, name: str, namespace: str = "default") -> str:

@@ -205,7 +205,9 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         wanted = request.get("services") or []
         wanted = [wanted] if isinstance(wanted, str) else list(wanted)
         if request.get("prefix"):
-            wanted = [name for of, name in servers.registered if of == namespace and name.startswith(request["prefix"])]
+            wanted = [
+                name for of, name in servers.registered if of == namespace and name.startswith(request["prefix"])
+            ]
         known = [name for name in wanted if servers.registered.pop((namespace, name), None)]
         if not known:
             raise NotFound(f"no workload named {', '.join(wanted)} in namespace {namespace}")

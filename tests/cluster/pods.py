@@ -162,7 +162,9 @@ class Pod:
 
     async def _run_to_success(self, spec: dict[str, Any]) -> None:
         container = Container(spec)
-        while await self._run_once(container) != 0:
+        while True:
+            if await self._run_once(container) == 0:
+                return
             await asyncio.sleep(FIRST_BACKOFF)
 
     async def _keep(self, container: Container) -> None:
@@ -179,7 +181,7 @@ class Pod:
                 probing.cancel()
             self._set_ready(container, False)
             container.waiting = "CrashLoopBackOff"
-            container.message = f"back-off {backoff:g} s restarting failed container; exit code {container.exit_code}"
+            container.message = f"restarting after {backoff:g} s; exit code {container.exit_code}"
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             container.restarts += 1
@@ -214,7 +216,7 @@ class Pod:
             self._end_turn()
 
     async def end(self, grace: float | None = None) -> None:
-        """End it: SIGTERM, and SIGKILL ``grace`` seconds later. With 0, SIGKILL at once, as if its host were lost."""
+        """End it: SIGTERM, and SIGKILL ``grace`` seconds later; with 0, SIGKILL at once."""
         self.ending = True
         self.changed()
         if self._task is not None and not any(container.process for container in self.containers):

@@ -1,4 +1,4 @@
-"""What is in the cluster, and the loops that make it so: workloads get their pods, Services their records and rules."""
+"""What is in the cluster, and what makes it so: workloads get their pods, Services their records and rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSTALLED = "kubetorch"
 """The namespace in which Kubetorch itself is."""
 
 STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
-"""Pods of Kubetorch that start at once. Its server gives a helper 5 s to start, and stays broken if that is too little."""
+"""Pods of Kubetorch that start at once: its server gives a helper 5 s to start, and is broken if that is too short."""
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,8 @@ class State:
                 unready=bool(spec.get("publishNotReadyAddresses")),
             )
         elif kind == "Secret":
-            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in manifest.get("stringData", {}).items()}
+            plain = manifest.get("stringData", {})
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in plain.items()}
             self.secrets[namespace, name] = {**manifest, "data": {**manifest.get("data", {}), **encoded}}
         else:
             log.info("a %s does nothing here: %s", kind, name)

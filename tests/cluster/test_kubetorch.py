@@ -35,8 +35,8 @@ class Counter:
     def leave(self):
         # A child, and a process that is no descendant of this one.
         child = subprocess.Popen(["sleep", "1000"])
-        left = subprocess.run(["sh", "-c", "setsid sleep 2000 >/dev/null & echo $!"], capture_output=True, text=True)
-        return [child.pid, int(left.stdout)]
+        left = subprocess.check_output(["sh", "-c", "setsid sleep 2000 >/dev/null & echo $!"])
+        return [child.pid, int(left)]
 
     def alive(self, pids):
         def state(pid):
