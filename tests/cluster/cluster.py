@@ -60,7 +60,8 @@ class PodInfo:
 class OneMachineCluster:
     """A cluster on this machine, with a laptop outside it. A context manager.
 
-    Start it in a thread that lives as long as it: its processes die with the thread.
+    Start it in a thread that lives as long as it: its processes die with the thread. With KEEP_CLUSTER_FILES in the
+    environment its files and logs are kept.
 
     Args:
         namespaces: of Kubernetes, that exist besides ``kubetorch``.
@@ -96,14 +97,15 @@ class OneMachineCluster:
             "--local=/cluster.local/", "--bind-interfaces", f"--listen-address={CONTROL}", "--no-negcache",
             f"--log-facility={self.folder}/logs/dnsmasq.log",
         ])  # fmt: skip
-        self._wait_for("dnsmasq", (self.folder / "dnsmasq.pid").exists)
+        written = self.folder / "dnsmasq.pid"
+        self._wait_for("dnsmasq", lambda: written.exists() and written.read_text() != "")
         self._run("data-store", "data_store", [sys.executable, "-m", "tests.cluster.data_store", str(self.folder)])
+        self._run("control", "nginx", ["nginx", "-p", str(self.folder), "-c", str(self.folder / "nginx.conf")])
         self._run("control", "controller", [
             sys.executable, "-m", "tests.cluster.controller",
             "--prefix", self._network.prefix, "--folder", str(self.folder),
             "--namespaces", json.dumps(self._namespaces), "--missing-images", json.dumps(self._missing_images),
         ])  # fmt: skip
-        self._run("control", "nginx", ["nginx", "-p", str(self.folder), "-c", str(self.folder / "nginx.conf")])
         self._tool = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.folder / "controller.sock")),
             base_url="http://controller",
@@ -132,7 +134,9 @@ class OneMachineCluster:
         def ended_or_ready() -> bool:
             if self._processes[name].poll() is not None:
                 text = (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
-                raise RuntimeError(f"{name} ended with exit code {self._processes[name].returncode}:\n{text[-3000:]}")
+                raise RuntimeError(
+                    f"{name} ended with exit code {self._processes[name].returncode}:\n{text[-3000:]}"
+                )
             return ready()
 
         self.wait_until(ended_or_ready, STARTED_IN_TIME, f"{name} to start")
@@ -169,7 +173,9 @@ class OneMachineCluster:
                 return pod
         raise LookupError(f"no pod named {name}; there are: {', '.join(p.name for p in self.pods()) or 'none'}")
 
-    def wait_ready(self, owner: str, count: int, timeout: float = 60.0, namespace: str = "default") -> list[PodInfo]:
+    def wait_ready(
+        self, owner: str, count: int, timeout: float = 60.0, namespace: str = "default"
+    ) -> list[PodInfo]:
         """Wait until a workload has exactly so many pods, all ready; the pods."""
 
         def ready() -> bool:
@@ -255,9 +261,13 @@ class OneMachineCluster:
 
     def execute(self, name: str, command: Sequence[str], namespace: str = "default") -> str:
         """Run a command in a pod, as ``kubectl exec`` does; its output. Raises RuntimeError if it fails."""
-        answer = self._ask("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/exec", json={"command": list(command)})
+        answer = self._ask(
+            "POST", f"/api/v1/namespaces/{namespace}/pods/{name}/exec", json={"command": list(command)}
+        )
         if answer["exit_code"] != 0:
-            raise RuntimeError(f"{' '.join(command)} in {name} ended with {answer['exit_code']}: {answer['output']}")
+            raise RuntimeError(
+                f"{' '.join(command)} in {name} ended with {answer['exit_code']}: {answer['output']}"
+            )
         return str(answer["output"])
 
     def logs(self, name: str, namespace: str = "default") -> str:
@@ -301,17 +311,18 @@ class OneMachineCluster:
 
     def close(self) -> None:
         """End all that runs in it, and remove its networks and files."""
-        for name in ("controller", "nginx", "data_store", "dnsmasq"):
-            if (process := self._processes.pop(name, None)) is not None:
-                process.terminate()
-                try:
-                    process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        self._network.remove_all()
         if hasattr(self, "_tool"):
             self._tool.close()
+        # The controller first, for it ends the pods and needs dnsmasq until then.
+        for process in reversed(self._processes.values()):
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        self._network.remove_all()
         if hasattr(self, "folder") and not os.environ.get("KEEP_CLUSTER_FILES"):
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -125,9 +125,7 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         manifest = request["resource_manifest"]
         manifest["metadata"].setdefault("namespace", found.namespace)
         state.apply(manifest)
-        template = state.workloads[found.namespace, manifest["metadata"]["name"]].template
-        kept = [pod for pod in state.select(found.namespace, found.selector) if pod.template == template]
-        failed = await servers.reload(found, kept)
+        failed = await servers.reload(found, state.workloads[found.namespace, manifest["metadata"]["name"]].kept)
         return {
             "apply_status": "success",
             "workload_status": "partial" if failed else "success",
@@ -207,7 +205,9 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         wanted = request.get("services") or []
         wanted = [wanted] if isinstance(wanted, str) else list(wanted)
         if request.get("prefix"):
-            wanted = [name for of, name in servers.registered if of == namespace and name.startswith(request["prefix"])]
+            wanted = [
+                name for of, name in servers.registered if of == namespace and name.startswith(request["prefix"])
+            ]
         known = [name for name in wanted if servers.registered.pop((namespace, name), None)]
         if not known:
             raise NotFound(f"no workload named {', '.join(wanted)} in namespace {namespace}")

@@ -26,7 +26,9 @@ _KINDS = {"svc": "services", "service": "services", "services": "services", "pod
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="kubectl")
-    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG", str(Path("~/.kube/config").expanduser())))
+    parser.add_argument(
+        "--kubeconfig", default=os.environ.get("KUBECONFIG", str(Path("~/.kube/config").expanduser()))
+    )
     parser.add_argument("-n", "--namespace", default="default")
     commands = parser.add_subparsers(dest="command", required=True)
     forward = commands.add_parser("port-forward")
@@ -71,10 +73,14 @@ async def _forward(server: str, path: str, address: str, local: int, remote: int
         host, _, number = server.removeprefix("http://").partition(":")
         pod, url = "", ""
     else:
-        found = yaml.safe_load(await asyncio.to_thread(_get, f"{server}/api/v1/namespaces/{path}/forwarded?port={remote}"))
+        found = yaml.safe_load(
+            await asyncio.to_thread(_get, f"{server}/api/v1/namespaces/{path}/forwarded?port={remote}")
+        )
         namespace, pod = path.split("/")[0], found["pod"]
         host, number = "", str(found["port"])
-        url = f"{server.replace('http', 'ws', 1)}/api/v1/namespaces/{namespace}/pods/{pod}/portforward?port={number}"
+        url = (
+            f"{server.replace('http', 'ws', 1)}/api/v1/namespaces/{namespace}/pods/{pod}/portforward?port={number}"
+        )
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, websockets.WebSocketException):

@@ -88,6 +88,7 @@ class Servers:
         except WebSocketDisconnect:
             pass
         finally:
+            connection.acknowledged.put_nowait({"status": "error", "message": "the connection was lost"})
             if self._connections.get(key) is connection:
                 del self._connections[key]
 

@@ -40,7 +40,9 @@ class Laptop:
         programs = self.home / "bin"
         programs.mkdir()
         here = Path(__file__).resolve().parents[2]
-        (programs / "kubectl").write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} -m tests.cluster.kubectl "$@"\n')
+        (programs / "kubectl").write_text(
+            f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} -m tests.cluster.kubectl "$@"\n'
+        )
         (programs / "kubectl").chmod(0o755)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -51,8 +53,9 @@ class Laptop:
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
-            # There is no Loki in this cluster.
+            # There are no Loki and no Prometheus in this cluster.
             "KT_STREAM_LOGS": "false",
+            "KT_STREAM_METRICS": "false",
             "KT_NAMESPACE": "default",
             **(more or {}),
         }
@@ -62,7 +65,9 @@ class Laptop:
         enter = ["unshare", "--mount", "sh", "-c", _ENTER, str(self.home)]
         return ["setpriv", "--pdeathsig", "KILL", *self._network.inside("laptop"), *enter, *command]
 
-    def popen(self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    def popen(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
         """Start a program on the laptop; options are those of subprocess.Popen."""
         options = {"cwd": self.home, "text": True, **options}
         return subprocess.Popen(self.command(command), env=self.environment(env), **options)

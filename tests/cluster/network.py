@@ -1,4 +1,4 @@
-"""The network of a cluster on one machine: a network namespace for each pod, on one bridge, and a laptop outside it.
+"""The network of a cluster on one machine: a network namespace for each pod, on one bridge, and a laptop outside.
 
 ::
 
@@ -8,8 +8,8 @@
                        dnsmasq)          └─ …
 
 The laptop has a link to the control namespace only, which forwards nothing and lets in from there only what is for
-nginx. Namespaces are named after the process that owns the cluster, so that the next cluster removes what a killed one
-left behind.
+nginx. Namespaces are named after the process that owns the cluster, so that the next cluster removes what a killed
+one left behind.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Network:
         self._ip("control", "link", "set", "laptop", "up")
         self._ip("laptop", "address", "add", f"{LAPTOP}/30", "dev", "eth0")
         self._ip("laptop", "link", "set", "eth0", "up")
-        # A route to everything, so that what the laptop cannot reach is refused by the cluster, not by its own table.
+        # A route to everything: what the laptop cannot reach is refused by the cluster, not by its own table.
         self._ip("laptop", "route", "add", "default", "via", LAPTOP_SIDE)
         self.filter("control", _FIREWALL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cluster.network import CONTROL, NGINX_PORT
@@ -40,7 +41,7 @@ http {
 
         location = /health {
             default_type text/plain;
-            return 200 '{"status":"ok","version":"@VERSION@","config":{"log_streaming_enabled":false,"metrics_enabled":false}}';
+            return 200 '@HEALTH@';
         }
 
         # The controller, and the API of Kubernetes, which in a cluster has an address of its own.
@@ -57,6 +58,10 @@ http {
             proxy_set_header Host $host;
             proxy_set_header Upgrade $http_upgrade;
             proxy_set_header Connection $connection_upgrade;
+        }
+
+        location / {
+            return 404;
         }
 
         # /{namespace}/{service}:{port}/{path}
@@ -78,7 +83,12 @@ http {
 
 def configuration(folder: Path, version: str) -> str:
     """For an nginx whose files are in a folder, in front of a Kubetorch of that version."""
-    values = {"FOLDER": str(folder), "DNS": CONTROL, "PORT": str(NGINX_PORT), "VERSION": version}
+    health = {
+        "status": "ok",
+        "version": version,
+        "config": {"log_streaming_enabled": False, "metrics_enabled": False},
+    }
+    values = {"FOLDER": str(folder), "DNS": CONTROL, "PORT": str(NGINX_PORT), "HEALTH": json.dumps(health)}
     text = _TEXT
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

@@ -28,6 +28,9 @@ PROBE_PERIOD = 0.3
 GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL where the manifest says nothing. Kubernetes has 30 s."""
 
+LONGEST_START = 20.0
+"""Seconds for which a pod that starts may keep others from starting."""
+
 Environment = Callable[["Pod", Mapping[str, Any]], dict[str, str]]
 
 
@@ -88,6 +91,7 @@ class Pod:
         changed: called whenever its readiness changes.
         environment: the variables of a container, from its manifest.
         missing_images: images that cannot be pulled.
+        turn: limits how many pods start at once. A pod has its turn until it is ready, but not for ever.
     """
 
     network: Network
@@ -104,6 +108,7 @@ class Pod:
     changed: Callable[[], None]
     environment: Environment
     missing_images: frozenset[str]
+    turn: asyncio.Semaphore | None = None
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     created: str = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).isoformat())
     ending: bool = False
@@ -112,6 +117,7 @@ class Pod:
         self.containers = [Container(spec) for spec in self.spec["containers"]]
         self.sandbox = Sandbox(self.network, self.folder, self.host, self.name, self.address, self.namespace)
         self._task: asyncio.Task[None] | None = None
+        self._its_turn = False
 
     @property
     def host(self) -> str:
@@ -137,9 +143,18 @@ class Pod:
     async def _run(self) -> None:
         await asyncio.to_thread(self._make)
         self.changed()
+        if self.turn is not None:
+            await self.turn.acquire()
+            self._its_turn = True
+            asyncio.get_running_loop().call_later(LONGEST_START, self._end_turn)
         for spec in self.spec.get("initContainers", []):
             await self._run_to_success(spec)
         await asyncio.gather(*(self._keep(container) for container in self.containers))
+
+    def _end_turn(self) -> None:
+        if self._its_turn and self.turn is not None:
+            self._its_turn = False
+            self.turn.release()
 
     def _make(self) -> None:
         self.network.add(self.host, self.address)
@@ -147,7 +162,9 @@ class Pod:
 
     async def _run_to_success(self, spec: dict[str, Any]) -> None:
         container = Container(spec)
-        while await self._run_once(container) != 0:
+        while True:
+            if await self._run_once(container) == 0:
+                return
             await asyncio.sleep(FIRST_BACKOFF)
 
     async def _keep(self, container: Container) -> None:
@@ -164,7 +181,7 @@ class Pod:
                 probing.cancel()
             self._set_ready(container, False)
             container.waiting = "CrashLoopBackOff"
-            container.message = f"back-off {backoff:g} s restarting failed container; exit code {container.exit_code}"
+            container.message = f"restarting after {backoff:g} s; exit code {container.exit_code}"
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             container.restarts += 1
@@ -195,9 +212,11 @@ class Pod:
         if ready != container.ready:
             container.ready = ready
             self.changed()
+        if self.ready:
+            self._end_turn()
 
     async def end(self, grace: float | None = None) -> None:
-        """End it: SIGTERM, and SIGKILL ``grace`` seconds later. With 0, SIGKILL at once, as if its host were lost."""
+        """End it: SIGTERM, and SIGKILL ``grace`` seconds later; with 0, SIGKILL at once."""
         self.ending = True
         self.changed()
         if self._task is not None and not any(container.process for container in self.containers):
@@ -207,6 +226,7 @@ class Pod:
             grace = float(self.spec.get("terminationGracePeriodSeconds", GRACE))
         if self._task is not None:
             self._task.cancel()
+        self._end_turn()
         processes = [container.process for container in self.containers if container.process]
         if grace > 0:
             for container in self.containers:

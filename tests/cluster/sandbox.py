@@ -110,8 +110,8 @@ class Sandbox:
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """All of the environment of a container with the given variables in its manifest."""
-        programs = [str(self.folder / "image"), os.path.dirname(sys.executable), "/usr/local/sbin", "/usr/local/bin",
-                    "/usr/sbin", "/usr/bin", "/sbin", "/bin"]  # fmt: skip
+        system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        programs = [str(self.folder / "image"), os.path.dirname(sys.executable), *system]
         return {
             "PATH": ":".join(programs),
             "HOME": str(self.home),

@@ -1,8 +1,8 @@
 """Services: names that dnsmasq answers, and addresses of their own that lead to ready pods.
 
-Each host of the cluster has the rules that kube-proxy would load: a connection to a Service's address and one of its
-ports goes to a ready pod, picked at random; one to any other port of it is refused. A headless Service has no address
-of its own: its name has the addresses of its pods, and so any port of theirs can be reached by that name.
+Each host of the cluster has the rules that kube-proxy would load: a connection to a Service's address and one of
+its ports goes to a ready pod, picked at random; one to any other port of it is refused. A headless Service has no
+address of its own: its name has the addresses of its pods, and so any port of theirs can be reached by that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the cluster, and the loops that make it so: workloads get their pods, Services their records and rules."""
+"""What is in the cluster, and what makes it so: workloads get their pods, Services their records and rules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ __all__ = ["NotFound", "State", "Workload"]
 
 INSTALLED = "kubetorch"
 """The namespace in which Kubetorch itself is."""
+
+STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+"""Pods of Kubetorch that start at once: its server gives a helper 5 s to start, and is broken if that is too short."""
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +62,14 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
+    def kept(self) -> list[Pod]:
+        """Those of its pods that are as its manifest says, and stay."""
+        current = [pod for pod in self.pods if pod.template == self.template and not pod.ending]
+        return current[: self.replicas]
+
+    @property
     def ready(self) -> bool:
-        current = [pod for pod in self.pods if pod.ready and pod.template == self.template]
-        return len(current) >= self.replicas
+        return sum(pod.ready for pod in self.kept) >= self.replicas
 
 
 class State:
@@ -82,6 +91,7 @@ class State:
         self.changed = asyncio.Event()
         self._addresses = (f"{PODS}.{1 + number // 250}.{1 + number % 250}" for number in itertools.count())
         self._service_addresses = (f"10.96.{number // 250}.{10 + number % 240}" for number in itertools.count())
+        self._turn = asyncio.Semaphore(STARTING_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._rules = ""
         self._ruled: set[str] = set()
@@ -130,7 +140,8 @@ class State:
                 unready=bool(spec.get("publishNotReadyAddresses")),
             )
         elif kind == "Secret":
-            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in manifest.get("stringData", {}).items()}
+            plain = manifest.get("stringData", {})
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in plain.items()}
             self.secrets[namespace, name] = {**manifest, "data": {**manifest.get("data", {}), **encoded}}
         else:
             log.info("a %s does nothing here: %s", kind, name)
@@ -248,6 +259,7 @@ class State:
             changed=changed,
             environment=self._environment,
             missing_images=self.missing_images,
+            turn=self._turn if "kubetorch.com/service" in labels else None,
         )
         workload.pods.append(pod)
         pod.start()

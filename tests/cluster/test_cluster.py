@@ -66,6 +66,10 @@ def fetched(cluster: OneMachineCluster, url: str) -> str:
     return answer.stdout
 
 
+def states(cluster: OneMachineCluster, owner: str) -> list[str]:
+    return [pod.state for pod in cluster.pods(owner)]
+
+
 def through_nginx(cluster: OneMachineCluster, service: str, port: int, path: str = "/") -> str:
     return f"{cluster.kt_api_url}/default/{service}:{port}{path}"
 
@@ -86,7 +90,8 @@ def test_the_name_of_a_headless_service_has_the_addresses_of_its_ready_pods(clus
 def test_the_address_of_a_service_leads_to_its_ports_and_to_no_others(cluster: OneMachineCluster) -> None:
     with running(cluster, "web", HTTP, ports=[8000], readiness=SERVES_HTTP):
         cluster.wait_ready("web", 1)
-        eventually(lambda: fetched(cluster, through_nginx(cluster, "web", 8000)) == "200", "nginx to reach the service")
+        url = through_nginx(cluster, "web", 8000)
+        eventually(lambda: fetched(cluster, url) == "200", "nginx to reach the service")
         assert fetched(cluster, through_nginx(cluster, "web", 8001)) == "502"
         assert fetched(cluster, through_nginx(cluster, "web-headless", 8000)) == "200"
 
@@ -115,12 +120,12 @@ def test_a_pod_of_a_stateful_set_keeps_its_name_when_it_is_replaced(cluster: One
     with running(cluster, "set", HTTP, replicas=2, stateful=True, readiness=SERVES_HTTP):
         first = cluster.wait_ready("set", 2)[0]
         assert first.name == "set-0"
-        eventually(lambda: cluster.resolve(first.address) == ["set-0.set-headless.default.svc.cluster.local"], "PTR")
+        name = "set-0.set-headless.default.svc.cluster.local"
+        eventually(lambda: cluster.resolve(first.address) == [name], "the address to have the name")
         cluster.kill_pod("set-0")
         replaced = cluster.wait_ready("set", 2)[0]
         assert replaced.name == "set-0"
         assert replaced.address != first.address
-        name = "set-0.set-headless.default.svc.cluster.local"
         eventually(lambda: cluster.resolve(name) == [replaced.address], "the name to have the new address")
 
 
@@ -140,7 +145,7 @@ def test_the_laptop_can_be_cut_off_and_comes_back(cluster: OneMachineCluster) ->
 
 def test_a_container_that_exits_is_started_again_and_its_pod_says_so(cluster: OneMachineCluster) -> None:
     with running(cluster, "brief", ["sh", "-c", "echo started; exit 3"]):
-        eventually(lambda: [pod.state for pod in cluster.pods("brief")] == ["CrashLoopBackOff"], "the container's end")
+        eventually(lambda: states(cluster, "brief") == ["CrashLoopBackOff"], "the container's end")
         pod = cluster.pods("brief")[0]
         eventually(lambda: cluster.logs(pod.name).count("started") > 1, "another start")
         assert cluster.pod(pod.name).address == pod.address
@@ -148,7 +153,7 @@ def test_a_container_that_exits_is_started_again_and_its_pod_says_so(cluster: On
 
 def test_a_pod_whose_image_cannot_be_pulled_says_so(cluster: OneMachineCluster) -> None:
     with running(cluster, "unpulled", HTTP, image=UNPULLABLE):
-        eventually(lambda: [pod.state for pod in cluster.pods("unpulled")] == ["ImagePullBackOff"], "the state")
+        eventually(lambda: states(cluster, "unpulled") == ["ImagePullBackOff"], "the state")
 
 
 def test_a_port_forward_stays_with_one_pod_and_ends_with_it(cluster: OneMachineCluster) -> None:
@@ -223,7 +228,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_was_killed() -> None:
 
 def test_a_wait_that_fails_says_what_the_pods_do(cluster: OneMachineCluster) -> None:
     with running(cluster, "brief", ["sh", "-c", "echo the reason; exit 3"]):
-        eventually(lambda: [pod.state for pod in cluster.pods("brief")] == ["CrashLoopBackOff"], "the container's end")
+        eventually(lambda: states(cluster, "brief") == ["CrashLoopBackOff"], "the container's end")
         started = time.monotonic()
         with pytest.raises(TimeoutError, match=r"(?s)1 ready pods of brief.*CrashLoopBackOff.*the reason"):
             cluster.wait_ready("brief", 1, timeout=0.3)

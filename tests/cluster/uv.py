@@ -1,4 +1,4 @@
-"""A stand-in for uv in a pod, which has no network: installs nothing, and fails for what is not installed. A test tool.
+"""A stand-in for uv in a pod without a network: installs nothing, and fails for what is not there. A test tool.
 
 The first argument is the Python interpreter's; the rest is uv's: ``pip install`` with options and requirements.
 """
