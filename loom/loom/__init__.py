@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from loom_proxy.futures import FutureProxy as FutureProxy
     from loom_proxy.job import Job as Job
     from loom_proxy.job import connect as connect
+    from loom_proxy.kubernetes_job import KubernetesJob as KubernetesJob
     from loom_proxy.local import local as local
     from loom_proxy.meshes import ActorMeshProxy as ActorMeshProxy
     from loom_proxy.meshes import EndpointProxy as Endpoint  # noqa: F401
@@ -77,6 +78,7 @@ _HOMES = {
     "Threadlet": "loom.threadlet",
     "Job": "loom_proxy.job",
     "local": "loom_proxy.local",
+    "KubernetesJob": "loom_proxy.kubernetes_job",
     "Actor": "loom.actor",
     "endpoint": "loom.actor",
     "current_rank": "loom.actor",

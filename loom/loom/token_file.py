@@ -140,6 +140,22 @@ class TokenFile:
             tokens.append(token)
         return token, text
 
+    def accept(self, name: str, scope: str, sha256: str) -> None:
+        """Have a token be accepted that was made elsewhere, instead of any other of that name.
+
+        Args:
+            name: as for `create`.
+            scope: one of `SCOPES`.
+            sha256: `digest` of the token.
+
+        Raises:
+            TokenFileError: the file cannot be used.
+        """
+        with self._changing() as tokens:
+            if not any((token.name, token.scope, token.sha256) == (name, scope, sha256) for token in tokens):
+                tokens[:] = [token for token in tokens if token.name != name]
+                tokens.append(Token(secrets.token_hex(4), name, scope, sha256, time.time()))
+
     def revoke(self, ident: str) -> Token:
         """Have a token not be accepted any more; harmless where it is not already.
 

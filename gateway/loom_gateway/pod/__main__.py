@@ -1,0 +1,100 @@
+"""``python -m loom_gateway.pod FOLDER``: the keeper of a pod, with the settings that are in the folder.
+
+Prints a line of JSON when it listens. SIGTERM ends it, its worker and its gateway, whose sessions live on for the
+next gateway of this pod as long as their drivers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loom.cli.exit_codes import report
+from loom.errors import LoomError, PortInUse
+from loom.extras import GATEWAY_MODULES, require
+from loom_gateway.pod.settings import PodSettings
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loom_gateway.pod", description="Look after a pod of a job.")
+    parser.add_argument("folder", type=Path, help="with settings.json, and for what is kept")
+    parser.add_argument("--address", default=os.environ.get("POD_IP"), help="the pod's IP address; default POD_IP")
+    name = os.environ.get("POD_NAME") or socket.gethostname()
+    parser.add_argument("--name", default=name, help="the pod's name; default POD_NAME")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="loom pod: %(message)s")
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    try:
+        require(GATEWAY_MODULES, "a pod")
+        settings = PodSettings.read(options.folder)
+        address = options.address or socket.gethostbyname(socket.gethostname())
+        listener = _listen(settings.keeper_port)
+        asyncio.run(_serve(settings, options, address, listener))
+    except LoomError as error:
+        return report(error)
+    return 0
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("0.0.0.0", port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise PortInUse(f"port {port} of this pod is in use, by another keeper or by something else") from error
+    return listener
+
+
+async def _serve(settings: PodSettings, options: argparse.Namespace, address: str, listener: socket.socket) -> None:
+    import uvicorn
+
+    from loom_gateway.pod.app import create_app
+    from loom_gateway.pod.keeper import Keeper
+
+    keeper = Keeper(settings, options.folder, address, options.name)
+    end_sessions = False
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(json.dumps({"event": "listening", "pid": os.getpid()}), flush=True)  # noqa: T201
+
+    def end() -> None:
+        nonlocal end_sessions
+        end_sessions = True
+        server.should_exit = True
+
+    config = uvicorn.Config(create_app(keeper, end), log_level="warning", access_log=False, lifespan="off")
+    server = Server(config)
+    if options.exit_with_parent:
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(None, _until_parent_ends)
+        reading.add_done_callback(lambda _: end())
+    keeper.start()
+    try:
+        await server.serve([listener])
+    finally:
+        await keeper.close(end_sessions=end_sessions)
+
+
+def _until_parent_ends() -> None:
+    while os.read(0, 4096):
+        pass
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still wait for the parent's end

@@ -1,0 +1,76 @@
+"""How a pod's keeper is asked and told, by `LoomPod` and by the keepers of the job's other pods."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+
+from loom.errors import LoomError
+from loom_gateway.pod.keeper import Keeper
+from loom_gateway.pod.peers import JOB_HEADER
+from loom_gateway.pod.settings import PodSettings
+
+__all__ = ["create_app"]
+
+
+def create_app(keeper: Keeper, end: Callable[[], None]) -> FastAPI:
+    """The keeper's HTTP interface.
+
+    Args:
+        keeper: that answers.
+        end: has the keeper, with its worker and its gateway, end soon.
+    """
+
+    def belongs(request: Request) -> None:
+        shown = request.headers.get(JOB_HEADER, "")
+        if not hmac.compare_digest(shown.encode(), keeper.settings.token_sha256.encode()):
+            raise HTTPException(403, "this pod is another job's, or the job has another token")
+
+    def from_this_pod(request: Request) -> None:
+        if request.client is None or request.client.host not in ("127.0.0.1", "::1", keeper.address):
+            raise HTTPException(403, "only from the pod itself")
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    job_only, pod_only = [Depends(belongs)], [Depends(from_this_pod)]
+
+    @app.get("/pod", dependencies=job_only)
+    async def pod() -> dict[str, Any]:
+        return keeper.state()
+
+    @app.get("/pods", dependencies=job_only)
+    async def pods() -> dict[str, Any]:
+        return {"pods": await keeper.states()}
+
+    @app.post("/configure", dependencies=pod_only)
+    async def configure(settings: dict[str, Any]) -> dict[str, Any]:
+        # A job that is applied again may come with another token: whoever is in the pod may say so.
+        try:
+            await keeper.configure(PodSettings.from_json(settings))
+        except LoomError as error:
+            raise HTTPException(422, str(error)) from error
+        return keeper.state()
+
+    @app.post("/restart_worker", dependencies=job_only)
+    async def restart_worker(pod: str | None = None) -> dict[str, Any]:
+        if pod is not None and pod not in (keeper.name, keeper.address):
+            return await _elsewhere(pod, "/restart_worker")
+        await keeper.restart_worker()
+        return keeper.state()
+
+    @app.post("/shutdown", dependencies=job_only)
+    async def shutdown(pod: str | None = None) -> dict[str, Any]:
+        if pod is not None and pod not in (keeper.name, keeper.address):
+            return await _elsewhere(pod, "/shutdown")
+        end()
+        return keeper.state()
+
+    async def _elsewhere(pod: str, path: str) -> dict[str, Any]:
+        try:
+            return await keeper.order(pod, path)
+        except LoomError as error:
+            raise HTTPException(404, str(error)) from error
+
+    return app

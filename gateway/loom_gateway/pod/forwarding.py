@@ -1,0 +1,90 @@
+"""`Forwarder`: passes TCP connections on to the pod that has the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+__all__ = ["Forwarder"]
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds that the other pod has to accept a connection."""
+
+CHUNK = 256 << 10
+"""Bytes that are read at once."""
+
+
+class Forwarder:
+    """Listens on a port, and passes what comes to the same port of another pod.
+
+    Args:
+        port: here and there.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.target: str | None = None
+        """Address of the other pod; None: connections are closed as they come."""
+
+    @property
+    def listening(self) -> bool:
+        return self._server is not None
+
+    async def listen(self) -> None:
+        """Begin, unless it has.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accept, None, self._port, limit=CHUNK)
+
+    async def close(self) -> None:
+        """End it and its connections."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for connection in list(self._connections):
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._pass_on(reader, writer)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.target is None:
+            return
+        try:
+            opening = asyncio.open_connection(self.target, self._port, limit=CHUNK)
+            there_reader, there_writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT)
+        except (OSError, asyncio.TimeoutError) as error:
+            logger.warning("the gateway's pod %s does not accept a connection: %s", self.target, error)
+            return
+        try:
+            ways = [_copy(reader, there_writer), _copy(there_reader, writer)]
+            await asyncio.gather(*ways)
+        finally:
+            there_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One way of a connection, until its end; the other way may go on."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError, RuntimeError):
+        writer.write_eof()

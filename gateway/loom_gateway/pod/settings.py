@@ -1,0 +1,100 @@
+"""What a pod's keeper is told: who else belongs to the job, and on which ports."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from loom.errors import WrongArguments
+
+__all__ = ["GATEWAY_PORT", "KEEPER_PORT", "MONARCH_PORT", "MeshPods", "PodSettings"]
+
+MONARCH_PORT = 26600
+GATEWAY_PORT = 8470
+KEEPER_PORT = 26599
+"""Below Monarch's, as processes of a worker may take ports above it."""
+
+
+@dataclass(frozen=True)
+class MeshPods:
+    """The pods whose workers form one host mesh."""
+
+    mesh: str
+    """Its name in ``job.state()``."""
+    service: str
+    """The DNS name that resolves to the addresses of all its pods: a headless service's."""
+    pods: int
+    """How many there are."""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """One pod's part in a job."""
+
+    mesh: str
+    """The mesh that it belongs to."""
+    meshes: tuple[MeshPods, ...]
+    """All of the job. The pods of the first may have the gateway."""
+    token_sha256: str
+    """Of the token that the gateway accepts; also what keepers show each other."""
+    monarch_port: int = MONARCH_PORT
+    gateway_port: int = GATEWAY_PORT
+    keeper_port: int = KEEPER_PORT
+    session_linger: float = 3600.0
+    """Seconds that a session lives without a client."""
+
+    def __post_init__(self) -> None:
+        if self.mesh not in [mesh.mesh for mesh in self.meshes]:
+            named = ", ".join(mesh.mesh for mesh in self.meshes) or "none"
+            raise WrongArguments(f"a pod of the mesh {self.mesh!r} in a job that has {named}")
+
+    @property
+    def first(self) -> MeshPods:
+        """The mesh whose pods may have the gateway."""
+        return self.meshes[0]
+
+    @property
+    def may_have_gateway(self) -> bool:
+        return self.mesh == self.first.mesh
+
+    # -- as JSON ------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Any) -> PodSettings:
+        """Read what `to_json` made.
+
+        Raises:
+            WrongArguments: it is something else.
+        """
+        try:
+            known = {field.name for field in fields(cls)}
+            # A name that this version does not know is of a newer one, which has a default for older pods.
+            values = {name: value for name, value in given.items() if name in known}
+            return cls(**{**values, "meshes": tuple(MeshPods(**mesh) for mesh in given["meshes"])})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise WrongArguments(f"these are no settings of a pod: {error!r}") from error
+
+    def write(self, folder: Path) -> None:
+        """Keep them in a folder that only this user can open."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = folder / f"settings.{os.getpid()}.new"
+        fresh.write_text(json.dumps(self.to_json()))
+        fresh.replace(folder / "settings.json")
+
+    @classmethod
+    def read(cls, folder: Path) -> PodSettings:
+        """The settings that `write` left.
+
+        Raises:
+            WrongArguments: there are none.
+        """
+        try:
+            return cls.from_json(json.loads((folder / "settings.json").read_text()))
+        except (OSError, ValueError) as error:
+            raise WrongArguments(f"no settings of a pod in {folder}: {error}") from error

@@ -1,0 +1,60 @@
+"""What Kubernetes says of a pod: whether it is ready, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["PodState", "pod_states"]
+
+
+class PodState(NamedTuple):
+    """One pod."""
+
+    name: str
+    address: str
+    """IP address; empty as long as it has none."""
+    ready: bool
+    why: str
+    """Why it is not ready; empty if it is."""
+
+    def __str__(self) -> str:
+        return f"{self.name} is ready" if self.ready else f"{self.name}: {self.why}"
+
+
+def pod_states(pods: Iterable[Mapping[str, Any]]) -> list[PodState]:
+    """What the Kubernetes API says of pods, by name. Those that are going are left out."""
+    return sorted(_state(pod) for pod in pods if not pod.get("metadata", {}).get("deletionTimestamp"))
+
+
+def _state(pod: Mapping[str, Any]) -> PodState:
+    status = pod.get("status") or {}
+    conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {}).get("status") == "True"
+    name = pod.get("metadata", {}).get("name", "a pod")
+    return PodState(name, status.get("podIP") or "", ready, "" if ready else _why(status, conditions))
+
+
+def _why(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first reason that Kubernetes gives, the most telling first."""
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting"), state.get("terminated")
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            before = f", exit code {last['exitCode']} before" if "exitCode" in last else ""
+            return _reason(waiting) + before
+        if ended:
+            return f"{_reason(ended)}, exit code {ended.get('exitCode')}"
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return _reason(scheduled)
+    if status.get("reason"):
+        return _reason(status)
+    phase = status.get("phase", "Unknown")
+    return "its container runs, but is not ready" if phase == "Running" else phase
+
+
+def _reason(of: Mapping[str, Any]) -> str:
+    reason, message = of.get("reason") or "unknown", of.get("message")
+    return f"{reason}: {message}" if message else str(reason)
