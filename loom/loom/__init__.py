@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from loom_proxy.adverbs import Accumulator as Accumulator
     from loom_proxy.adverbs import as_endpoint as as_endpoint
     from loom_proxy.adverbs import send as send
+    from loom_proxy.classes import cls as cls
+    from loom_proxy.classes import fn as fn
     from loom_proxy.futures import FutureProxy as Future  # noqa: F401
     from loom_proxy.futures import FutureProxy as FutureProxy
     from loom_proxy.job import Job as Job
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from loom_proxy.waiting import wait as wait
 
 _HOMES = {
+    "cls": "loom_proxy.classes",
+    "fn": "loom_proxy.classes",
     "connect": "loom_proxy.job",
     "SyncResult": "loom_proxy.sync",
     "Threadlet": "loom.threadlet",
