@@ -144,7 +144,7 @@ def test_teardown_after_the_job_does_nothing(job: loom.Job) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda shop: shop.bye(1), loom.NoSuchMethod, "did you mean 'buy'.* Its methods: buy, called, "),
+        (lambda shop: shop.bye(1), loom.NoSuchMethod, "did you mean 'buy'.* Its methods: block, buy, "),
         (lambda shop: shop.stock, loom.NoSuchMethod, "no method 'stock'"),
         (lambda shop: shop.size, loom.NoSuchMethod, "is no method, and attributes cannot be read"),
         (lambda shop: shop.opening, loom.NoSuchMethod, "is no method, and attributes cannot be read"),

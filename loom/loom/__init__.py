@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from loom_proxy.ports import Channel as Channel
     from loom_proxy.ports import Port as Port
     from loom_proxy.ports import PortReceiver as PortReceiver
+    from loom_proxy.remote_objects import RemoteFunction as RemoteFunction
+    from loom_proxy.remote_objects import RemoteObject as RemoteObject
     from loom_proxy.runs import RunHandle as RunHandle
     from loom_proxy.shape import Extent as Extent
     from loom_proxy.shape import Point as Point
@@ -76,6 +78,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "cls": "loom_proxy.classes",
     "fn": "loom_proxy.classes",
+    "RemoteFunction": "loom_proxy.remote_objects",
+    "RemoteObject": "loom_proxy.remote_objects",
     "connect": "loom_proxy.job",
     "SyncResult": "loom_proxy.sync",
     "Threadlet": "loom.threadlet",

@@ -77,20 +77,18 @@ class _Service:
         try:
             with urllib.request.urlopen(request, timeout=timeout, context=self._context) as response:
                 return self._value(response.read())
-        except urllib.error.HTTPError as error:
-            raise self._error(error.code, error.read(), method) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
+        except urllib.error.HTTPError as refusal:
+            error = self._error(refusal.code, refusal.read(), method)
+        except (OSError, http.client.HTTPException) as failure:
+            reason = getattr(failure, "reason", failure)
             if isinstance(reason, TimeoutError):
-                raise WaitTimeout(
-                    f"no answer from {self.url} within {timeout:g} s; the method may go on"
-                ) from error
-            trust = (
-                " LOOM_CA names the file of an authority of your own." if isinstance(reason, ssl.SSLError) else ""
-            )
+                within = "in time" if timeout is None else f"within {timeout:g} s"
+                raise WaitTimeout(f"no answer from {self.url} {within}; the method may go on") from failure
+            trust = "; LOOM_CA names the file of an authority of your own" * isinstance(reason, ssl.SSLError)
             raise ServiceUnreachable(
-                f"no answer from {self.url} ({reason}): check the address and that the service runs.{trust}"
-            ) from error
+                f"no answer from {self.url} ({reason}): check the address and that the service runs{trust}"
+            ) from failure
+        raise error
 
     def _body(self, args: Any, kwargs: Any) -> bytes:
         given = {"args": list(args), "kwargs": kwargs}

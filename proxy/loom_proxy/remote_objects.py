@@ -14,7 +14,7 @@ from loom.errors import ActorError, LoomError, MeshStopped, RemoteException, Wai
 from loom.hosted import HostedObject
 from loom.methods import Method, no_method
 from loom_proxy.futures import FutureProxy, check_timeout
-from loom_proxy.meshes import ActorMeshProxy, EndpointProxy, ProcMeshProxy
+from loom_proxy.meshes import ActorMeshProxy, ProcMeshProxy
 
 __all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject"]
 
@@ -42,9 +42,7 @@ def own_error(error: ActorError) -> BaseException:
 class RemoteMethod:
     """A method of a remote object, or a remote function."""
 
-    def __init__(self, endpoint: EndpointProxy, name: str | None, method: Method, remote: _Remote) -> None:
-        self._single = remote._single
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Any, name: str | None, method: Method, remote: _Remote) -> None:
         self._adverb = endpoint.call_one if remote._single else endpoint.call
         self._name = name
         self._method = method
@@ -62,8 +60,8 @@ class RemoteMethod:
                 has a parameter of either name, it is the method's.
 
         Raises:
-            Exception: what the method raised, as its own class; its ``__cause__`` is the `ActorError`, which has the
-                remote traceback.
+            Exception: what the method raised, as its own class; its ``__cause__`` is the `ActorError`, which has
+                the remote traceback.
             ActorError: the class of what it raised cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
             WrongArguments: the method does not take the arguments, or yields. Nothing was sent.
@@ -124,7 +122,7 @@ class _Remote:
             raise MeshStopped(f"{self!r} has been torn down: put it up again with .to(job)")
 
     def teardown(self) -> None:
-        """End its processes, and what it holds; waits 15 s at most. To do it again, or after the job, does nothing."""
+        """End its processes, and what it holds; waits 15 s at most. Once it is over, nothing is done."""
         if self._gone:
             return
         self._gone = True
