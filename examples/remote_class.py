@@ -1,6 +1,6 @@
 """An ordinary class and a function in the cluster, called like local ones.
 
-Run it as it is, with a cluster of its own on this machine, or with LOOM_URL and LOOM_TOKEN set to those of a gateway.
+Run it as it is, with a cluster of its own on this machine, or with LOOM_URL and LOOM_TOKEN set to a gateway's.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+from tests.actors import NeedsCluster
 
 
 class OutOfStock(Exception):
@@ -48,6 +51,12 @@ class Shop:
 
     def block(self) -> None:
         threading.Event().wait()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail_strangely(self, laptop: int) -> None:
+        raise NeedsCluster(laptop)
 
     def items(self) -> Iterator[int]:
         yield from range(self.stock)

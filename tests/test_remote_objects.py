@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -86,6 +87,23 @@ def test_what_a_method_raised_comes_back_as_its_own_class(shop: Any) -> None:
 
     assert isinstance(caught.value.__cause__, loom.ActorError)
     assert "in sell" in str(caught.value.__cause__)
+
+
+def test_what_cannot_be_rebuilt_here_comes_as_an_actor_error(shop: Any) -> None:
+    with pytest.raises(loom.ActorError) as caught:
+        shop.fail_strangely(os.getpid())
+
+    assert isinstance(caught.value.exception, loom.RemoteException)
+
+
+def test_a_dead_process_is_told(shared: loom.Job) -> None:
+    shop = loom.cls(Shop).to(shared)
+
+    with pytest.raises(loom.SupervisionError):
+        shop.die()
+    with pytest.raises(loom.SupervisionError):
+        shop.buy(1)
+    shop.teardown()
 
 
 def test_a_constructor_that_raises_does_so_where_the_object_is_made(shared: loom.Job) -> None:

@@ -96,7 +96,7 @@ async def _awaited(future: FutureProxy[Any], timeout: float | None) -> Any:
     except ActorError as error:
         raise own_error(error)  # noqa: B904 - its cause is set
     except (TimeoutError, asyncio.TimeoutError) as error:
-        if future.done():  # the method's own, or its answer came at the last moment
+        if isinstance(error, LoomError):
             raise
         raise WaitTimeout(f"no answer within {timeout:g} s; the method goes on") from error
 
