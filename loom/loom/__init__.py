@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from loom_proxy.adverbs import Accumulator as Accumulator
     from loom_proxy.adverbs import as_endpoint as as_endpoint
     from loom_proxy.adverbs import send as send
+    from loom_proxy.classes import cls as cls
+    from loom_proxy.classes import fn as fn
     from loom_proxy.futures import FutureProxy as Future  # noqa: F401
     from loom_proxy.futures import FutureProxy as FutureProxy
     from loom_proxy.job import Job as Job
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from loom_proxy.ports import Channel as Channel
     from loom_proxy.ports import Port as Port
     from loom_proxy.ports import PortReceiver as PortReceiver
+    from loom_proxy.remote_objects import RemoteFunction as RemoteFunction
+    from loom_proxy.remote_objects import RemoteObject as RemoteObject
     from loom_proxy.runs import RunHandle as RunHandle
     from loom_proxy.shape import Extent as Extent
     from loom_proxy.shape import Point as Point
@@ -73,6 +77,10 @@ if TYPE_CHECKING:
     from loom_proxy.waiting import wait as wait
 
 _HOMES = {
+    "cls": "loom_proxy.classes",
+    "fn": "loom_proxy.classes",
+    "RemoteFunction": "loom_proxy.remote_objects",
+    "RemoteObject": "loom_proxy.remote_objects",
     "connect": "loom_proxy.job",
     "SyncResult": "loom_proxy.sync",
     "Threadlet": "loom.threadlet",

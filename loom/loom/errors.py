@@ -38,6 +38,7 @@ __all__ = [
     "NoOpenJob",
     "NoSuchDimension",
     "NoSuchMesh",
+    "NoSuchMethod",
     "NoSuchRank",
     "NoSuchRun",
     "NotAFolder",
@@ -48,6 +49,7 @@ __all__ = [
     "NotOneActor",
     "NotOneProcess",
     "NotSupported",
+    "ObjectNameTaken",
     "OncePortUsed",
     "OperationCancelled",
     "OperationFailed",
@@ -63,6 +65,7 @@ __all__ = [
     "RemoteException",
     "RunNameTaken",
     "ScopeError",
+    "ServiceUnreachable",
     "SessionClosed",
     "SessionInUse",
     "SessionLost",
@@ -96,6 +99,7 @@ __all__ = [
     "WorkerUnreachable",
     "WorkersSilent",
     "WrongArguments",
+    "WrongConnectionMode",
     "error_for_code",
     "operation_failed",
 ]
@@ -338,6 +342,30 @@ class NotAnEndpoint(EndpointNotFound, RuntimeError):
     """A method of the actor class is no endpoint; `loom.as_endpoint` makes it one. Nothing has been sent."""
 
     code = "not_an_endpoint"
+
+
+class NoSuchMethod(LoomError, AttributeError):
+    """A remote object has no public method of that name; the text names those there are. Nothing has been sent."""
+
+    code = "no_such_method"
+
+
+class ObjectNameTaken(LoomError, ValueError):
+    """A mesh of the session has the name that was asked for a remote object."""
+
+    code = "object_name_taken"
+
+
+class WrongConnectionMode(LoomError, ValueError):
+    """``connection_mode`` is not what the job is connected with, or neither ``"websocket"`` nor ``"http"``."""
+
+    code = "wrong_connection_mode"
+
+
+class ServiceUnreachable(LoomError, ConnectionError):
+    """No pod server of Kubetorch that serves the class or function answers at a URL."""
+
+    code = "service_unreachable"
 
 
 class NotSupported(LoomError, TypeError):

@@ -17,6 +17,7 @@ from tests.benchmarks import (
     doors,
     lanes,
     large,
+    methods,
     over_http,
     ports,
     ray_environment,
@@ -114,6 +115,18 @@ def measure_large(
     """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
     plan = large.LargePlan(mebibytes << 20, rounds)
     _report(lambda say: large.measure(plan, _command(), say), as_json, check)
+
+
+@app.command("methods")
+def measure_methods(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
+    calls_a_round: Annotated[int, typer.Option("--calls", min=20, help="Calls of each kind in a round.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+) -> None:
+    """A method call of a remote object, beside an endpoint call."""
+    plan = methods.MethodPlan(rounds, calls_a_round)
+    _report(lambda say: methods.measure(plan, _command(), say), as_json, check)
 
 
 @app.command("ports")

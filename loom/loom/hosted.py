@@ -1,0 +1,111 @@
+"""Actors that hold an object of a class that is no actor, or a function, and call it by name.
+
+`loom.cls` and `loom.fn` spawn them. An actor may not mix ``def`` and ``async def`` endpoints, so there is one of
+each: objects whose methods are all ``def`` are held by the one, all others by the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loom.actor import Actor, endpoint
+
+__all__ = ["AsyncHosted", "Hosted", "HostedObject"]
+
+
+class Hosted(Actor):
+    """Holds an object whose methods are ``def``, or such a function.
+
+    Args:
+        target: the class, or the function.
+        args, kwargs: for the class's constructor.
+    """
+
+    def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = _maker(target, args, kwargs)
+        self._object: Any = None
+
+    @endpoint
+    def make(self) -> None:
+        """Make the object. What its constructor raises is the caller's; the constructor of an actor kills it."""
+        self._object = self._make()
+
+    @endpoint
+    def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method, or the function, whose name is None."""
+        return _returned(_named(self._object, name)(*args, **kwargs))
+
+
+class AsyncHosted(Actor):
+    """Holds an object that has ``async def`` methods, or such a function. Methods that are ``def`` run in a thread.
+
+    Args:
+        target: the class, or the function.
+        args, kwargs: for the class's constructor.
+    """
+
+    def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = _maker(target, args, kwargs)
+        self._object: Any = None
+
+    @endpoint
+    async def make(self) -> None:
+        """As `Hosted.make`; the constructor runs on the event loop."""
+        self._object = self._make()
+
+    @endpoint
+    async def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """As `Hosted.run`."""
+        method = _named(self._object, name)
+        if inspect.iscoroutinefunction(method):
+            return _returned(await method(*args, **kwargs))
+        result = await asyncio.to_thread(method, *args, **kwargs)
+        return _returned(await result if inspect.isawaitable(result) else result)
+
+
+def _maker(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    return lambda: target(*args, **kwargs) if isinstance(target, type) else target
+
+
+def _named(held: Any, name: str | None) -> Any:
+    return held if name is None else getattr(held, name)
+
+
+def _returned(result: Any) -> Any:
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(f"{result.__qualname__} gave a generator, which cannot travel: return a list")
+    return result
+
+
+class HostedObject:
+    """A remote object that was passed to code in the cluster: its methods are called there as on the laptop.
+
+    One object gives what the method returns, several a Monarch value mesh. ``async_=True`` gives an awaitable.
+    """
+
+    def __init__(self, mesh: Any, single: bool) -> None:
+        self._mesh = mesh
+        self._single = single
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def method(*args: Any, async_: bool = False, **kwargs: Any) -> Any:
+            return self._run(name, args, kwargs, async_)
+
+        return method
+
+    def __call__(self, *args: Any, async_: bool = False, **kwargs: Any) -> Any:
+        return self._run(None, args, kwargs, async_)
+
+    def _run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], async_: bool) -> Any:
+        run = self._mesh.run
+        future = (run.call_one if self._single else run.call)(name, args, kwargs)
+        return future if async_ else future.get()
+
+    def __reduce__(self) -> Any:
+        return HostedObject, (self._mesh, self._single)

@@ -1,0 +1,98 @@
+"""What a class that is no actor, or a function, looks like from outside, so that a call can be checked here."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from loom.errors import NoSuchMethod, WrongArguments
+from loom.signatures import CallSignature
+
+__all__ = ["Method", "constructor_of", "function_of", "methods_of", "no_method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a class, or a function."""
+
+    title: str
+    """For error messages: ``Trainer.step``."""
+    signature: CallSignature | None
+    """None where Python cannot tell, as for some functions of C; then nothing is checked."""
+    is_async: bool
+    yields: bool
+
+    @classmethod
+    def of(cls, title: str, function: Any, skip: int) -> Method:
+        yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        return cls(title, _signature(title, function, skip), inspect.iscoroutinefunction(function), yields)
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that it can be called like this.
+
+        Raises:
+            WrongArguments: it cannot, or it yields.
+        """
+        if self.yields:
+            raise WrongArguments(f"{self.title} yields, and a generator cannot travel: return a list instead")
+        if self.signature is not None:
+            self.signature.check(args, kwargs)
+
+    def has(self, parameter: str) -> bool:
+        """Whether it has a parameter of that name itself."""
+        return self.signature is not None and any(name == parameter for name, _, _ in self.signature.parameters)
+
+
+def methods_of(cls: type) -> dict[str, Method]:
+    """The methods of a class that are not private, by name."""
+    found = {}
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name, None)
+        if name.startswith("_") or isinstance(value, type):
+            continue
+        title = f"{cls.__name__}.{name}"
+        if isinstance(value, (staticmethod, classmethod)):
+            found[name] = Method.of(title, value.__func__, int(isinstance(value, classmethod)))
+        elif callable(value):
+            found[name] = Method.of(title, value, 1)
+    return found
+
+
+def function_of(function: Any) -> Method:
+    """A function, as one can call it."""
+    return Method.of(getattr(function, "__name__", "the function"), function, 0)
+
+
+def constructor_of(cls: type) -> CallSignature | None:
+    """The constructor of a class; None where Python cannot tell what it takes."""
+    return _signature(cls.__name__, cls, 0)
+
+
+def _signature(title: str, function: Any, skip: int) -> CallSignature | None:
+    try:
+        return CallSignature.of(title, function, skip)
+    except (TypeError, ValueError):
+        return None
+
+
+def no_method(class_name: str, name: str, methods: Mapping[str, Method] | None, exists: bool) -> NoReturn:
+    """Raise for a name that cannot be called.
+
+    Args:
+        methods: those there are; None where that is not known here.
+        exists: whether the class has something else of that name.
+
+    Raises:
+        NoSuchMethod: always.
+    """
+    if name.startswith("_"):
+        raise NoSuchMethod(f"{class_name}.{name} is private: only public methods can be called from here")
+    near = difflib.get_close_matches(name, methods or (), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    known = ", ".join(methods or ()) or "none"
+    what = "is no method, and attributes cannot be read from here: write a method that returns it" if exists else ""
+    text = f"{class_name}.{name} {what}" if exists else f"{class_name} has no method {name!r}"
+    raise NoSuchMethod(f"{text}{hint} Its methods: {known}")
