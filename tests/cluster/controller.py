@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Body, FastAPI, Query, Request, WebSocket, WebSocketDisconnect
@@ -31,6 +31,8 @@ from tests.cluster.probes import port_number
 from tests.cluster.state import NotFound, State
 
 __all__ = ["make_app"]
+
+Json = Annotated[dict[str, Any], Body()]
 
 PORT = 8081
 """Where pods reach it. The laptop reaches it through nginx only."""
@@ -120,7 +122,7 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         return found
 
     @app.post("/controller/deploy")
-    async def deploy(request: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def deploy(request: Json) -> dict[str, Any]:
         found = register(request)
         manifest = request["resource_manifest"]
         manifest["metadata"].setdefault("namespace", found.namespace)
@@ -135,12 +137,12 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         }
 
     @app.post("/controller/apply")
-    async def apply(request: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def apply(request: Json) -> dict[str, Any]:
         state.apply(request["resource_manifest"])
         return {"status": "success", "resource": request["resource_manifest"]}
 
     @app.post("/controller/workload")
-    async def workload(request: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def workload(request: Json) -> dict[str, Any]:
         found = register(request)
         failed = await servers.reload(found, state.select(found.namespace, found.selector))
         return {
@@ -200,7 +202,7 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:
         return {"workloads": found}
 
     @app.delete("/controller/teardown")
-    async def teardown(request: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def teardown(request: Json) -> dict[str, Any]:
         namespace = request["namespace"]
         wanted = request.get("services") or []
         wanted = [wanted] if isinstance(wanted, str) else list(wanted)
@@ -251,7 +253,7 @@ def _add_pods(app: FastAPI, state: State) -> None:
         return found.to_json()
 
     @app.post("/api/v1/namespaces/{namespace}/pods/{name}/exec")
-    async def execute(namespace: str, name: str, request: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def execute(namespace: str, name: str, request: Json) -> dict[str, Any]:
         code, output = await state.pod(namespace, name).execute(request["command"])
         return {"output": output, "exit_code": code}
 
@@ -327,7 +329,7 @@ def _add_objects(app: FastAPI, state: State) -> None:
         return {"items": [item for (of, _), item in state.secrets.items() if of == namespace]}
 
     @app.post("/controller/secrets/{namespace}")
-    async def create_secret(namespace: str, body: dict[str, Any] = Body()) -> dict[str, Any]:
+    async def create_secret(namespace: str, body: Json) -> dict[str, Any]:
         state.apply({**body, "kind": "Secret", "metadata": {**body["metadata"], "namespace": namespace}})
         return body
 
@@ -374,7 +376,7 @@ def _add_cluster_tool(app: FastAPI, state: State) -> None:
         ]
 
     @app.post("/cluster/apply")
-    async def apply(manifests: list[dict[str, Any]] = Body()) -> dict[str, Any]:
+    async def apply(manifests: Annotated[list[dict[str, Any]], Body()]) -> dict[str, Any]:
         for manifest in manifests:
             state.apply(manifest)
         return {}

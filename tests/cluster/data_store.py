@@ -1,7 +1,7 @@
-"""A stand-in for Kubetorch's data store: a real rsync daemon, and the two ways in which Kubetorch reaches it. A test tool.
+"""A stand-in for Kubetorch's data store: a real rsync daemon, and the two ways to it. A test tool.
 
-The client uploads code by rsync through a WebSocket (nginx's ``/rsync/NAMESPACE/``); pods ask over another WebSocket
-from whom to fetch it, and fetch it by rsync. Here that is always the store, never another pod.
+The client uploads code by rsync through a WebSocket (nginx's ``/rsync/NAMESPACE/``); pods ask over another
+WebSocket from whom to fetch it, and fetch it by rsync. Here that is always the store, never another pod.
 Run as ``python -m tests.cluster.data_store FOLDER``, on the network of the data store.
 """
 

@@ -93,8 +93,10 @@ async def _forward(server: str, path: str, address: str, local: int, remote: int
     listening = await asyncio.start_server(accepted, address, local)
     local = listening.sockets[0].getsockname()[1]
     print(f"Forwarding from {address}:{local} -> {number}", flush=True)
-    while not pod or await asyncio.to_thread(_lives, f"{server}/api/v1/namespaces/{namespace}/pods/{pod}"):
+    alive = True
+    while alive:
         await asyncio.sleep(CHECK)
+        alive = not pod or await asyncio.to_thread(_lives, f"{server}/api/v1/namespaces/{namespace}/pods/{pod}")
     sys.exit(f"error: lost connection to pod {pod}")
 
 

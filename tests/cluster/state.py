@@ -25,7 +25,7 @@ INSTALLED = "kubetorch"
 """The namespace in which Kubetorch itself is."""
 
 STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
-"""Pods of Kubetorch that start at once: its server gives a helper 5 s to start, and is broken if that is too short."""
+"""Pods of Kubetorch that start at once: its server gives a helper 5 s, and is broken if that is too short."""
 
 log = logging.getLogger(__name__)
 
