@@ -1,0 +1,164 @@
+"""`loom.KubernetesJob` on a cluster: Kubetorch's client and pod server, nginx, DNS, pods that die, a dead link."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import OneMachineCluster, PodInfo, missing
+
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(400)]
+
+PROGRAM = Path(__file__).parent / "programs" / "digits.py"
+
+BOUND = 180.0
+
+OUTAGE = 30.0
+"""Seconds for which the laptop's link is dead."""
+
+SERVER = [
+    sys.executable,
+    "-m",
+    "uvicorn",
+    "kubetorch.serving.http_server:app",
+    "--host",
+    "0.0.0.0",
+    "--port",
+    "32300",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OneMachineCluster]:
+    with OneMachineCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder that all pods share, as a volume is. They have a /tmp of their own each."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+class Program:
+    """The researcher's program, on the laptop."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def until(self, event: str) -> dict[str, Any]:
+        """What it says when it comes to a point."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                if found["event"] == event:
+                    return found
+        raise AssertionError(f"it ended before {event}:\n{''.join(said[-60:])}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def program(
+    cluster: OneMachineCluster, volume: Path, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[Program]:
+    process = cluster.laptop.popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        env={"CHECKPOINTS": str(volume), **(env or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield Program(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def last(pods: list[PodInfo]) -> PodInfo:
+    """The pod with the highest address, which has no gateway."""
+    return max(pods, key=lambda pod: [int(part) for part in pod.address.split(".")])
+
+
+def gone(cluster: OneMachineCluster, *services: str) -> bool:
+    return not any(cluster.pods(service) for service in services)
+
+
+@pytest.mark.slow
+def test_digits_on_three_pods_survive_a_pod_that_is_killed_and_a_link_that_is_dead(
+    cluster: OneMachineCluster, volume: Path
+) -> None:
+    with program(cluster, volume, "compute", "--kill") as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        assert researcher.until("demo")["accuracy"] > 0.95
+        researcher.until("training")
+
+        cluster.kill_pod(last(cluster.pods("loom")).name)
+        researcher.until("restored")
+        researcher.until("host_back")
+        assert researcher.until("counted")["values"] == [1, 1, 1]
+
+        with cluster.outage():
+            researcher.go_on()
+            researcher.until("asked")
+            time.sleep(OUTAGE)
+        assert researcher.until("answered")["values"] == [[number] for number in range(2, 52)]
+        result = researcher.until("result")
+        assert result["ending"] == "stopped"
+        assert result["failures"] == 1
+        researcher.until("closed")
+    assert gone(cluster, "loom")
+
+
+@pytest.mark.slow
+def test_the_same_over_http(cluster: OneMachineCluster, volume: Path) -> None:
+    with program(cluster, volume, "http") as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        demo = researcher.until("demo")
+        researcher.until("closed")
+
+    assert demo["transport"] == "http"
+    assert demo["accuracy"] > 0.95
+
+
+@pytest.mark.slow
+def test_the_same_in_two_named_meshes(cluster: OneMachineCluster, volume: Path) -> None:
+    with program(cluster, volume, "meshes") as researcher:
+        opened = researcher.until("open")
+        demo = researcher.until("demo")
+        researcher.until("closed")
+
+    assert opened["meshes"] == ["dataloaders", "workers"]
+    assert (opened["hosts"], demo["hosts"]) == (3, 2)
+    assert demo["accuracy"] > 0.95
+    assert gone(cluster, "loom-workers", "loom-dataloaders")
+
+
+@pytest.mark.slow
+def test_the_same_on_pods_that_are_selected(cluster: OneMachineCluster, volume: Path) -> None:
+    cluster.run_container("mine", SERVER, replicas=3, readiness={"httpGet": {"path": "/health", "port": 32300}})
+    try:
+        with program(cluster, volume, "selector") as researcher:
+            assert researcher.until("open")["hosts"] == 3
+            assert researcher.until("demo")["accuracy"] > 0.95
+            researcher.until("closed")
+        assert len(cluster.pods("mine")) == 3
+    finally:
+        cluster.remove("mine")
