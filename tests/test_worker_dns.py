@@ -34,7 +34,7 @@ server = subprocess.Popen(
 )
 hosts = WorkerHosts([parse_source("dns://loom-workers.ns.svc.cluster.local?count=3")])
 try:
-    next(line for line in server.stderr if "started" in line)
+    next(line for line in server.stderr if f"{folder}/hosts" in line)  # it has read them once, as it starts
     for step in steps:
         (folder / "hosts").write_text("".join(f"{line}\\n" for line in step))
         server.send_signal(signal.SIGHUP)
