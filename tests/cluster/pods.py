@@ -111,6 +111,8 @@ class Pod:
     turn: asyncio.Semaphore | None = None
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     created: str = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).isoformat())
+    networked: bool = False
+    """Whether its network namespace is there."""
     ending: bool = False
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class Pod:
 
     async def _run(self) -> None:
         await asyncio.to_thread(self._make)
+        self.networked = True
         self.changed()
         if self.turn is not None:
             await self.turn.acquire()

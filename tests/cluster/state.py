@@ -291,7 +291,7 @@ class State:
             services, pods = list(self.services.values()), self.pods
             publish_names(self.folder, hosts_file(services, pods, fixed))
             rules = cluster_ips(services, pods)
-            hosts = {"control", "data-store", *(pod.host for pod in pods if not pod.ending)}
+            hosts = {"control", "data-store", *(pod.host for pod in pods if pod.networked and not pod.ending)}
             known = self._ruled & hosts if rules == self._rules else set()
             self._ruled = known | await asyncio.to_thread(load_rules, self.network, hosts - known, rules)
             self._rules = rules

@@ -62,7 +62,7 @@ def running(cluster: OneMachineCluster, name: str, command: list[str], **options
 
 def fetched(cluster: OneMachineCluster, url: str) -> str:
     """The status with which a request from the laptop is answered; "000" if it is not."""
-    answer = cluster.laptop.run(["curl", "-s", "-m", "3", "-o", "/dev/null", "-w", "%{http_code}", url])
+    answer = cluster.laptop.run(["curl", "-s", "-m", "1", "-o", "/dev/null", "-w", "%{http_code}", url])
     return answer.stdout
 
 

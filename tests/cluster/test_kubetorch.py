@@ -152,3 +152,27 @@ def test_a_namespace_that_does_not_exist_is_an_error(cluster: OneMachineCluster,
     kind, _ = deploy(cluster, project, 1, env={"KT_NAMESPACE": "nowhere"})
     # Kubetorch fails at the first thing that it does there: the upload of the code.
     assert kind == "RsyncError"
+
+
+@pytest.mark.slow
+def test_pods_that_run_already_are_given_a_class_by_their_labels(cluster: OneMachineCluster, project: Path) -> None:
+    server = [
+        "python3",
+        "-m",
+        "uvicorn",
+        "kubetorch.serving.http_server:app",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "32300",
+    ]
+    health = {"httpGet": {"path": "/health", "port": 32300}}
+    cluster.run_container("own", server, labels={"team": "own"}, readiness=health)
+    pod = cluster.wait_ready("own", 1)[0]
+    script = (project / "deploy.py").read_text()
+    selected = 'compute = kt.Compute(selector={"team": "own"})\n'
+    start, end = script.index("compute = "), script.index("try:")
+    (project / "deploy.py").write_text(script[:start] + selected + script[end:])
+    count, where = deploy(cluster, project, 1, ["add", 1], ["where"])
+    assert (count, where["pod"]) == (11, pod.name)
+    cluster.remove("own")
