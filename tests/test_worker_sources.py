@@ -153,12 +153,55 @@ def test_a_file_lists_workers_and_is_read_again(tmp_path: Path) -> None:
     assert hosts.addresses == ["tcp://a:1", "tcp://c:1"]
 
 
+def test_a_worker_keeps_its_number_when_a_line_above_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("tcp://a:1\ntcp://b:1\n")
+    hosts = WorkerHosts([parse_source(f"file:{path}")])
+    hosts.look()
+
+    path.write_text("tcp://b:1\n")
+    changed = hosts.look()
+    after = hosts.addresses
+    path.write_text("tcp://b:1\ntcp://c:1\n")
+    hosts.look()
+
+    assert not changed
+    assert after == ["tcp://a:1", "tcp://b:1"]
+    assert hosts.addresses == ["tcp://c:1", "tcp://b:1"]
+
+
+def test_a_file_that_grows_adds_hosts_behind_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("tcp://b:1\n")
+    hosts = WorkerHosts([parse_source(f"file:{path}")])
+    hosts.look()
+
+    path.write_text("tcp://a:1\ntcp://b:1\n")
+    hosts.look()
+
+    assert hosts.addresses == ["tcp://b:1", "tcp://a:1"]
+
+
+def test_a_mesh_before_another_does_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("tcp://a:1\n")
+    hosts = WorkerHosts([parse_source(f"gpus=file:{path}"), parse_source("loaders=tcp://l:1")])
+    hosts.look()
+
+    path.write_text("tcp://a:1\ntcp://b:1\n")
+    hosts.look()
+
+    assert hosts.addresses == ["tcp://a:1", "tcp://l:1"]
+    assert hosts.meshes == {"gpus": [0], "loaders": [1]}
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
         (None, "cannot be read: .*No such file"),
         ("10.0.0.5", "'10.0.0.5' is not a worker address"),
         (b"\xff", "cannot be read"),
+        ("tcp://a:1\ntcp://a:1", "tcp://a:1 is given more than once"),
     ],
 )
 def test_a_file_that_is_none_of_workers_is_an_error(tmp_path: Path, content: str | bytes | None, why: str) -> None:

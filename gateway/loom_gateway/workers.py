@@ -193,7 +193,8 @@ class FileWorkers:
         return max(len(self._addresses()), 1)
 
     def find(self) -> Sequence[FoundWorker]:
-        return [FoundWorker(address, place) for place, address in enumerate(self._addresses())]
+        # No places: a worker keeps its number when a line above its own goes.
+        return [FoundWorker(address) for address in self._addresses()]
 
     def _addresses(self) -> list[str]:
         try:
@@ -201,9 +202,16 @@ class FileWorkers:
         except (OSError, UnicodeDecodeError) as error:
             raise WorkerUnreachable(f"the file of workers {self.path} cannot be read: {error}") from error
         try:
-            return [str(parse_worker_address(line)) for line in lines if line]
+            addresses = [str(parse_worker_address(line)) for line in lines if line]
         except InvalidAddress as error:
             raise WorkerUnreachable(f"the file of workers {self.path}: {error}") from error
+        twice = {address for address in addresses if addresses.count(address) > 1}
+        if twice:
+            raise WorkerUnreachable(
+                f"the file of workers {self.path}: {', '.join(sorted(twice))} is given more than once: each worker "
+                "is one host"
+            )
+        return addresses
 
 
 def parse_source(text: str) -> tuple[str, WorkerSource]:
@@ -263,6 +271,8 @@ class WorkerHosts:
         meshes = list(dict.fromkeys(mesh for mesh, _ in sources))
         self._sources = sorted(sources, key=lambda given: meshes.index(given[0]))
         self._places: list[list[str | None]] = [[] for _ in sources]
+        self._numbered = False
+        """Whether sessions may use the numbers, which stay from then on."""
         named = [
             worker.address for _, source in sources if isinstance(source, StaticWorkers) for worker in source.find()
         ]
@@ -313,14 +323,16 @@ class WorkerHosts:
         for (_, source), places in zip(self._sources, self._places, strict=True):
             try:
                 found = source.find()
-                # A session's hosts keep their numbers, so that there are never fewer.
-                places += [None] * (max(source.count, 0) - len(places))
+                # A session's hosts keep their numbers: there are never fewer, and more only behind the last.
+                if not self._numbered or places is self._places[-1]:
+                    places += [None] * (source.count - len(places))
             except WorkerUnreachable as error:
                 errors.append(error)
                 continue
-            if None in places:  # nobody uses them yet: order them anew
+            if not self._numbered:  # order them anew
                 places[:] = [None] * len(places)
             _put(places, found)
+        self._numbered = self._numbered or self.complete
         if errors:
             raise errors[0]
         return self._places != before
