@@ -53,8 +53,9 @@ def volume() -> Iterator[Path]:
 class Program:
     """The researcher's program, on the laptop."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], cluster: OneMachineCluster) -> None:
         self.process = process
+        self._cluster = cluster
 
     def until(self, event: str) -> dict[str, Any]:
         """What it says when it comes to a point."""
@@ -66,7 +67,14 @@ class Program:
                 found: dict[str, Any] = json.loads(line)
                 if found["event"] == event:
                     return found
-        raise AssertionError(f"it ended before {event}:\n{''.join(said[-60:])}")
+        raise AssertionError(f"it ended before {event}:\n{''.join(said[-60:])}\n{self._what_pods_say()}")
+
+    def _what_pods_say(self) -> str:
+        said = []
+        for pod in self._cluster.pods():
+            log = self._cluster.execute(pod.name, ["sh", "-c", "tail -n 30 ~/.loom/pod/keeper.log"])
+            said.append(f"pod {pod.name} at {pod.address}:\n{log}")
+        return "\n".join(said)
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
@@ -86,7 +94,7 @@ def program(
         stderr=subprocess.STDOUT,
     )
     try:
-        yield Program(process)
+        yield Program(process, cluster)
     finally:
         process.kill()
         process.communicate()

@@ -119,9 +119,13 @@ def training(job):
 def main(how):
     with opened(how) as job:
         say("open", session=job.session, hosts=job.hosts.extent.nelements, meshes=sorted(vars(job.state())))
-        demo(job)
-        if "--kill" in sys.argv:
-            training(job)
+        try:
+            demo(job)
+            if "--kill" in sys.argv:
+                training(job)
+        except BaseException:
+            job.detach()  # the pods stay, to be looked at
+            raise
     say("closed")
 
 
