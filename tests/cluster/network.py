@@ -127,6 +127,10 @@ class Network:
         """What to put before a command for it to run on a host's network."""
         return ["nsenter", f"--net=/run/netns/{self.name(host)}", "--"]
 
+    def can_enter(self, host: str) -> bool:
+        """Whether a host is there. While it is made or removed, its name is there, and it is not."""
+        return subprocess.run([*self.inside(host), "true"], capture_output=True, timeout=30.0).returncode == 0
+
     def make(self) -> None:
         """Make the bridge, the control and data store namespaces, and the laptop with its link."""
         for host in ("bridge", "control", "laptop"):
