@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Mapping
@@ -191,12 +192,13 @@ class Pod:
 
     async def _run_once(self, container: Container) -> int:
         spec = container.spec
-        command = [*spec.get("command", []), *spec.get("args", [])]
+        environment = self.environment(self, spec)
+        command = [expanded(word, environment) for word in (*spec.get("command", []), *spec.get("args", []))]
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             container.process = await asyncio.create_subprocess_exec(
                 *self.sandbox.command(command, spec.get("workingDir")),
-                env=self.sandbox.environment(self.environment(self, spec)),
+                env=self.sandbox.environment(environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -285,3 +287,8 @@ class Pod:
             "containerStatuses": [container.to_json() for container in self.containers],
         }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.spec, "status": status}
+
+
+def expanded(word: str, environment: Mapping[str, str]) -> str:
+    """A word of a container's command, with ``$(NAME)`` replaced as Kubernetes does: unknown names stay."""
+    return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word)

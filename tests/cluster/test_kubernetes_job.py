@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import copy
 import json
 import subprocess
 import sys
@@ -15,12 +17,13 @@ from typing import Any
 import pytest
 
 from tests.cluster import OneMachineCluster, PodInfo, missing
+from tests.images.test_manifests import BASE
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "digits.py"
 
-BOUND = 180.0
+IMAGES = Path(__file__).parents[2] / "images"
 
 OUTAGE = 30.0
 """Seconds for which the laptop's link is dead."""
@@ -48,6 +51,33 @@ def volume() -> Iterator[Path]:
     """A folder that all pods share, as a volume is. They have a /tmp of their own each."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def plain(cluster: OneMachineCluster) -> Iterator[dict[str, str]]:
+    """What `kubectl apply -k images/kubernetes/base` runs, with three workers; what its clients are to know."""
+    manifests = copy.deepcopy(BASE)
+    of_kind = {manifest["kind"]: manifest for manifest in manifests}
+    for owner in (of_kind["Deployment"], of_kind["StatefulSet"]):
+        (container,) = owner["spec"]["template"]["spec"]["containers"]
+        container["env"].append({"name": "PATH", "value": f"{IMAGES}:{Path(sys.executable).parent}:/usr/bin:/bin"})
+        container["args"] = [argument.replace("count=2", "count=3") for argument in container["args"]]
+        owner["spec"]["template"]["spec"].pop("volumes")  # a pod has folders of its own here
+        container.pop("volumeMounts")
+    of_kind["StatefulSet"]["spec"]["replicas"] = 3
+    kinds = ("Secret", "Service", "Deployment", "StatefulSet")
+    cluster.apply(*(manifest for manifest in manifests if manifest["kind"] in kinds))
+    try:
+        cluster.wait_ready("loom-worker", 3)
+        cluster.wait_ready("loom-gateway", 1)
+        token = base64.b64decode(of_kind["Secret"]["data"]["token"]).decode()
+        yield {
+            "LOOM_TOKEN": token,
+            "LOOM_URL": f"{cluster.kt_api_url}/default/loom-gateway:8470".replace("http", "ws", 1),
+        }
+    finally:
+        cluster.remove("loom-worker")
+        cluster.remove("loom-gateway")
 
 
 class Program:
@@ -170,3 +200,31 @@ def test_the_same_on_pods_that_are_selected(cluster: OneMachineCluster, volume: 
         assert len(cluster.pods("mine")) == 3
     finally:
         cluster.remove("mine")
+
+
+@pytest.mark.slow
+def test_the_same_with_plain_manifests(cluster: OneMachineCluster, volume: Path, plain: dict[str, str]) -> None:
+    with program(cluster, volume, "url", "--kill", env=plain) as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        assert researcher.until("demo")["accuracy"] > 0.95
+        researcher.until("training")
+        cluster.kill_pod("loom-worker-2")
+        researcher.until("restored")
+        researcher.until("host_back")
+        assert researcher.until("counted")["values"] == [1, 1, 1]
+        with cluster.outage():
+            researcher.go_on()
+            researcher.until("asked")
+            time.sleep(OUTAGE)
+        assert researcher.until("answered")["values"] == [[number] for number in range(2, 52)]
+        assert researcher.until("result")["failures"] == 1
+        researcher.until("closed")
+
+
+@pytest.mark.slow
+def test_a_gateway_of_plain_manifests_is_reached_by_the_name_of_its_service(
+    cluster: OneMachineCluster, volume: Path, plain: dict[str, str]
+) -> None:
+    with program(cluster, volume, "url", env={**plain, "LOOM_URL": "kube://default/loom-gateway"}) as researcher:
+        assert researcher.until("demo")["accuracy"] > 0.95
+        researcher.until("closed")
