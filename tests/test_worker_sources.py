@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress, WorkerUnreachable
+from loom_gateway.worker_list import WorkerList
 from loom_gateway.workers import DnsWorkers, FileWorkers, FoundWorker, StaticWorkers, WorkerHosts, parse_source
 
 
@@ -229,3 +230,28 @@ def test_a_service_that_no_dns_knows_is_an_error() -> None:
         WorkerUnreachable, match=r"nothing\.invalid, the headless service of 3 workers, cannot be resolved"
     ):
         DnsWorkers("nothing.invalid", 26600, 3).find()
+
+
+def test_the_next_gateway_goes_on_with_the_numbers_that_sessions_know() -> None:
+    source = Found(2, *at("a", "b"))
+    hosts = WorkerHosts([("workers", source)])
+    hosts.look()
+    source.found = at("b", "c")
+    hosts.look()
+    listed = hosts.listed()
+
+    after = WorkerHosts([("workers", source)])
+    after.take_over(listed)
+    changed = after.look()
+
+    assert hosts.addresses == after.addresses == ["c", "b"]
+    assert not changed
+
+
+def test_a_list_of_other_sources_is_not_taken_over() -> None:
+    hosts = WorkerHosts([("workers", Found(2, *at("a", "b")))])
+
+    hosts.take_over(WorkerList(["x", "y"], {"workers": [0, 1]}, [1, 1]))
+    hosts.look()
+
+    assert hosts.addresses == ["a", "b"]

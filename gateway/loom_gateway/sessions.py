@@ -245,6 +245,8 @@ class SessionManager:
                 found.append(driver)
             else:
                 spares.append(driver.end("its gateway has ended"))
+        if found:
+            self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
             record = driver.record
             session = Session(record.session, driver, record, record.created, SessionState.OPEN)

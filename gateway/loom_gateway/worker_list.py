@@ -20,6 +20,8 @@ class WorkerList:
     """``tcp://HOST:PORT`` of each, in the order of the dimension ``hosts``."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The numbers of the hosts of each named mesh."""
+    sizes: Sequence[int] = ()
+    """How many of them each of the gateway's sources has, in their order."""
 
     def write(self, path: str) -> None:
         """Write it, so that a reader finds the old list or this one."""
@@ -31,6 +33,7 @@ class WorkerList:
         try:
             found = json.loads(Path(path).read_text())
             meshes = {str(name): [int(number) for number in numbers] for name, numbers in found["meshes"].items()}
-            return cls([str(address) for address in found["addresses"]], meshes)
+            sizes = [int(size) for size in found.get("sizes", ())]
+            return cls([str(address) for address in found["addresses"]], meshes, sizes)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -46,6 +46,12 @@ class WorkerWatch:
         elif self._task is None:
             self._task = asyncio.create_task(self._look_on())
 
+    def take_over(self) -> None:
+        """Go on from the list that an earlier gateway has left, whose sessions know its hosts by their numbers."""
+        listed = WorkerList.read(self.path)
+        if listed is not None:
+            self.hosts.take_over(listed)
+
     def close(self) -> None:
         """Look no more, and have whoever waits give up."""
         self._closing = True
@@ -71,14 +77,14 @@ class WorkerWatch:
             self.hosts.check_complete()
         if self._closing:
             raise WorkerUnreachable("the gateway ends")
-        return WorkerList(self.hosts.addresses, self.hosts.meshes)
+        return self.hosts.listed()
 
     async def there_soon(self) -> WorkerList:
         """As `there`, with the patience of a new session."""
         return await self.there(self._patience)
 
     def _tell(self) -> None:
-        WorkerList(self.hosts.addresses, self.hosts.meshes).write(self.path)
+        self.hosts.listed().write(self.path)
         self._complete.set()
 
     async def _look_on(self) -> None:

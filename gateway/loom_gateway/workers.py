@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from loom.errors import InvalidAddress, WorkerUnreachable
+from loom_gateway.worker_list import WorkerList
 
 __all__ = [
     "MONARCH_PORT",
@@ -311,6 +312,17 @@ class WorkerHosts:
             found.setdefault(mesh, []).extend(range(number, number + len(places)))
             number += len(places)
         return found
+
+    def listed(self) -> WorkerList:
+        """The hosts as a list, for those who use them."""
+        return WorkerList(self.addresses, self.meshes, [len(places) for places in self._places])
+
+    def take_over(self, listed: WorkerList) -> None:
+        """Begin with the numbers of a list that `listed` gave, if it is of as many sources."""
+        if len(listed.sizes) == len(self._sources) and sum(listed.sizes) == len(listed.addresses):
+            addresses = iter(listed.addresses)
+            self._places = [[next(addresses) for _ in range(size)] for size in listed.sizes]
+            self._numbered = True
 
     def look(self) -> bool:
         """Look for workers again; whether anything has changed.

@@ -188,6 +188,7 @@ class _Place:
     def __init__(
         self, job: Any, hosts: int | slice | None, per_host: Mapping[str, int] | None, connection_mode: str | None
     ) -> None:
+        job = getattr(job, "job", job)  # a KubernetesJob has one
         if not isinstance(job, Job):
             raise WrongArguments(f".to() takes a job, as loom.connect and loom.local give it, not {job!r:.80}")
         job._connection.check_open()

@@ -202,8 +202,10 @@ class KubernetesJob:
         # Not for what this class has itself, nor for what copy and pickle look for.
         if name.startswith("__") or "_job" not in self.__dict__:
             raise AttributeError(f"a KubernetesJob has no {name!r}")
-        if not hasattr(Job, name) and self._job is None:
-            raise AttributeError(f"a KubernetesJob has no {name!r}, nor has a Job, which it becomes by apply()")
+        if self._job is None:
+            raise AttributeError(
+                f"a KubernetesJob has no {name!r} before it has a session: call apply(), or use it with `with`"
+            )
         return getattr(self.job, name)
 
     # -- applying it --------------------------------------------------------------------------------------------

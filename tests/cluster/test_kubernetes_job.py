@@ -114,10 +114,10 @@ class Program:
 
 @contextmanager
 def program(
-    cluster: OneMachineCluster, volume: Path, *arguments: str, env: dict[str, str] | None = None
+    cluster: OneMachineCluster, volume: Path, *arguments: str, env: dict[str, str] | None = None, of: Path = PROGRAM
 ) -> Iterator[Program]:
     process = cluster.laptop.popen(
-        [sys.executable, str(PROGRAM), *arguments],
+        [sys.executable, str(of), *arguments],
         env={"CHECKPOINTS": str(volume), **(env or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,0 +1,126 @@
+"""What a researcher does with the pods of a job: ``python pods.py WHAT``. Says what came of it in lines of JSON."""
+
+import contextlib
+import json
+import sys
+import time
+
+import kubetorch as kt
+
+import loom
+
+BOUND = 120.0
+IMAGE = kt.Image(image_id="local")
+
+
+def say(event, **about):
+    print(json.dumps({"event": event, **about}), flush=True)
+
+
+def a_job(replicas=2, **options):
+    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=replicas, image=IMAGE), **options)
+
+
+def status(job):
+    """What the pods say of themselves, over Kubetorch's HTTP."""
+    return job._remote(job._meshes[0]).status(stream_logs=False)
+
+
+def again():
+    """A job is applied twice, by two programs as it were; the workers, the gateway and the session stay."""
+    with a_job() as job:
+        before = status(job)
+        with a_job() as second:
+            after = status(second)
+            pids = [[pod["worker"]["pid"] for pod in found["pods"]] for found in (before, after)]
+            say("again", same=pids[0] == pids[1])
+            say("gateways", before=before["gateway"], after=after["gateway"])
+        job.hosts.spawn_procs().initialized.get(BOUND)
+        say("still")
+    say("closed")
+
+
+def gateway_lost():
+    """The pod that has the gateway is killed; another takes it, for new sessions."""
+    job = a_job(replicas=3).apply()
+    say("has_gateway", address=status(job)["gateway"])
+    sys.stdin.readline()  # it is killed
+    with contextlib.suppress(loom.LoomError):
+        job.hosts.spawn_procs().initialized.get(BOUND)
+    deadline = time.monotonic() + BOUND
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            found = status(job)
+            if found["gateway"] and len(found["pods"]) == 3:
+                break
+        time.sleep(0.5)
+    with a_job(replicas=3) as new:
+        say("new", hosts=new.hosts.extent.nelements, address=status(new)["gateway"])
+        new.hosts.spawn_procs().initialized.get(BOUND)
+    job.kill()
+    say("closed")
+
+
+def restarted():
+    """A pod's worker is restarted over HTTP; the session uses it again."""
+    with a_job() as job:
+        first, second = status(job)["pods"]
+        remote = job._remote(job._meshes[0])
+        new = remote.restart_worker(second["name"], stream_logs=False)
+        say("restarted", other=new["worker"]["pid"] != second["worker"]["pid"], name=new["name"] == second["name"])
+        for event in job.events(timeout=BOUND):
+            if event.name == "host_lost":
+                break
+        deadline = time.monotonic() + BOUND
+        while job.refresh_hosts() != [1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        job.hosts.spawn_procs().initialized.get(BOUND)
+        say("usable")
+        try:
+            remote.restart_worker("nobody", stream_logs=False)
+        except Exception as error:
+            say("unknown", text=str(error))
+    say("closed")
+
+
+def refused(**options):
+    try:
+        with a_job(launch_timeout=30.0, **options):
+            say("refused", error=None)
+    except loom.LoomError as error:
+        say("refused", error=type(error).__name__, text=str(error))
+
+
+def no_namespace():
+    kt.config.namespace = "nowhere"
+    try:
+        with loom.KubernetesJob(compute=kt.Compute(cpus=1, image=IMAGE, namespace="nowhere"), namespace="nowhere"):
+            say("refused", error=None)
+    except loom.LoomError as error:
+        say("refused", error=type(error).__name__, text=str(error))
+
+
+def no_image():
+    try:
+        image = kt.Image(image_id="registry.example/nothing:1")
+        with loom.KubernetesJob(compute=kt.Compute(cpus=1, image=image)):
+            say("refused", error=None)
+    except loom.LoomError as error:
+        say("refused", error=type(error).__name__, text=str(error))
+
+
+def port_taken():
+    """Something else has Monarch's port: here Kubetorch's own server, as the job asks for its port."""
+    refused(monarch_port=32300)
+
+
+def no_pods():
+    try:
+        loom.KubernetesJob(selector={"app": "nobody"}).apply()
+    except loom.LoomError as error:
+        say("refused", error=type(error).__name__, text=str(error))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,104 @@
+"""The pods of a job: deployed again, without their gateway, with workers that are restarted, and not deployed at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import OneMachineCluster, missing
+from tests.cluster.test_kubernetes_job import Program, gone, program
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.timeout(400),
+    pytest.mark.slow,
+]
+
+PODS = Path(__file__).parent / "programs" / "pods.py"
+
+UNPULLABLE = "registry.example/nothing:1"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OneMachineCluster]:
+    with OneMachineCluster(missing_images=[UNPULLABLE]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: OneMachineCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
+    with program(cluster, tmp_path, request.param, of=PODS) as running:
+        yield running
+    for service in {pod.owner for pod in cluster.pods()}:
+        cluster.remove(service)
+
+
+@pytest.mark.parametrize("run", ["again"], indirect=True)
+def test_a_job_that_is_applied_again_keeps_its_workers_its_gateway_and_its_sessions(
+    run: Program, cluster: OneMachineCluster
+) -> None:
+    assert run.until("again")["same"]
+    gateways = run.until("gateways")
+    assert gateways["before"] == gateways["after"] is not None
+    run.until("still")
+    run.until("closed")
+    assert gone(cluster, "loom")
+
+
+@pytest.mark.parametrize("run", ["gateway_lost"], indirect=True)
+def test_another_pod_takes_the_gateway_when_its_pod_is_lost(run: Program, cluster: OneMachineCluster) -> None:
+    had = run.until("has_gateway")["address"]
+    cluster.kill_pod(next(pod.name for pod in cluster.pods("loom") if pod.address == had))
+    run.go_on()
+
+    new = run.until("new")
+
+    assert new["hosts"] == 3
+    assert new["address"] not in (None, had)
+    run.until("closed")
+
+
+@pytest.mark.parametrize("run", ["restarted"], indirect=True)
+def test_a_worker_is_restarted_over_http(run: Program) -> None:
+    restarted = run.until("restarted")
+
+    assert restarted["other"]
+    assert restarted["name"]
+    run.until("usable")
+    assert "no pod of this job that answers is 'nobody'" in run.until("unknown")["text"]
+    run.until("closed")
+
+
+@pytest.mark.parametrize("run", ["no_namespace"], indirect=True)
+def test_a_namespace_that_does_not_exist(run: Program) -> None:
+    refused = run.until("refused")
+
+    assert refused["error"] == "DeploymentFailed"
+    assert "kubectl create namespace nowhere" in refused["text"]
+
+
+@pytest.mark.parametrize("run", ["no_image"], indirect=True)
+def test_an_image_that_cannot_be_pulled(run: Program) -> None:
+    refused = run.until("refused")
+
+    assert refused["error"] == "DeploymentFailed"
+    assert "ImagePullBackOff" in refused["text"]
+
+
+@pytest.mark.parametrize("run", ["port_taken"], indirect=True)
+def test_a_port_that_is_taken(run: Program) -> None:
+    refused = run.until("refused")
+
+    assert refused["error"] == "DeploymentFailed"
+    assert "port 32300" in refused["text"]
+    assert "in use" in refused["text"]
+
+
+@pytest.mark.parametrize("run", ["no_pods"], indirect=True)
+def test_labels_that_no_pod_has(run: Program) -> None:
+    refused = run.until("refused")
+
+    assert refused["error"] == "DeploymentFailed"
+    assert "no pod in namespace default has the labels app=nobody" in refused["text"]

@@ -1,0 +1,76 @@
+"""What a `loom.KubernetesJob` cannot be made of. What it does is tested in tests/cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loom
+from loom_proxy.job_tokens import token_for
+
+kt = pytest.importorskip("kubetorch")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"compute": "both", "selector": {"app": "mine"}}, {"selector": {}}, {"meshes": {}}],
+    ids=["neither", "both", "no labels", "no meshes"],
+)
+def test_exactly_one_source_of_pods_is_needed(given: dict[str, Any]) -> None:
+    with pytest.raises(loom.WrongArguments, match=r"exactly one of compute=kt\.Compute"):
+        loom.KubernetesJob(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"selector": {"app": "mine"}, "name": "My Job"}, "'My Job' cannot name a job in Kubernetes"),
+        ({"selector": {"app": "mine"}, "monarch_port": 0}, "monarch_port is 0"),
+        ({"compute": 3}, r"the pods of workers are 3: give a kt\.Compute"),
+        ({"meshes": {"my-mesh": {"app": "mine"}}}, "'my-mesh' cannot name a mesh"),
+    ],
+)
+def test_what_makes_no_sense_is_named(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(loom.WrongArguments, match=why):
+        loom.KubernetesJob(**given)
+
+
+def test_a_job_has_one_namespace() -> None:
+    with pytest.raises(loom.WrongArguments, match="in namespace 'theirs', and the job in 'ours'"):
+        loom.KubernetesJob(compute=kt.Compute(cpus=1, namespace="theirs"), namespace="ours")
+
+
+def test_without_kubetorch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubetorch", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(loom.MissingDependency, match=r"pip install 'monarch-loom\[kubetorch\]'"):
+        loom.KubernetesJob(selector={"app": "mine"})
+
+
+def test_before_it_is_applied_it_has_no_session() -> None:
+    job = loom.KubernetesJob(selector={"app": "mine"}, name="digits")
+
+    with pytest.raises(AttributeError, match="no 'hosts' before it has a session: call apply"):
+        job.hosts
+    with pytest.raises(loom.LoomError, match="call apply"):
+        job.job
+    assert "digits" in repr(job)
+
+
+def test_a_jobs_token_is_kept_where_only_its_user_reads_it(home: Path) -> None:
+    first, again, other = token_for("ns", "loom"), token_for("ns", "loom"), token_for("ns", "other")
+
+    (path, _) = sorted((home / ".local/state/loom/kubernetes").iterdir())
+    assert first == again != other
+    assert path.stat().st_mode & 0o077 == 0
