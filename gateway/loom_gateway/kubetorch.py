@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
+from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.pod.peers import Peers
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MONARCH_PORT, MeshPods, PodSettings
 
@@ -38,6 +39,11 @@ class LoomPod:
         monarch_port: where each pod's worker listens.
         gateway_port: where the gateway is reached, at any pod of the first mesh.
         session_linger: seconds that a session lives without a client.
+
+    Raises:
+        MissingDependency: the image lacks what a worker or a gateway needs.
+        WrongArguments: the mesh is none of the job's.
+        LoomError: the keeper does not start; says what it printed last.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class LoomPod:
         gateway_port: int = GATEWAY_PORT,
         session_linger: float = 3600.0,
     ) -> None:
+        require(GATEWAY_MODULES, "a pod")
         self._settings = PodSettings(
             mesh=mesh,
             meshes=tuple(MeshPods(*given) for given in meshes),

@@ -1,7 +1,8 @@
-"""The pods of a job: deployed again, without their gateway, with workers that are restarted, and not deployed at all."""
+"""The pods of a job: deployed again, without their gateway, with workers that restart, and not deployed at all."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +103,15 @@ def test_labels_that_no_pod_has(run: Program) -> None:
 
     assert refused["error"] == "DeploymentFailed"
     assert "no pod in namespace default has the labels app=nobody" in refused["text"]
+
+
+def test_an_image_without_torchmonarch(cluster: OneMachineCluster, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # the pods have a /tmp of their own
+        Path(folder, "sitecustomize.py").write_text("import sys\nsys.modules['monarch'] = None\n")
+        with program(cluster, tmp_path, "no_monarch", folder, of=PODS) as run:
+            refused = run.until("refused")
+        for service in {pod.owner for pod in cluster.pods()}:
+            cluster.remove(service)
+
+    assert refused["error"] == "DeploymentFailed"
+    assert "a pod needs torchmonarch, not installed here" in refused["text"]

@@ -10,6 +10,7 @@ import pytest
 
 import loom
 from loom_proxy.job_tokens import token_for
+from loom_proxy.kubernetes_job import _check_versions
 
 kt = pytest.importorskip("kubetorch")
 
@@ -74,3 +75,21 @@ def test_a_jobs_token_is_kept_where_only_its_user_reads_it(home: Path) -> None:
     (path, _) = sorted((home / ".local/state/loom/kubernetes").iterdir())
     assert first == again != other
     assert path.stat().st_mode & 0o077 == 0
+
+
+def pod(**versions: str) -> dict[str, Any]:
+    here = ".".join(map(str, sys.version_info[:3]))
+    return {"name": "loom-1", "versions": {"python": here, "monarch-loom": loom.__version__, **versions}}
+
+
+def test_pods_may_have_another_minor_version_of_loom() -> None:
+    _check_versions(pod(**{"monarch-loom": loom.__version__.split(".")[0] + ".99.0"}))
+
+
+def test_pods_of_another_python_or_another_major_version_are_refused() -> None:
+    with pytest.raises(loom.PythonVersionMismatch, match=r"pod loom-1 has Python 3\.1 and this is Python 3\."):
+        _check_versions(pod(python="3.1.4"))
+    with pytest.raises(
+        loom.ProtocolMismatch, match=rf"pod loom-1 has Loom 99\.0\.0 and this is Loom {loom.__version__}"
+    ):
+        _check_versions(pod(**{"monarch-loom": "99.0.0"}))

@@ -64,7 +64,7 @@ def gateway_lost():
 def restarted():
     """A pod's worker is restarted over HTTP; the session uses it again."""
     with a_job() as job:
-        first, second = status(job)["pods"]
+        _, second = status(job)["pods"]
         remote = job._remote(job._meshes[0])
         new = remote.restart_worker(second["name"], stream_logs=False)
         say("restarted", other=new["worker"]["pid"] != second["worker"]["pid"], name=new["name"] == second["name"])
@@ -79,7 +79,7 @@ def restarted():
         say("usable")
         try:
             remote.restart_worker("nobody", stream_logs=False)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - Kubetorch's own, of the name that it had in the pod
             say("unknown", text=str(error))
     say("closed")
 
@@ -113,6 +113,16 @@ def no_image():
 def port_taken():
     """Something else has Monarch's port: here Kubetorch's own server, as the job asks for its port."""
     refused(monarch_port=32300)
+
+
+def no_monarch():
+    """The pods' Python finds no torchmonarch, by what is in the folder that it is given."""
+    compute = kt.Compute(cpus=1, image=IMAGE, env_vars={"PYTHONPATH": sys.argv[2]})
+    try:
+        with loom.KubernetesJob(compute=compute):
+            say("refused", error=None)
+    except loom.LoomError as error:
+        say("refused", error=type(error).__name__, text=str(error))
 
 
 def no_pods():
