@@ -47,7 +47,8 @@ class Bridge:
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it with a signal; its exit code."""
         self.process.send_signal(number)
-        self.process.communicate(timeout=20)
+        self.process.wait(timeout=20)  # with its standard input open: to close that is a signal, too
+        self.process.communicate()
         return self.process.returncode
 
     def __enter__(self) -> Bridge:

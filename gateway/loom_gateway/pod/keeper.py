@@ -187,10 +187,12 @@ class Keeper:
         self._states = await asyncio.to_thread(self._peers.states, others)
         holders = {address for address, state in self._states.items() if state.get("gateway")}
         answering = set(self._states)
+        if self.has_gateway:
+            holders.add(self.address)
+            if self.address not in self._known:  # it is not ready for a moment: its sessions live on
+                self._known.append(self.address)
         if self.address in self._known:
             answering.add(self.address)
-            if self.has_gateway:
-                holders.add(self.address)
         now = time.monotonic()
         if holders:
             self._without_gateway_since = now
