@@ -333,7 +333,7 @@ class KubernetesJob:
         with self._shown("starting the workers and the gateway", self._meshes[0]):
             while True:
                 try:
-                    status = remote.status(stream_logs=False)
+                    status = _answer(remote.status(stream_logs=False))
                 except Exception as error:
                     status = {"pods": [], "gateway": None}
                     problem = f"{type(error).__name__}: {error}"
@@ -407,6 +407,13 @@ class KubernetesJob:
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self._meshes)
         return f"<KubernetesJob {self._given_name!r} in namespace {self.namespace!r}: {meshes}>"
+
+
+def _answer(status: Any) -> Mapping[str, Any]:
+    """What `LoomPod.status` gave; Kubetorch's client also returns what a pod says that has not loaded it yet."""
+    if not isinstance(status, dict) or "pods" not in status:
+        raise DeploymentFailed(f"a pod has not loaded LoomPod yet: {status!r:.300}")
+    return status
 
 
 def _what_is_wrong(status: Mapping[str, Any], expected: int) -> str:

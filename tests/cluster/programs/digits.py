@@ -118,7 +118,8 @@ def training(job):
 
 def main(how):
     with opened(how) as job:
-        say("open", session=job.session, hosts=job.hosts.extent.nelements, meshes=sorted(vars(job.state())))
+        hosts, meshes = job.hosts.extent.nelements, sorted(vars(job.state()))
+        say("open", session=job.session, hosts=hosts, meshes=meshes, transport=job.transport)
         try:
             demo(job)
             if "--kill" in sys.argv:
