@@ -72,8 +72,9 @@ def opened(how):
             "dataloaders": kt.Compute(cpus=1, replicas=1, image=image),
         }
         return loom.KubernetesJob(meshes=meshes)
-    transport = "http" if how == "http" else None
-    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, image=image), transport=transport)
+    if how == "http":
+        return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, image=image), transport="http")
+    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3))
 
 
 def demo(job):
