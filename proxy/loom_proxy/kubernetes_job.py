@@ -65,7 +65,7 @@ class KubernetesJob:
     opened: ``hosts``, ``run``, ``events`` and all else of it are here, too.
 
     Leaving it as a context manager closes the session, and removes the pods if it has deployed them; pods that were
-    there before stay. `detach` and then `kill`, or nothing, where they are to outlive the program.
+    there before stay, and all do after `detach`. `kill` removes them whenever it is called.
 
     Args:
         compute: the pods, as a ``kubetorch.Compute``: each of its ``replicas`` is a host. Without an image it gets
@@ -140,6 +140,7 @@ class KubernetesJob:
         self._remotes: dict[str, Any] = {}
         self._deployed: list[str] = []
         self._job: Job | None = None
+        self._detached = False
         self.synced: list[SyncResult] = []
         """What became of ``sync_dirs``, in their order."""
 
@@ -224,6 +225,7 @@ class KubernetesJob:
         """
         if self._job is not None and not self._job.closed:
             return self
+        self._detached = False
         for mesh in self._meshes:
             self._deploy(mesh)
         self._await_gateway()
@@ -387,6 +389,11 @@ class KubernetesJob:
                 raise DeploymentFailed(f"{remote.service_name} was not removed: {error}") from error
         self._deployed.clear()
 
+    def detach(self) -> None:
+        """Leave the pods and the session running, also when the ``with`` is left; see `Job.detach`."""
+        self._detached = True
+        self.job.detach()
+
     def _close_session(self) -> None:
         job, self._job = self._job, None
         if job is not None:
@@ -399,9 +406,10 @@ class KubernetesJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        detached = self._job is not None and self._job.closed
+        if self._detached:
+            return
         self._close_session()
-        if self._deployed and not detached:
+        if self._deployed:
             self.kill()
 
     def __repr__(self) -> str:

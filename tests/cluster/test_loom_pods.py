@@ -115,3 +115,15 @@ def test_an_image_without_torchmonarch(cluster: OneMachineCluster, tmp_path: Pat
 
     assert refused["error"] == "DeploymentFailed"
     assert "a pod needs torchmonarch, not installed here" in refused["text"]
+
+
+@pytest.mark.parametrize("run", ["detached"], indirect=True)
+def test_a_job_that_is_detached_keeps_its_pods_and_its_session(run: Program, cluster: OneMachineCluster) -> None:
+    run.until("detached")
+    assert len(cluster.pods("loom")) == 2
+    run.go_on()
+
+    assert run.until("again")["value"] == 2
+
+    run.until("closed")
+    assert gone(cluster, "loom")

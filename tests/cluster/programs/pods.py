@@ -40,6 +40,31 @@ def again():
     say("closed")
 
 
+class Counter(loom.Actor):
+    def __init__(self):
+        self.n = 0
+
+    @loom.endpoint
+    def add(self, k):
+        self.n += k
+        return self.n
+
+
+def detached():
+    """A program leaves its job running, and another goes on with it and removes it."""
+    with a_job() as job:
+        counters = job.hosts.slice(hosts=0).spawn_procs().spawn("counters", Counter)
+        counters.add.call_one(1).get(BOUND)
+        session = job.session
+        job.detach()
+    say("detached")
+    sys.stdin.readline()
+    later = a_job(session=session).apply()
+    say("again", value=later.meshes["counters"].add.call_one(1).get(BOUND))
+    later.kill()
+    say("closed")
+
+
 def gateway_lost():
     """The pod that has the gateway is killed; another takes it, for new sessions."""
     job = a_job(replicas=3).apply()
