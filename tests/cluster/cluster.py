@@ -66,12 +66,22 @@ class OneMachineCluster:
     Args:
         namespaces: of Kubernetes, that exist besides ``kubetorch``.
         missing_images: images that cannot be pulled. All others are this machine's file system.
+        images: the environment that an image brings, such as its PATH.
+        kubectl: that the laptop has, such as ``/usr/bin/kubectl``; without, it has a stand-in.
     """
 
-    def __init__(self, namespaces: Sequence[str] = ("default",), missing_images: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        namespaces: Sequence[str] = ("default",),
+        missing_images: Sequence[str] = (),
+        images: Mapping[str, Mapping[str, str]] | None = None,
+        kubectl: str | None = None,
+    ) -> None:
         self._network = Network(owner_prefix(next(_numbers)))
         self._namespaces = list(namespaces)
         self._missing_images = list(missing_images)
+        self._images = {image: dict(brings) for image, brings in (images or {}).items()}
+        self._kubectl = kubectl
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kt_api_url = f"http://{LAPTOP_SIDE}:{NGINX_PORT}"
         """Where the laptop reaches nginx."""
@@ -83,7 +93,7 @@ class OneMachineCluster:
         for name in ("logs", "pods", "nginx"):
             (self.folder / name).mkdir()
         write_image(self.folder)
-        self.laptop = Laptop(self._network, self.folder)
+        self.laptop = Laptop(self._network, self.folder, self._kubectl)
         try:
             kubetorch = version("kubetorch")
         except PackageNotFoundError:
@@ -105,6 +115,7 @@ class OneMachineCluster:
             sys.executable, "-m", "tests.cluster.controller",
             "--prefix", self._network.prefix, "--folder", str(self.folder),
             "--namespaces", json.dumps(self._namespaces), "--missing-images", json.dumps(self._missing_images),
+            "--images", json.dumps(self._images),
         ])  # fmt: skip
         self._tool = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.folder / "controller.sock")),

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Body, FastAPI, Query, Request, WebSocket, WebSocketDisconnect
+from fastapi import Body, FastAPI, Query, Request, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from tests.cluster.forwarding import serve_forwards
+from tests.cluster.kubernetes_api import add_kubernetes_api
 from tests.cluster.kubetorch_pods import Registered, Servers
 from tests.cluster.network import CONTROL, Network
 from tests.cluster.pods import Pod
@@ -58,7 +60,9 @@ def make_app(state: State) -> FastAPI:
         publisher = asyncio.create_task(state.publish())
         publisher.add_done_callback(_end_if_failed)
         state.changed.set()
+        forwards = await serve_forwards(state, "127.0.0.1")
         yield
+        forwards.close()
         publisher.cancel()
         await state.close()
 
@@ -73,6 +77,7 @@ def make_app(state: State) -> FastAPI:
     _add_pods(app, state)
     _add_objects(app, state)
     _add_cluster_tool(app, state)
+    add_kubernetes_api(app, state)
 
     @app.websocket("/controller/ws/pods")
     async def pods_socket(socket: WebSocket) -> None:
@@ -257,18 +262,6 @@ def _add_pods(app: FastAPI, state: State) -> None:
         code, output = await state.pod(namespace, name).execute(request["command"])
         return {"output": output, "exit_code": code}
 
-    @app.websocket("/api/v1/namespaces/{namespace}/{kind}/{name}/portforward")
-    async def port_forward(socket: WebSocket, namespace: str, kind: str, name: str, port: int) -> None:
-        """One connection to a pod's port, whole in binary messages. The real one carries several in one socket."""
-        await socket.accept()
-        try:
-            target, number = _forward_target(state, namespace, kind, name, port)
-            reader, writer = await asyncio.open_connection(target.address, number)
-        except (NotFound, OSError) as error:
-            await socket.close(1011, str(error)[:120])
-            return
-        await _pump(socket, reader, writer)
-
     @app.get("/api/v1/namespaces/{namespace}/{kind}/{name}/forwarded")
     async def forwarded(namespace: str, kind: str, name: str, port: int) -> dict[str, Any]:
         """The pod to which a port-forward goes: kubectl picks one at its start, and stays with it."""
@@ -288,27 +281,6 @@ def _forward_target(state: State, namespace: str, kind: str, name: str, port: in
     if not ready:
         raise NotFound(f"no ready pod behind service {name}")
     return ready[0], port_number(service.ports.get(port, port), ready[0].spec["containers"][0])
-
-
-async def _pump(socket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    async def out() -> None:
-        while data := await reader.read(65536):
-            await socket.send_bytes(data)
-
-    async def back() -> None:
-        with contextlib.suppress(WebSocketDisconnect):
-            while True:
-                writer.write(await socket.receive_bytes())
-                await writer.drain()
-
-    tasks = [asyncio.create_task(out()), asyncio.create_task(back())]
-    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    writer.close()
-    with contextlib.suppress(RuntimeError):
-        await socket.close()
 
 
 def _add_objects(app: FastAPI, state: State) -> None:
@@ -398,13 +370,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--namespaces", type=json.loads, default=["default"])
     parser.add_argument("--missing-images", type=json.loads, default=[])
+    parser.add_argument("--images", type=json.loads, default={})
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     asyncio.run(_serve(options))
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    state = State(Network(options.prefix), options.folder, options.namespaces, options.missing_images)
+    network = Network(options.prefix)
+    state = State(network, options.folder, options.namespaces, options.missing_images, options.images)
     for_pods = socket.create_server((CONTROL, PORT))
     for_nginx = socket.create_server(("127.0.0.1", PORT))
     for_tests = socket.socket(socket.AF_UNIX)

@@ -28,9 +28,12 @@ class Laptop:
     """Starts programs on the laptop, with a home of its own, and a kubectl and a kubeconfig for the cluster.
 
     A program dies with the thread that started it, at the latest with the cluster.
+
+    Args:
+        kubectl: the one to use; without, a stand-in.
     """
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, kubectl: str | None = None) -> None:
         self._network = network
         self.home = folder / "laptop"
         """The laptop's home folder: programs start there."""
@@ -40,9 +43,8 @@ class Laptop:
         programs = self.home / "bin"
         programs.mkdir()
         here = Path(__file__).resolve().parents[2]
-        (programs / "kubectl").write_text(
-            f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} -m tests.cluster.kubectl "$@"\n'
-        )
+        stand_in = f"{sys.executable} -m tests.cluster.kubectl"
+        (programs / "kubectl").write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {kubectl or stand_in} "$@"\n')
         (programs / "kubectl").chmod(0o755)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:

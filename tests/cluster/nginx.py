@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.cluster.forwarding import FORWARDING_PORT
 from tests.cluster.network import CONTROL, NGINX_PORT
 
 __all__ = ["configuration"]
@@ -45,7 +46,15 @@ http {
         }
 
         # The controller, and the API of Kubernetes, which in a cluster has an address of its own.
-        location ~ ^/(api|apis|controller)/ {
+        location ~ ^/api/v1/namespaces/[^/]+/pods/[^/]+/portforward$ {
+            proxy_pass http://127.0.0.1:@FORWARDING@;
+            proxy_set_header Host $host;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection $connection_upgrade;
+            proxy_read_timeout 30d;
+        }
+
+        location ~ ^/(api|apis|openapi|version|controller)(/|$) {
             proxy_pass http://127.0.0.1:8081;
             proxy_set_header Host $host;
             proxy_set_header Upgrade $http_upgrade;
@@ -89,6 +98,7 @@ def configuration(folder: Path, version: str) -> str:
         "config": {"log_streaming_enabled": False, "metrics_enabled": False},
     }
     values = {"FOLDER": str(folder), "DNS": CONTROL, "PORT": str(NGINX_PORT), "HEALTH": json.dumps(health)}
+    values["FORWARDING"] = str(FORWARDING_PORT)
     text = _TEXT
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

@@ -115,6 +115,8 @@ class Pod:
     networked: bool = False
     """Whether its network namespace is there."""
     ending: bool = False
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it ends."""
 
     def __post_init__(self) -> None:
         self.containers = [Container(spec) for spec in self.spec["containers"]]
@@ -223,6 +225,7 @@ class Pod:
     async def end(self, grace: float | None = None) -> None:
         """End it: SIGTERM, and SIGKILL ``grace`` seconds later; with 0, SIGKILL at once."""
         self.ending = True
+        self.lost.set()
         self.changed()
         if self._task is not None and not any(container.process for container in self.containers):
             # What makes its network namespace runs in a thread, and cannot be cancelled.

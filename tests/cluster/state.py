@@ -78,16 +78,27 @@ class State:
     Args:
         namespaces: those that exist.
         missing_images: images that cannot be pulled.
+        images: the environment that an image brings.
     """
 
-    def __init__(self, network: Network, folder: Path, namespaces: list[str], missing_images: list[str]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        namespaces: list[str],
+        missing_images: list[str],
+        images: dict[str, dict[str, str]],
+    ) -> None:
         self.network = network
         self.folder = folder
         self.namespaces = {INSTALLED, *namespaces}
         self.missing_images = frozenset(missing_images)
+        self.images = images
         self.workloads: dict[tuple[str, str], Workload] = {}
         self.services: dict[tuple[str, str], Service] = {}
         self.secrets: dict[tuple[str, str], dict[str, Any]] = {}
+        self.manifests: dict[tuple[str, str, str], dict[str, Any]] = {}
+        """All that was applied, by kind, namespace ("" if it is in none) and name."""
         self.changed = asyncio.Event()
         self._addresses = (f"{PODS}.{1 + number // 250}.{1 + number % 250}" for number in itertools.count())
         self._service_addresses = (f"10.96.{number // 250}.{10 + number % 240}" for number in itertools.count())
@@ -120,9 +131,11 @@ class State:
         kind, name = manifest["kind"], metadata["name"]
         if kind == "Namespace":
             self.namespaces.add(name)
+            self.manifests[kind, "", name] = manifest
             return
         namespace = metadata.setdefault("namespace", "default")
         self.require_namespace(namespace)
+        self.manifests[kind, namespace, name] = manifest
         if kind in ("Deployment", "StatefulSet"):
             workload = self.workloads.setdefault((namespace, name), Workload(manifest))
             workload.manifest = manifest
@@ -166,9 +179,12 @@ class State:
 
     async def remove(self, namespace: str, name: str, grace: float | None = None) -> bool:
         """Remove a workload, its pods and its Services. Whether there was one."""
-        workload = self.workloads.get((namespace, name))
         for service in (name, f"{name}-headless"):
             self.services.pop((namespace, service), None)
+        return await self._remove_workload(namespace, name, grace)
+
+    async def _remove_workload(self, namespace: str, name: str, grace: float | None = None) -> bool:
+        workload = self.workloads.get((namespace, name))
         self.changed.set()
         if workload is None:
             return False
@@ -180,6 +196,19 @@ class State:
             if workload.removed:
                 self.workloads.pop(workload.key, None)
         return True
+
+    async def forget(self, kind: str, namespace: str, name: str) -> None:
+        """Delete one object; of a workload its pods, too, each in the way that it asks for."""
+        self.manifests.pop((kind, namespace, name), None)
+        if kind == "Namespace":
+            self.namespaces.discard(name)
+        elif kind in ("Deployment", "StatefulSet"):
+            await self._remove_workload(namespace, name)
+        elif kind == "Service":
+            self.services.pop((namespace, name), None)
+        elif kind == "Secret":
+            self.secrets.pop((namespace, name), None)
+        self.changed.set()
 
     async def kill(self, pod: Pod) -> None:
         """Kill a pod at once, as if its host were lost. Its workload replaces it."""
@@ -266,7 +295,7 @@ class State:
         self.changed.set()
 
     def _environment(self, pod: Pod, container: Mapping[str, Any]) -> dict[str, str]:
-        found = {}
+        found = dict(self.images.get(container.get("image", ""), {}))
         for variable in container.get("env") or []:
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:
