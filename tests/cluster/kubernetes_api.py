@@ -46,6 +46,7 @@ class Resource:
     """With its version, such as ``apps/v1``."""
     plural: str
     kind: str
+    short: str
     namespaced: bool = True
 
     @property
@@ -60,14 +61,14 @@ class Resource:
 
 
 RESOURCES = [
-    Resource("v1", "namespaces", "Namespace", namespaced=False),
-    Resource("v1", "pods", "Pod"),
-    Resource("v1", "services", "Service"),
-    Resource("v1", "secrets", "Secret"),
-    Resource("apps/v1", "deployments", "Deployment"),
-    Resource("apps/v1", "statefulsets", "StatefulSet"),
-    Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
-    Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy"),
+    Resource("v1", "namespaces", "Namespace", "ns", namespaced=False),
+    Resource("v1", "pods", "Pod", "po"),
+    Resource("v1", "services", "Service", "svc"),
+    Resource("v1", "secrets", "Secret", ""),
+    Resource("apps/v1", "deployments", "Deployment", "deploy"),
+    Resource("apps/v1", "statefulsets", "StatefulSet", "sts"),
+    Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "pdb"),
+    Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", "netpol"),
 ]
 
 _versions = itertools.count(1)
@@ -202,7 +203,7 @@ def _add_resource(app: FastAPI, state: State, resource: Resource) -> None:
 
 
 def _named(sent: bytes) -> str:
-    """The name of an object in Kubernetes' protobuf, in which kubectl sends namespaces, which have no more than it."""
+    """The name of an object in Kubernetes' protobuf: kubectl sends namespaces so, which are no more than a name."""
     sent = sent.removeprefix(PROTOBUF)
     for wanted in (2, 1, 1):  # the object in its envelope, its metadata, the name; all lengths are below 128
         while sent[0] != wanted << 3 | 2:
@@ -344,6 +345,7 @@ def _add_discovery(app: FastAPI) -> None:
                 {
                     "name": one.plural,
                     "singularName": one.kind.lower(),
+                    "shortNames": [one.short] if one.short else [],
                     "kind": one.kind,
                     "namespaced": one.namespaced,
                     "verbs": verbs,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +14,10 @@ from typing import Any
 
 from tests.cluster.network import LAPTOP_SIDE, NGINX_PORT, Network
 
-__all__ = ["Laptop"]
+__all__ = ["Laptop", "real_kubectl"]
+
+OLDEST_KUBECTL = (1, 31)
+"""Older ones forward ports without WebSockets, and cannot do so here."""
 
 _ENTER = 'mount --bind "$0/resolv.conf" /etc/resolv.conf && exec "$@"'
 
@@ -22,6 +28,18 @@ contexts: [{{name: one-machine, context: {{cluster: one-machine, namespace: defa
 clusters: [{{name: one-machine, cluster: {{server: "http://{LAPTOP_SIDE}:{NGINX_PORT}"}}}}]
 users: [{{name: one, user: {{}}}}]
 """
+
+
+@functools.cache
+def real_kubectl() -> str | None:
+    """Where this machine's kubectl is, if it has one that works here."""
+    found = shutil.which("kubectl")
+    if found is None:
+        return None
+    asked = [found, "version", "--client", "--output=json"]
+    version = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)["clientVersion"]
+    number = int(version["major"]), int(version["minor"].rstrip("+"))
+    return found if number >= OLDEST_KUBECTL else None
 
 
 class Laptop:

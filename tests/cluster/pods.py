@@ -116,7 +116,7 @@ class Pod:
     """Whether its network namespace is there."""
     ending: bool = False
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it ends."""
+    """Set when it has ended."""
 
     def __post_init__(self) -> None:
         self.containers = [Container(spec) for spec in self.spec["containers"]]
@@ -225,7 +225,6 @@ class Pod:
     async def end(self, grace: float | None = None) -> None:
         """End it: SIGTERM, and SIGKILL ``grace`` seconds later; with 0, SIGKILL at once."""
         self.ending = True
-        self.lost.set()
         self.changed()
         if self._task is not None and not any(container.process for container in self.containers):
             # What makes its network namespace runs in a thread, and cannot be cancelled.
@@ -247,6 +246,7 @@ class Pod:
             container.kill()
         for process in processes:
             await process.wait()
+        self.lost.set()
         await asyncio.to_thread(remove_namespace, self.network.name(self.host))
         await asyncio.to_thread(self.sandbox.remove)
 
