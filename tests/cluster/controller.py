@@ -275,12 +275,12 @@ def _forward_target(state: State, namespace: str, kind: str, name: str, port: in
     service = state.services.get((namespace, name))
     if service is None:
         raise NotFound(f'services "{name}" not found')
-    if service.address is not None and port not in service.ports:
+    if port not in service.ports:
         raise NotFound(f"Service {name} does not have a service port {port}")
     ready = service.endpoints(state.pods)
     if not ready:
         raise NotFound(f"no ready pod behind service {name}")
-    return ready[0], port_number(service.ports.get(port, port), ready[0].spec["containers"][0])
+    return ready[0], port_number(service.ports[port], ready[0].spec["containers"][0])
 
 
 def _add_objects(app: FastAPI, state: State) -> None:

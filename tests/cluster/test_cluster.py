@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import OneMachineCluster, missing
+from tests.cluster.laptop import real_kubectl
 from tests.cluster.network import remove_stale
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -156,10 +157,21 @@ def test_a_pod_whose_image_cannot_be_pulled_says_so(cluster: OneMachineCluster) 
         eventually(lambda: states(cluster, "unpulled") == ["ImagePullBackOff"], "the state")
 
 
-def test_a_port_forward_stays_with_one_pod_and_ends_with_it(cluster: OneMachineCluster) -> None:
-    with running(cluster, "web", HTTP, replicas=2, ports=[80], readiness=SERVES_HTTP):
+@pytest.mark.parametrize(
+    "kubectl",
+    [
+        pytest.param("kubectl", id="stand-in"),
+        pytest.param(
+            real_kubectl(),
+            id="real",
+            marks=pytest.mark.skipif(real_kubectl() is None, reason="needs kubectl 1.31 or newer"),
+        ),
+    ],
+)
+def test_a_port_forward_stays_with_one_pod_and_ends_with_it(cluster: OneMachineCluster, kubectl: str) -> None:
+    with running(cluster, "web", HTTP, replicas=2, ports=[8000], readiness=SERVES_HTTP):
         cluster.wait_ready("web", 2)
-        command = ["kubectl", "port-forward", "service/web-headless", "18000:8000", "-n", "default"]
+        command = [kubectl, "port-forward", "service/web", "18000:8000", "-n", "default"]
         forward = cluster.laptop.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert forward.stdout is not None
         assert forward.stdout.readline() == "Forwarding from 127.0.0.1:18000 -> 8000\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import typer.main
 import yaml
 
 from loom.cli.app import app
+from tests.cluster.laptop import real_kubectl
 from tests.images.dockerfiles import FILES, ROOT, only, read
 
 KUBERNETES = ROOT / "images" / "kubernetes"
@@ -64,7 +67,7 @@ Manifest = dict[str, Any]
 
 
 def built(folder: Path) -> list[Manifest]:
-    """What kustomize, which is not at hand, makes of a folder: its resources, the Secret, and JSON patches."""
+    """What kustomize makes of a folder: its resources, the Secret, and JSON patches."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     made: list[Manifest] = []
     for name in kustomization.get("resources", []):
@@ -73,7 +76,8 @@ def built(folder: Path) -> list[Manifest]:
     for secret in kustomization.get("secretGenerator", []):
         assert secret["envs"] == ["token.env"]
         metadata = {"name": secret["name"]}
-        made.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"token": "c2VjcmV0"}})
+        data = {"token": "c2VjcmV0"}
+        made.append({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data})
     for patch in kustomization.get("patches", []):
         wanted = patch["target"]
         (target,) = [
@@ -146,6 +150,59 @@ def test_a_mistake_is_seen() -> None:
         kubernetes_validate.validate({**WORKER, "spec": {**WORKER["spec"], "replica": 2}}, NEWEST, strict=True)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"apiVersion": "monitoring.coreos.com/v1"}, SERVICE_MONITOR)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The manifests as somebody has them who has made a token and deploys."""
+    kubernetes = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, kubernetes)
+    (kubernetes / "base" / "token.env").write_text("token=secret\n")
+    return kubernetes
+
+
+def kustomized(folder: Path) -> str:
+    command = [str(real_kubectl()), "kustomize", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+with_kustomize = pytest.mark.skipif(
+    real_kubectl() is None, reason="needs kubectl 1.31 or newer, with its kustomize"
+)
+
+
+@with_kustomize
+@pytest.mark.parametrize("name", ["base", "gpu"])
+def test_kustomize_makes_the_same_of_them(name: str, copied: Path) -> None:
+    made = list(yaml.safe_load_all(kustomized(copied / name)))
+    expected = built(copied / name)
+    assert len(made) == len(expected)
+    for manifest in made:
+        assert one(manifest["kind"], manifest["metadata"]["name"], expected) == manifest
+
+
+@with_kustomize
+def test_images_have_the_names_that_they_are_given(copied: Path) -> None:
+    for folder, image in (("base", "loom"), ("gpu", "loom-gpu")):
+        path = copied / folder / "kustomization.yaml"
+        text = path.read_text().replace(f"newName: {image} #", f"newName: registry/{image} #")
+        path.write_text(text.replace("newTag: 0.1.0", "newTag: 0.2.0"))
+    made = kustomized(copied / "gpu")
+    assert made.count("image: registry/loom:0.2.0\n") == 1
+    assert made.count("image: registry/loom-gpu:0.2.0\n") == 1
+    assert made.count("image:") == 2
+
+
+@with_kustomize
+def test_monitoring_is_listed_in_a_kustomization_of_ones_own(copied: Path) -> None:
+    (copied / "mine").mkdir()
+    mine = {"resources": ["../base"], "components": ["../monitoring"]}
+    (copied / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    made = list(yaml.safe_load_all(kustomized(copied / "mine")))
+    monitoring = built(copied / "monitoring")
+    assert [manifest["kind"] for manifest in monitoring] == ["ServiceMonitor", "NetworkPolicy"]
+    assert all(manifest in made for manifest in monitoring)
+    assert len(made) == len(BASE) + len(monitoring)
 
 
 def test_every_file_belongs_to_a_kustomization() -> None:
