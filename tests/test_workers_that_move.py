@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,12 @@ from tests.gateways import TOKEN, Gateway
 from tests.processes import read_json, start
 
 BOUND = 60.0
+
+
+class Environment(loom.Actor):
+    @loom.endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
 
 
 class Listed:
@@ -102,6 +110,31 @@ def test_a_session_uses_a_worker_that_has_taken_the_place_of_another(listed: Lis
         with gateway.connect() as another:
             counters = another.hosts.spawn_procs().spawn("counters", Counter)
             assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
+
+
+@pytest.mark.timeout(180)
+def test_a_mesh_with_another_python_has_it_on_a_worker_that_has_moved(listed: Listed, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nWRAPPED=yes exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    listed.add()
+    listed.add()
+    listed.write()
+    with gateway_on("--workers", f"file:{listed.path}") as gateway, gateway.connect() as job:
+        other = job.hosts.with_python_executable(str(python))
+        before = other.spawn_procs().spawn("before", Environment)
+        assert list(before.variable.call("WRAPPED").get(BOUND).values()) == ["yes", "yes"]
+
+        listed.kill(1)
+        await_event(job, "host_lost")
+        listed.add(1)
+        listed.write()
+        await_event(job, "host_back")
+
+        after = other.spawn_procs().spawn("after", Environment)
+        assert list(after.variable.call("WRAPPED").get(BOUND).values()) == ["yes", "yes"]
+        alone = other.slice(hosts=1).spawn_procs().spawn("alone", Environment)
+        assert alone.variable.call_one("WRAPPED").get(BOUND) == "yes"
 
 
 def test_a_session_waits_for_workers_that_are_not_there_yet(listed: Listed) -> None:

@@ -67,19 +67,21 @@ class Hosts:
                 f"started there again, call job.refresh_hosts() first"
             )
 
-    def mesh_on(self, hosts: tuple[int, ...], mesh: Any) -> Any:
+    def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
         """What to start processes with on some hosts, wherever they are now. On any thread.
 
         Args:
             hosts: their numbers.
             mesh: Monarch's host mesh of them, as they were when the session was opened.
+            python: the interpreter that it starts, if it is not the workers' own.
         """
         if self._moved.isdisjoint(hosts):
             return mesh
         addresses = tuple(self._workers[host] for host in hosts)
         if addresses not in self._at:
             self._at[addresses] = self._attach_to(list(addresses))
-        return self._at[addresses]
+        there = self._at[addresses]
+        return there.with_python_executable(python) if python else there
 
     def _attach_to(self, addresses: list[str]) -> Any:
         mesh = attach(addresses, f"back{len(self._attached)}")

@@ -37,6 +37,8 @@ class Entry:
     """Number of the host of each rank; of a whole proc mesh only."""
     cls: type | None = None
     """Class of the actors of an actor mesh."""
+    python: str = ""
+    """The interpreter of processes that are started on a mesh of hosts, if it is not the workers' own."""
     stopped: bool = False
 
 
@@ -116,7 +118,14 @@ class Meshes:
         # Slices, and actors on slices of procs, keep the ranks of the whole mesh.
         ranks = tuple(shape.ranks())
         self._entries[ident] = Entry(
-            entry.kind, entry.name, view, entry.root, procs=entry.procs, ranks=ranks, cls=entry.cls
+            entry.kind,
+            entry.name,
+            view,
+            entry.root,
+            procs=entry.procs,
+            ranks=ranks,
+            cls=entry.cls,
+            python=entry.python,
         )
 
     def endpoint(self, ident: int, name: str) -> Any:

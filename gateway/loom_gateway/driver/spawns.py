@@ -49,7 +49,7 @@ class Spawns:
         bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
         on = self._session.meshes.entry(hosts)
         self._session.hosts.check(on.ranks)
-        mesh = self._session.hosts.mesh_on(on.ranks, on.mesh).spawn_procs(
+        mesh = self._session.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
             per_host=dict(per_host),
             bootstrap=bootstrap,
             name=name,
@@ -58,7 +58,9 @@ class Spawns:
         )
         ranks = tuple(range(len(mesh)))
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
-        entry = Entry("procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of)
+        entry = Entry(
+            "procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of, python=on.python
+        )
         self._session.meshes.add(message.id, entry)
         for host in self._session.lost_hosts.copy():
             self._session.loop.call_soon_threadsafe(self._session.processes_gone_with, message.id, entry, host)
@@ -111,17 +113,17 @@ class Spawns:
     def _with_python(self, message: Message, started: float) -> None:
         hosts, executable = message.body
         on = self._session.meshes.entry(hosts)
-        self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks)
+        self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks, executable)
 
     def _host_of(self, message: Message, started: float) -> None:
         (procs,) = message.body
         on = self._session.meshes.entry(procs)
         whole = self._session.meshes.entry(on.procs) if on.procs >= 0 else None
         hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
-        self._add_hosts(message.id, on.mesh.host_mesh, hosts)
+        self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)
 
-    def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...]) -> None:
-        self._session.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks))
+    def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
+        self._session.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
 
     def _stop_hosts(self, message: Message, started: float) -> None:
         key = self._session.expect(message, started)
