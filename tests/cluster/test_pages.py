@@ -136,6 +136,16 @@ def test_workers_with_gpus_are_deployed_in_the_same_way(cluster: OneMachineClust
     ran(cluster, [inline(PAGE, "kubectl delete").replace("base", "gpu")])
 
 
+def test_a_mistake_in_a_manifest_is_refused(cluster: OneMachineCluster) -> None:
+    path = cluster.laptop.home / "images" / "kubernetes" / "base" / "workers.yaml"
+    path.write_text(path.read_text().replace("  replicas: 2", "  replica: 2"))
+    done = cluster.laptop.run(["bash", "-c", typed(deploy())])
+    assert done.returncode != 0
+    assert 'StatefulSet "loom-worker" is invalid' in done.stderr
+    assert "'replica' was unexpected" in done.stderr
+    assert cluster.pods("loom-worker", "training") == []
+
+
 def test_an_upgrade_tells_the_sessions_and_replaces_the_gateway(cluster: OneMachineCluster) -> None:
     quicker_drain(cluster, 3)
     ran(cluster, deploy())
