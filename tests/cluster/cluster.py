@@ -162,7 +162,11 @@ class OneMachineCluster:
             time.sleep(POLL)
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
-        answer = self._tool.request(method, path, **options)
+        try:
+            answer = self._tool.request(method, path, **options)
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            log = self.folder / "logs" / "controller.log"
+            raise RuntimeError(f"the controller has ended:\n{log.read_text(errors='replace')[-3000:]}") from error
         if answer.is_error:
             raise LookupError(answer.json()["detail"] if answer.status_code == 404 else answer.text)
         return answer.json()

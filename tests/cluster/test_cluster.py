@@ -15,7 +15,8 @@ import pytest
 
 from tests.cluster import OneMachineCluster, missing
 from tests.cluster.laptop import real_kubectl
-from tests.cluster.network import remove_stale
+from tests.cluster.network import Network, remove_stale
+from tests.cluster.services import load_rules
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -190,6 +191,27 @@ def test_a_pod_cannot_change_the_installation_that_it_runs_from(cluster: OneMach
             cluster.execute(pod.name, ["uv", "pip", "install", "nowhere"])
         with pytest.raises(RuntimeError, match="Read-only file system"):
             cluster.execute(pod.name, ["touch", f"{sys.prefix}/touched"])
+
+
+def test_a_host_that_is_removed_while_it_is_given_its_rules_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def filtered(network: Network, host: str, rules: str) -> None:
+        if host == "going":
+            raise subprocess.CalledProcessError(-signal.SIGKILL, "nft")
+
+    monkeypatch.setattr(Network, "filter", filtered)
+    monkeypatch.setattr(Network, "can_enter", lambda network, host: True)
+    assert load_rules(Network("kube-"), ["staying", "going"], "") == {"staying"}
+
+
+def test_a_controller_that_has_ended_is_named_with_its_last_words() -> None:
+    with OneMachineCluster() as cluster:
+        ended = subprocess.run(
+            ["pgrep", "-f", f"tests.cluster.controller --prefix {cluster.prefix}"], capture_output=True
+        )
+        os.kill(int(ended.stdout), signal.SIGKILL)
+        eventually(lambda: not processes_in("tests.cluster.controller --prefix " + cluster.prefix), "its end")
+        with pytest.raises(RuntimeError, match=r"(?s)the controller has ended:.*listening"):
+            cluster.pods()
 
 
 def namespaces_of(pid: int) -> list[str]:
