@@ -30,7 +30,7 @@ from tests.cluster.kubetorch_pods import Registered, Servers
 from tests.cluster.network import CONTROL, Network
 from tests.cluster.pods import Pod
 from tests.cluster.probes import port_number
-from tests.cluster.state import NotFound, State
+from tests.cluster.state import FRONT, INSTALLED, NotFound, State
 
 __all__ = ["make_app"]
 
@@ -47,6 +47,14 @@ FATAL = ("ImagePullBackOff", "ErrImagePull", "CrashLoopBackOff")
 FATAL_RESTARTS = 2
 """Ends of a container after which its pod counts as failed, rather than slow."""
 
+
+FRONT_POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": FRONT, "namespace": INSTALLED, "labels": {"app": FRONT}, "uid": FRONT},
+    "spec": {"containers": [{"name": "nginx", "image": "nginx"}]},
+    "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+}
 
 log = logging.getLogger(__name__)
 
@@ -237,13 +245,16 @@ def _add_pods(app: FastAPI, state: State) -> None:
         namespace: str, label_selector: str = "", api_selector: str = Query("", alias="labelSelector")
     ) -> dict[str, Any]:
         state.require_namespace(namespace)
-        found = state.select(namespace, _selector(label_selector or api_selector))
-        return {"kind": "PodList", "items": [pod.to_json() for pod in found]}
+        wanted = _selector(label_selector or api_selector)
+        found = [pod.to_json() for pod in state.select(namespace, wanted)]
+        if namespace == INSTALLED and wanted.items() <= FRONT_POD["metadata"]["labels"].items():
+            found.append(FRONT_POD)
+        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found}
 
     @app.get("/controller/pods/{namespace}/{name}")
     @app.get("/api/v1/namespaces/{namespace}/pods/{name}")
     async def pod(namespace: str, name: str) -> dict[str, Any]:
-        return state.pod(namespace, name).to_json()
+        return FRONT_POD if (namespace, name) == (INSTALLED, FRONT) else state.pod(namespace, name).to_json()
 
     @app.get("/controller/pods/{namespace}/{name}/logs")
     @app.get("/api/v1/namespaces/{namespace}/pods/{name}/log")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,9 +17,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from tests.cluster.pods import Pod
 from tests.cluster.spdy import Data, Decoder, Encoder, Opened, Ping, Reset
-from tests.cluster.state import NotFound, State
+from tests.cluster.state import FRONT, INSTALLED, NotFound, State
 
 __all__ = ["FORWARDING_PORT", "serve_forwards"]
 
@@ -30,28 +30,42 @@ PROTOCOL = "SPDY/3.1+portforward.k8s.io"
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/portforward")
 
 
+@dataclass(frozen=True)
+class Target:
+    """A pod, as far as ports are forwarded to it."""
+
+    name: str
+    address: str
+    lost: asyncio.Event
+
+
 async def serve_forwards(state: State, host: str) -> Server:
     """Listen, until the server is closed."""
+    speaking_spdy: set[ServerConnection] = set()
 
     def offered(socket: ServerConnection, request: Request) -> Response | None:
         try:
-            _pod(state, request.path)
+            _target(state, request.path)
         except NotFound as error:
             return socket.respond(HTTPStatus.NOT_FOUND, str(error))
-        socket.wanted = request.headers.get("Sec-WebSocket-Protocol")  # type: ignore[attr-defined]
-        if socket.wanted:  # type: ignore[attr-defined]
+        if request.headers.get("Sec-WebSocket-Protocol") == PROTOCOL:
             # Its slash makes it a name that the standard does not allow, and websockets would refuse.
             del request.headers["Sec-WebSocket-Protocol"]
+            speaking_spdy.add(socket)
         return None
 
     def accepted(socket: ServerConnection, request: Request, response: Response) -> None:
-        if socket.wanted:  # type: ignore[attr-defined]
+        if socket in speaking_spdy:
             response.headers["Sec-WebSocket-Protocol"] = PROTOCOL
 
     async def forward(socket: ServerConnection) -> None:
         assert socket.request is not None
-        pod, port = _pod(state, socket.request.path)
-        how = _Streams(socket, pod).run if socket.wanted else _Whole(socket, pod, port).run  # type: ignore[attr-defined]
+        pod, port = _target(state, socket.request.path)
+        if socket in speaking_spdy:
+            speaking_spdy.discard(socket)
+            how = _Streams(socket, pod).run
+        else:
+            how = _Whole(socket, pod, port).run
         tasks = [asyncio.create_task(how()), asyncio.create_task(pod.lost.wait())]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -73,18 +87,22 @@ async def serve_forwards(state: State, host: str) -> Server:
     )
 
 
-def _pod(state: State, path: str) -> tuple[Pod, int]:
+def _target(state: State, path: str) -> tuple[Target, int]:
     url = urlsplit(path)
     match = _PATH.fullmatch(url.path)
     if match is None:
         raise NotFound(f"nothing is served at {url.path}")
-    return state.pod(match[1], match[2]), int(parse_qs(url.query).get("port", ["0"])[0])
+    port = int(parse_qs(url.query).get("port", ["0"])[0])
+    if match[1] == INSTALLED and match[2] == FRONT:
+        return Target(FRONT, "127.0.0.1", asyncio.Event()), port
+    pod = state.pod(match[1], match[2])
+    return Target(pod.name, pod.address, pod.lost), port
 
 
 class _Whole:
     """One connection, whole in binary messages."""
 
-    def __init__(self, socket: ServerConnection, pod: Pod, port: int) -> None:
+    def __init__(self, socket: ServerConnection, pod: Target, port: int) -> None:
         self._socket, self._pod, self._port = socket, pod, port
 
     async def run(self) -> None:
@@ -113,7 +131,7 @@ class _Whole:
 class _Streams:
     """SPDY: of each connection a stream for its bytes, and one for what went wrong with it."""
 
-    def __init__(self, socket: ServerConnection, pod: Pod) -> None:
+    def __init__(self, socket: ServerConnection, pod: Target) -> None:
         self._socket, self._pod = socket, pod
         self._encoder = Encoder()
         self._errors: dict[str, int] = {}

@@ -19,7 +19,7 @@ import kubernetes_validate
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tests.cluster.state import NotFound, State, Workload
+from tests.cluster.state import INSTALLED, NotFound, State, Workload
 
 __all__ = ["add_kubernetes_api"]
 
@@ -247,7 +247,9 @@ def _object(state: State, resource: Resource, namespace: str, name: str) -> Json
     found: Json
     if resource.kind == "Namespace" and name in state.namespaces:
         found = {"metadata": {"name": name}, "status": {"phase": "Active"}, **(manifest or {})}
-    elif resource.kind == "Service" and (namespace, name) in state.services:
+    elif resource.kind == "Service" and namespace != INSTALLED:
+        if (namespace, name) not in state.services:
+            raise NotFound(name)
         made = state.services[namespace, name].to_json()
         manifest = manifest or {"metadata": made["metadata"], "spec": {}}
         spec = {**manifest["spec"], "clusterIP": made["spec"]["clusterIP"]}

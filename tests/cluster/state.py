@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.network import CONTROL, DATA_STORE, PODS, Network
+from tests.cluster.network import CONTROL, DATA_STORE, NGINX_PORT, PODS, Network
 from tests.cluster.pods import Pod
 from tests.cluster.services import DOMAIN, Service, cluster_ips, hosts_file, load_rules, publish_names
 
-__all__ = ["NotFound", "State", "Workload"]
+__all__ = ["FRONT", "INSTALLED", "NotFound", "State", "Workload"]
 
 INSTALLED = "kubetorch"
 """The namespace in which Kubetorch itself is."""
+
+FRONT = "kubetorch-controller-0"
+"""The pod in which Kubetorch's nginx and controller are. Here they run in the control namespace."""
 
 STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 """Pods of Kubetorch that start at once: its server gives a helper 5 s, and is broken if that is too short."""
@@ -99,6 +102,11 @@ class State:
         self.secrets: dict[tuple[str, str], dict[str, Any]] = {}
         self.manifests: dict[tuple[str, str, str], dict[str, Any]] = {}
         """All that was applied, by kind, namespace ("" if it is in none) and name."""
+        metadata = {"name": FRONT.removesuffix("-0"), "namespace": INSTALLED}
+        self.manifests["Service", INSTALLED, metadata["name"]] = {
+            "metadata": metadata,
+            "spec": {"selector": {"app": FRONT}, "clusterIP": "None", "ports": [{"port": NGINX_PORT}]},
+        }
         self.changed = asyncio.Event()
         self._addresses = (f"{PODS}.{1 + number // 250}.{1 + number % 250}" for number in itertools.count())
         self._service_addresses = (f"10.96.{number // 250}.{10 + number % 240}" for number in itertools.count())

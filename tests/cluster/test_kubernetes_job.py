@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import OneMachineCluster, PodInfo, missing
+from tests.cluster.laptop import real_kubectl
 from tests.images.test_manifests import BASE
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(400)]
@@ -42,7 +43,7 @@ SERVER = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[OneMachineCluster]:
-    with OneMachineCluster() as cluster:
+    with OneMachineCluster(kubectl=real_kubectl()) as cluster:
         yield cluster
 
 

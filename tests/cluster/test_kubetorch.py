@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import OneMachineCluster, missing
+from tests.cluster.laptop import real_kubectl
 
 pytest.importorskip("kubetorch")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -71,7 +72,7 @@ except Exception as error:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[OneMachineCluster]:
-    with OneMachineCluster(missing_images=[UNPULLABLE]) as cluster:
+    with OneMachineCluster(missing_images=[UNPULLABLE], kubectl=real_kubectl()) as cluster:
         yield cluster
 
 

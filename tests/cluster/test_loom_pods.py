@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import OneMachineCluster, missing
+from tests.cluster.laptop import real_kubectl
 from tests.cluster.test_kubernetes_job import Program, gone, program
 
 pytestmark = [
@@ -24,7 +25,7 @@ UNPULLABLE = "registry.example/nothing:1"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[OneMachineCluster]:
-    with OneMachineCluster(missing_images=[UNPULLABLE]) as cluster:
+    with OneMachineCluster(missing_images=[UNPULLABLE], kubectl=real_kubectl()) as cluster:
         yield cluster
 
 
