@@ -21,7 +21,6 @@ import itertools
 import os
 import secrets
 import select
-import shutil
 import struct
 import subprocess
 import threading
@@ -31,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from loom_proxy.child import Child
+from tests.netns import run, why_not
 
 __all__ = ["FarCluster", "Hosts", "missing"]
 
@@ -61,27 +61,13 @@ _QUEUE = 4096
 @functools.cache
 def missing() -> str:
     """What this machine lacks for namespaces; empty if nothing."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")):
-        if shutil.which(program) is None:
-            return f"the program {program} (Debian package {package}) is not installed"
-    trial = f"loom-trial-{os.getpid()}"
-    try:
-        _run("ip", "netns", "add", trial)
-        _run("ip", "-n", trial, "link", "add", "b0", "type", "bridge")
-        _run("ip", "-n", trial, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
-        _run("ip", "-n", trial, "tuntap", "add", "dev", "t0", "mode", "tap")
-        return ""
-    except subprocess.CalledProcessError as error:
-        return f"this machine cannot make network namespaces: {error.stderr.strip()}"
-    finally:
-        subprocess.run(["ip", "netns", "delete", trial], capture_output=True)
+    return why_not([("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")], _make_devices)
 
 
-def _run(*command: str, given: str | None = None) -> str:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=30.0)
-    return done.stdout
+def _make_devices(namespace: str) -> None:
+    run("ip", "-n", namespace, "link", "add", "b0", "type", "bridge")
+    run("ip", "-n", namespace, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+    run("ip", "-n", namespace, "tuntap", "add", "dev", "t0", "mode", "tap")
 
 
 def _enter(namespace: int) -> None:
@@ -140,18 +126,18 @@ class Hosts:
                 f"add rule inet loss in ip saddr {self.address(source)} "
                 f"numgen random mod 100 < {percent} counter drop\n"
             )
-            _run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
+            run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
 
     def lost(self) -> list[int]:
         """Packets that have been lost on the way to the laptop, and on the way to the gateway."""
-        listed = [_run("ip", "netns", "exec", self.name(host), "nft", "list", "table", "inet", "loss")
+        listed = [run("ip", "netns", "exec", self.name(host), "nft", "list", "table", "inet", "loss")
                   for host in ("laptop", "gateway")]  # fmt: skip
         return [int(text.partition("counter packets ")[2].split()[0]) for text in listed]
 
     def narrow(self, megabits: int) -> None:
         """Let so many million bits a second through the line, in each direction."""
         for host, device in (("laptop", "eth0"), ("bridge", "laptop")):
-            _run("tc", "-n", self.name(host), "qdisc", "add", "dev", device, "root", "tbf",
+            run("tc", "-n", self.name(host), "qdisc", "add", "dev", device, "root", "tbf",
                  "rate", f"{megabits}mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
 
     @contextlib.contextmanager
@@ -164,11 +150,11 @@ class Hosts:
             self._ip("laptop", "link", "set", "eth0", "up")
 
     def _ip(self, host: str, *command: str) -> None:
-        _run("ip", "-n", self.name(host), *command)
+        run("ip", "-n", self.name(host), *command)
 
     def _make(self) -> None:
         for host in ("bridge", *self._hosts):
-            _run("ip", "netns", "add", self.name(host))
+            run("ip", "netns", "add", self.name(host))
             self._ip(host, "link", "set", "lo", "up")
         self._ip("bridge", "link", "add", "bridge", "type", "bridge")
         self._ip("bridge", "link", "set", "bridge", "up")

@@ -25,6 +25,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.netns import run, why_not
+
 __all__ = ["CONTROL", "LAPTOP_SIDE", "NGINX_PORT", "Network", "missing", "owner_prefix", "remove_stale"]
 
 CONTROL = "10.244.0.2"
@@ -56,32 +58,17 @@ _NAMES = re.compile(r"^kube-(\d+)-")
 @functools.cache
 def missing() -> str:
     """What this machine lacks for a cluster; empty if nothing."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for program, package in _PROGRAMS:
-        if shutil.which(program) is None:
-            return f"the program {program} (Debian package {package}) is not installed"
-    trial = f"kube-{os.getpid()}-trial"
+    return why_not(_PROGRAMS, _try_it)
+
+
+def _try_it(namespace: str) -> None:
     rules = (
         "table ip trial {\n chain out {\n type nat hook output priority -100\n"
         " ip daddr 10.96.0.1 tcp dport 80 dnat to numgen random mod 1 map { 0 : 10.244.1.1 . 80 }\n }\n}\n"
     )
-    try:
-        run("ip", "netns", "add", trial)
-        run("ip", "-n", trial, "link", "add", "b0", "type", "bridge")
-        run("nsenter", f"--net=/run/netns/{trial}", "nft", "-f", "-", given=rules)
-        run("unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true")
-        return ""
-    except subprocess.CalledProcessError as error:
-        return f"this machine cannot make the namespaces of pods: {error.stderr.strip()}"
-    finally:
-        subprocess.run(["ip", "netns", "delete", trial], capture_output=True)
-
-
-def run(*command: str, given: str | None = None) -> str:
-    """Run a command to its end; its output. Raises CalledProcessError."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=30.0)
-    return done.stdout
+    run("ip", "-n", namespace, "link", "add", "b0", "type", "bridge")
+    run("nsenter", f"--net=/run/netns/{namespace}", "nft", "-f", "-", given=rules)
+    run("unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true")
 
 
 def owner_prefix(number: int) -> str:
