@@ -276,22 +276,19 @@ def _add_pods(app: FastAPI, state: State) -> None:
     @app.get("/api/v1/namespaces/{namespace}/{kind}/{name}/forwarded")
     async def forwarded(namespace: str, kind: str, name: str, port: int) -> dict[str, Any]:
         """The pod to which a port-forward goes: kubectl picks one at its start, and stays with it."""
-        target, number = _forward_target(state, namespace, kind, name, port)
-        return {"pod": target.name, "port": number}
-
-
-def _forward_target(state: State, namespace: str, kind: str, name: str, port: int) -> tuple[Pod, int]:
-    if kind == "pods":
-        return state.pod(namespace, name), port
-    service = state.services.get((namespace, name))
-    if service is None:
-        raise NotFound(f'services "{name}" not found')
-    if port not in service.ports:
-        raise NotFound(f"Service {name} does not have a service port {port}")
-    ready = service.endpoints(state.pods)
-    if not ready:
-        raise NotFound(f"no ready pod behind service {name}")
-    return ready[0], port_number(service.ports[port], ready[0].spec["containers"][0])
+        if (namespace, kind, name) == (INSTALLED, "services", FRONT.removesuffix("-0")):
+            return {"pod": FRONT, "port": port}
+        if kind == "pods":
+            return {"pod": state.pod(namespace, name).name, "port": port}
+        service = state.services.get((namespace, name))
+        if service is None:
+            raise NotFound(f'services "{name}" not found')
+        if port not in service.ports:
+            raise NotFound(f"Service {name} does not have a service port {port}")
+        ready = service.endpoints(state.pods)
+        if not ready:
+            raise NotFound(f"no ready pod behind service {name}")
+        return {"pod": ready[0].name, "port": port_number(service.ports[port], ready[0].spec["containers"][0])}
 
 
 def _add_objects(app: FastAPI, state: State) -> None:

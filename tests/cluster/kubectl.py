@@ -68,35 +68,25 @@ def _get(url: str) -> str:
 
 
 async def _forward(server: str, path: str, address: str, local: int, remote: int) -> None:
-    if path.startswith("kubetorch/services/kubetorch-controller"):
-        # The pod in which nginx is: nothing in this cluster is nearer to the laptop.
-        host, _, number = server.removeprefix("http://").partition(":")
-        pod, url = "", ""
-    else:
-        found = yaml.safe_load(
-            await asyncio.to_thread(_get, f"{server}/api/v1/namespaces/{path}/forwarded?port={remote}")
-        )
-        namespace, pod = path.split("/")[0], found["pod"]
-        host, number = "", str(found["port"])
-        url = (
-            f"{server.replace('http', 'ws', 1)}/api/v1/namespaces/{namespace}/pods/{pod}/portforward?port={number}"
-        )
+    found = yaml.safe_load(
+        await asyncio.to_thread(_get, f"{server}/api/v1/namespaces/{path}/forwarded?port={remote}")
+    )
+    namespace, pod = path.split("/")[0], found["pod"]
+    of_pod = f"/api/v1/namespaces/{namespace}/pods/{pod}"
+    url = f"{server.replace('http', 'ws', 1)}{of_pod}/portforward?port={found['port']}"
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, websockets.WebSocketException):
-            if url:
-                await _through_socket(url, reader, writer)
-            else:
-                await _through_tcp(host, int(number), reader, writer)
+            await _through_socket(url, reader, writer)
         writer.close()
 
     listening = await asyncio.start_server(accepted, address, local)
     local = listening.sockets[0].getsockname()[1]
-    print(f"Forwarding from {address}:{local} -> {number}", flush=True)
+    print(f"Forwarding from {address}:{local} -> {found['port']}", flush=True)
     alive = True
     while alive:
         await asyncio.sleep(CHECK)
-        alive = not pod or await asyncio.to_thread(_lives, f"{server}/api/v1/namespaces/{namespace}/pods/{pod}")
+        alive = await asyncio.to_thread(_lives, f"{server}{of_pod}")
     sys.exit(f"error: lost connection to pod {pod}")
 
 
@@ -104,8 +94,10 @@ def _lives(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=30.0):
             return True
-    except OSError:
+    except urllib.error.HTTPError:
         return False
+    except OSError:  # the link is dead, which says nothing of the pod
+        return True
 
 
 async def _through_socket(url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,19 +113,6 @@ async def _through_socket(url: str, reader: asyncio.StreamReader, writer: asynci
             writer.write(message)  # type: ignore[arg-type]
             await writer.drain()
         sending.cancel()
-
-
-async def _through_tcp(host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    far_reader, far_writer = await asyncio.open_connection(host, port)
-
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
-
-    await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
 
 
 if __name__ == "__main__":
