@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
@@ -26,6 +27,10 @@ from loom_proxy.weaver_views import Away, WeaverUpdate, read_update
 __all__ = ["WeaverWatch"]
 
 V = TypeVar("V")
+
+_silent = logging.getLogger(f"{__name__}.socket")
+_silent.setLevel(logging.CRITICAL)
+"""Of websockets, which would print a traceback where a program reads no more; a lost connection is an update."""
 
 OPEN_TIMEOUT = 10.0
 """Seconds that a gateway has to accept the connection."""
@@ -53,6 +58,7 @@ class WeaverWatch:
             "max_size": None,  # a snapshot of many replicas is large
             "compression": None,
             "proxy": None,
+            "logger": _silent,
         }
 
     def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
