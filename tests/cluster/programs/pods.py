@@ -23,7 +23,7 @@ def a_job(replicas=2, **options):
 
 def status(job):
     """What the pods say of themselves, over Kubetorch's HTTP."""
-    return job._remote(job._meshes[0]).status(stream_logs=False)
+    return job._meshes[0].remote.status(stream_logs=False)
 
 
 def again():
@@ -90,7 +90,7 @@ def restarted():
     """A pod's worker is restarted over HTTP; the session uses it again."""
     with a_job() as job:
         _, second = status(job)["pods"]
-        remote = job._remote(job._meshes[0])
+        remote = job._meshes[0].remote
         new = remote.restart_worker(second["name"], stream_logs=False)
         say("restarted", other=new["worker"]["pid"] != second["worker"]["pid"], name=new["name"] == second["name"])
         for event in job.events(timeout=BOUND):
