@@ -17,7 +17,8 @@ from loom_proxy.job import Job, JobState, connect
 from loom_proxy.job_tokens import token_for
 from loom_proxy.pod_mesh import PodMesh
 from loom_proxy.pod_progress import pods_shown
-from loom_proxy.pod_waiting import await_gateway
+from loom_proxy.pod_states import PodState
+from loom_proxy.pod_waiting import PodStart
 from loom_proxy.sync import SyncResult
 
 __all__ = ["KubernetesJob"]
@@ -184,8 +185,9 @@ class KubernetesJob:
         self._detached = False
         for mesh in self._meshes:
             self._deploy(mesh)
-        with pods_shown("starting the workers and the gateway", self._meshes[0].pods):
-            await_gateway(self._meshes, self._timeout)
+        start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
+        with pods_shown(lambda: start.doing, self._pods):
+            start.wait()
         self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
         return self
@@ -198,10 +200,13 @@ class KubernetesJob:
         mesh.complete_compute()
         there_before = mesh.ours and mesh.exists()
         init_args = self._init_args(mesh)
-        with pods_shown(f"deploying {mesh.service_name}", mesh.pods):
+        with pods_shown(lambda: f"deploying {mesh.service_name}", mesh.pods):
             mesh.deploy(init_args)
         if mesh.ours and not there_before:
             self._deployed.append(mesh.name)
+
+    def _pods(self) -> list[PodState]:
+        return [pod for mesh in self._meshes for pod in mesh.pods()]
 
     def _init_args(self, mesh: PodMesh) -> dict[str, Any]:
         """What `LoomPod` is made with, in the pods of a mesh."""

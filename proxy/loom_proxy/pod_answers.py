@@ -7,19 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import loom
-from loom.errors import DeploymentFailed, ProtocolMismatch, PythonVersionMismatch
+from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 
-__all__ = ["answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
+__all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
+
+
+class NotLoaded(LoomError):
+    """A pod that answers has no `LoomPod` yet. Kubetorch gives its answer, which says so, as a call's result."""
 
 
 def answer(status: Any) -> dict[str, Any]:
-    """What `LoomPod.status` gave; Kubetorch's client also returns what a pod says that has not loaded it yet.
+    """What `LoomPod.status` gave.
 
     Raises:
-        DeploymentFailed: that is what it is.
+        NotLoaded: it is what a pod says that has not loaded it.
     """
     if not isinstance(status, dict) or "pods" not in status:
-        raise DeploymentFailed(f"a pod has not loaded LoomPod yet: {status!r:.300}")
+        detail = status.get("detail", status) if isinstance(status, dict) else status
+        raise NotLoaded(f"{detail!s:.300}")
     return status
 
 

@@ -149,7 +149,7 @@ class PodMesh:
         """What `LoomPod.status` gives, in any pod of the mesh.
 
         Raises:
-            DeploymentFailed: the pod has not loaded it yet.
+            NotLoaded: the pod has not loaded it yet.
             Exception: Kubetorch's own, or of the name that it had in the pod.
         """
         return answer(self.remote.status(stream_logs=False))

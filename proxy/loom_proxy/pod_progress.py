@@ -20,11 +20,11 @@ NAMED = 3
 
 
 @contextlib.contextmanager
-def pods_shown(what: str, pods: Callable[[], list[PodState]]) -> Iterator[None]:
+def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> Iterator[None]:
     """Show, while the block runs, what the pods do.
 
     Args:
-        what: is waited for.
+        what: says what is waited for.
         pods: asks Kubernetes for them.
     """
     if not wanted(None):
@@ -40,8 +40,8 @@ def pods_shown(what: str, pods: Callable[[], list[PodState]]) -> Iterator[None]:
         showing.join(LOOK_EVERY)
 
 
-def _show(what: str, pods: Callable[[], list[PodState]], over: threading.Event) -> None:
-    step = Step(what)
+def _show(what: Callable[[], str], pods: Callable[[], list[PodState]], over: threading.Event) -> None:
+    step = Step(what())
     looked = 0.0
 
     def now() -> Step:
@@ -49,7 +49,7 @@ def _show(what: str, pods: Callable[[], list[PodState]], over: threading.Event) 
         if time.monotonic() - looked > LOOK_EVERY:
             found = pods()
             looked = time.monotonic()
-            step = _step(what, found)
+            step = _step(what(), found)
         return step
 
     if over.wait(AFTER):
