@@ -118,6 +118,44 @@ def test_an_image_without_torchmonarch(cluster: OneMachineCluster, tmp_path: Pat
     assert "a pod needs torchmonarch, not installed here" in refused["text"]
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all pods share; they have a /tmp of their own each."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+FIRST_DATA_SERVER_FAILS = """
+import os, sys
+
+if "kubetorch.data_store.pod_data_server" in sys.orig_argv:
+    try:
+        os.close(os.open(os.path.join(os.path.dirname(__file__), "failed"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        os._exit(1)
+"""
+"""What makes Kubetorch's server wait in vain for its data server, as on a machine with too much to do; once."""
+
+
+def test_a_pod_that_kubetorch_leaves_without_its_class_is_deployed_again(
+    cluster: OneMachineCluster, tmp_path: Path, shared: Path
+) -> None:
+    (shared / "sitecustomize.py").write_text(FIRST_DATA_SERVER_FAILS)
+
+    with program(cluster, tmp_path, "one_without_its_class", str(shared), of=PODS) as run:
+        said = run.until("warning")["text"]
+        opened = run.until("open")
+        run.until("closed")
+
+    assert (shared / "failed").exists()
+    assert "deploying loom again (1 of at most 2 times)" in said
+    assert "has not loaded LoomPod yet" in said
+    assert opened == {"event": "open", "pods": 2, "starts": [1, 1]}
+    assert gone(cluster, "loom")
+
+
 @pytest.mark.parametrize("run", ["detached"], indirect=True)
 def test_a_job_that_is_detached_keeps_its_pods_and_its_session(run: Program, cluster: OneMachineCluster) -> None:
     run.until("detached")

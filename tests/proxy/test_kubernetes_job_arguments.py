@@ -10,7 +10,7 @@ import pytest
 
 import loom
 from loom_proxy.job_tokens import token_for
-from loom_proxy.kubernetes_job import _check_versions
+from loom_proxy.pod_answers import check_versions
 
 kt = pytest.importorskip("kubetorch")
 
@@ -83,13 +83,13 @@ def pod(**versions: str) -> dict[str, Any]:
 
 
 def test_pods_may_have_another_minor_version_of_loom() -> None:
-    _check_versions(pod(**{"monarch-loom": loom.__version__.split(".")[0] + ".99.0"}))
+    check_versions(pod(**{"monarch-loom": loom.__version__.split(".")[0] + ".99.0"}))
 
 
 def test_pods_of_another_python_or_another_major_version_are_refused() -> None:
     with pytest.raises(loom.PythonVersionMismatch, match=r"pod loom-1 has Python 3\.1 and this is Python 3\."):
-        _check_versions(pod(python="3.1.4"))
+        check_versions(pod(python="3.1.4"))
     with pytest.raises(
         loom.ProtocolMismatch, match=rf"pod loom-1 has Loom 99\.0\.0 and this is Loom {loom.__version__}"
     ):
-        _check_versions(pod(**{"monarch-loom": "99.0.0"}))
+        check_versions(pod(**{"monarch-loom": "99.0.0"}))

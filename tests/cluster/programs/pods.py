@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import sys
 import time
 
@@ -17,13 +18,14 @@ def say(event, **about):
     print(json.dumps({"event": event, **about}), flush=True)
 
 
-def a_job(replicas=2, **options):
-    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=replicas, image=IMAGE), **options)
+def a_job(replicas=2, env_vars=None, **options):
+    compute = kt.Compute(cpus=1, replicas=replicas, image=IMAGE, env_vars=env_vars)
+    return loom.KubernetesJob(compute=compute, **options)
 
 
 def status(job):
     """What the pods say of themselves, over Kubetorch's HTTP."""
-    return job._remote(job._meshes[0]).status(stream_logs=False)
+    return job._meshes[0].remote.status(stream_logs=False)
 
 
 def again():
@@ -90,7 +92,7 @@ def restarted():
     """A pod's worker is restarted over HTTP; the session uses it again."""
     with a_job() as job:
         _, second = status(job)["pods"]
-        remote = job._remote(job._meshes[0])
+        remote = job._meshes[0].remote
         new = remote.restart_worker(second["name"], stream_logs=False)
         say("restarted", other=new["worker"]["pid"] != second["worker"]["pid"], name=new["name"] == second["name"])
         for event in job.events(timeout=BOUND):
@@ -107,6 +109,27 @@ def restarted():
         except Exception as error:  # noqa: BLE001 - Kubetorch's own, of the name that it had in the pod
             say("unknown", text=str(error))
     say("closed")
+
+
+def one_without_its_class():
+    """Kubetorch's server fails to load the class in one pod, once, by what is in the folder that it is given."""
+    with warnings_said(), a_job(env_vars={"PYTHONPATH": sys.argv[2]}) as job:
+        found = status(job)
+        say("open", pods=len(found["pods"]), starts=[pod["worker"]["starts"] for pod in found["pods"]])
+        job.hosts.spawn_procs().initialized.get(BOUND)
+    say("closed")
+
+
+@contextlib.contextmanager
+def warnings_said():
+    class Said(logging.Handler):
+        def emit(self, record):
+            say("warning", text=record.getMessage())
+
+    handler = Said(logging.WARNING)
+    logging.getLogger("loom_proxy.pod_waiting").addHandler(handler)
+    yield
+    logging.getLogger("loom_proxy.pod_waiting").removeHandler(handler)
 
 
 def refused(**options):

@@ -1,0 +1,85 @@
+"""What the pods of a job say of themselves, as `LoomPod.status` gives it, and what that means for the job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import loom
+from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
+
+__all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
+
+
+class NotLoaded(LoomError):
+    """A pod that answers has no `LoomPod` yet. Kubetorch gives its answer, which says so, as a call's result."""
+
+
+def answer(status: Any) -> dict[str, Any]:
+    """What `LoomPod.status` gave.
+
+    Raises:
+        NotLoaded: it is what a pod says that has not loaded it.
+    """
+    if not isinstance(status, dict) or "pods" not in status:
+        detail = status.get("detail", status) if isinstance(status, dict) else status
+        raise NotLoaded(f"{detail!s:.300}")
+    return status
+
+
+def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
+    """Why a job cannot be used yet; empty if it can."""
+    pods = status["pods"]
+    wrong = [f"pod {pod['name']}: {pod['worker']['problem']}" for pod in pods if pod["worker"]["problem"]]
+    wrong += [f"pod {pod['name']}: {pod['gateway_problem']}" for pod in pods if pod["gateway_problem"]]
+    if len(pods) < expected:
+        wrong.append(f"{len(pods)} of {expected} pods answer: {', '.join(pod['name'] for pod in pods) or 'none'}")
+    if not wrong and status["gateway"] is None:
+        wrong.append("no pod has the gateway yet")
+    return "; ".join(wrong)
+
+
+def fails_again(status: Mapping[str, Any]) -> bool:
+    """Whether a process of a pod has been started several times, and does not run."""
+    for pod in status["pods"]:
+        worker = pod["worker"]
+        if not worker["listening"] and (worker["starts"] > 2 or "in use" in worker["problem"]):
+            return True
+        if pod["gateway"] and not pod["gateway_listening"] and pod["gateway_starts"] > 2:
+            return True
+    return False
+
+
+def check_versions(pod: Mapping[str, Any]) -> None:
+    """Raise `PythonVersionMismatch` or `ProtocolMismatch` where a pod has what this program cannot work with."""
+    versions = pod["versions"]
+    here = ".".join(map(str, sys.version_info[:2]))
+    there = ".".join(versions["python"].split(".")[:2])
+    if here != there:
+        raise PythonVersionMismatch(
+            f"pod {pod['name']} has Python {there} and this is Python {here}: classes travel as bytecode, which "
+            f"differs. Use an image with Python {here}, or run this program with Python {there}"
+        )
+    theirs = versions.get("monarch-loom", loom.__version__)
+    if theirs.split(".")[0] != loom.__version__.split(".")[0]:
+        raise ProtocolMismatch(
+            f"pod {pod['name']} has Loom {theirs} and this is Loom {loom.__version__}: install the same major "
+            "version on both sides"
+        )
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether a pod has answered that it cannot: nothing is gained by asking again."""
+    text = f"{type(error).__name__}: {error}"
+    return any(
+        word in text for word in ("MissingDependency", "ModuleNotFoundError", "ImportError", "WrongArguments")
+    )
+
+
+def what_a_pod_says(error: BaseException) -> str:
+    """An error that is final, for the user."""
+    text = str(error).strip()
+    if "loom" in text and ("ModuleNotFoundError" in text or "No module named" in text):
+        return f"the pods' image has no Loom: {text}. Use loom.images.cpu_image() or gpu_image()"
+    return f"the pods cannot run a worker: {text}"

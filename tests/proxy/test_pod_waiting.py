@@ -1,0 +1,201 @@
+"""How a `loom.KubernetesJob` waits for its pods. The pods are stand-ins here, and real in tests/cluster."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import loom
+from loom_proxy import pod_waiting
+from loom_proxy.pod_answers import answer
+from loom_proxy.pod_states import PodState
+from loom_proxy.pod_waiting import MOST_AGAIN, PodStart
+
+LOADING = {"detail": "Server is loading the callable. Please retry in a moment."}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_waiting, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(pod_waiting, "UNLOADED_FOR", 0.0)
+
+
+class Mesh:
+    """Two pods, of which the second is asked; one that loads its class at its Nth deployment.
+
+    Args:
+        loads_at: the number of that deployment, the first being 0.
+        says: what it answers until then.
+    """
+
+    namespace = "default"
+
+    def __init__(
+        self,
+        name: str = "workers",
+        loads_at: int = 0,
+        says: Callable[[], Any] = lambda: LOADING,
+        ready: bool = True,
+    ) -> None:
+        self.name = name
+        self.service_name = f"me-{name}"
+        self.pods_wanted = 2
+        self.deployed = 0
+        self.asked = 0
+        self._loads_at = loads_at
+        self._says = says
+        self._ready = ready
+        self.others: list[Mesh] = []
+
+    def pods(self) -> list[PodState]:
+        return [PodState(f"{self.name}-{n}", self.address(n), self._ready or n == 0, "") for n in (0, 1)]
+
+    def address(self, n: int) -> str:
+        return f"{self.name}.{n}"
+
+    def deploy(self) -> None:
+        self.deployed += 1
+
+    def loaded(self, n: int) -> bool:
+        return n == 0 or self.deployed >= self._loads_at
+
+    def status(self) -> dict[str, Any]:
+        self.asked += 1
+        asked = self.asked % 2  # any pod is asked
+        if not self.loaded(asked):
+            return answer(self._says())
+        pods = [
+            state(mesh, n, gateway=mesh is self and n == 0)
+            for mesh in (self, *self.others)
+            for n in (0, 1)
+            if mesh.loaded(n)
+        ]
+        return {"pods": pods, "gateway": self.address(0)}
+
+
+def state(mesh: Mesh, n: int, gateway: bool) -> dict[str, Any]:
+    return {
+        "name": f"{mesh.name}-{n}",
+        "address": mesh.address(n),
+        "mesh": mesh.name,
+        "versions": {"python": ".".join(map(str, sys.version_info[:3])), "monarch-loom": loom.__version__},
+        "worker": {"listening": True, "starts": 1, "problem": ""},
+        "gateway": gateway,
+        "gateway_listening": gateway,
+        "gateway_starts": 1,
+        "gateway_problem": "",
+    }
+
+
+def wait(*meshes: Mesh, timeout: float = 60.0) -> PodStart:
+    meshes[0].others = list(meshes[1:])
+    start = PodStart(meshes, timeout, lambda mesh: mesh.deploy())  # type: ignore[arg-type, attr-defined]
+    start.wait()
+    return start
+
+
+def test_pods_that_load_their_class_are_deployed_once() -> None:
+    mesh = Mesh()
+
+    wait(mesh)
+
+    assert mesh.deployed == 0
+
+
+@pytest.mark.parametrize("deployments", range(1, MOST_AGAIN + 1))
+def test_a_pod_that_stays_without_its_class_is_deployed_again(
+    deployments: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = Mesh(loads_at=deployments)
+
+    with caplog.at_level(logging.WARNING, "loom_proxy"):
+        start = wait(mesh)
+
+    assert mesh.deployed == deployments
+    assert len(caplog.records) == deployments
+    assert "deploying me-workers again (1 of at most 2 times): one of the pods" in caplog.text
+    assert "has not loaded LoomPod yet: Server is loading the callable" in caplog.text
+    assert start.doing == "starting the workers and the gateway"
+
+
+def test_what_is_done_is_said_while_it_is_deployed_again() -> None:
+    mesh = Mesh(loads_at=1)
+    said = []
+
+    def deploy(mesh: Any) -> None:
+        said.append(start.doing)
+        mesh.deploy()
+
+    start = PodStart([mesh], 60.0, deploy)  # type: ignore[list-item]
+    start.wait()
+
+    assert said == ["deploying me-workers again (1 of at most 2 times)"]
+
+
+def test_a_deployment_that_is_refused_then_changes_nothing() -> None:
+    mesh = Mesh(loads_at=1)
+
+    def deploy(mesh: Any) -> None:
+        mesh.deploy()
+        if mesh.deployed == 1:
+            raise loom.DeploymentFailed("the controller is busy")
+
+    PodStart([mesh], 60.0, deploy).wait()  # type: ignore[list-item]
+
+    assert mesh.deployed == 1
+
+
+def test_a_pod_that_never_loads_its_class_is_named() -> None:
+    mesh = Mesh(loads_at=MOST_AGAIN + 1)
+
+    with pytest.raises(loom.DeploymentFailed) as raised:
+        wait(mesh, timeout=1.0)
+
+    assert mesh.deployed == MOST_AGAIN
+    assert "pod workers-1 is ready and has not loaded LoomPod yet: Server is loading" in str(raised.value)
+    assert "although it was deployed 2 times more; see `kubectl logs -n default workers-1`" in str(raised.value)
+
+
+def test_only_the_mesh_of_a_pod_without_its_class_is_deployed_again() -> None:
+    first, second = Mesh("loaders"), Mesh("trainers", loads_at=1)
+
+    wait(first, second)
+
+    assert (first.deployed, second.deployed) == (0, 1)
+
+
+def test_a_pod_that_gives_a_reason_is_not_deployed_again() -> None:
+    def refuse() -> Any:
+        raise ValueError("the constructor does not like this")
+
+    mesh = Mesh(loads_at=1, says=refuse)
+
+    with pytest.raises(loom.DeploymentFailed, match="ValueError: the constructor does not like this"):
+        wait(mesh, timeout=0.5)
+
+    assert mesh.deployed == 0
+
+
+def test_a_pod_whose_image_lacks_something_ends_the_wait_at_once() -> None:
+    def lack() -> Any:
+        raise RuntimeError("ModuleNotFoundError: No module named 'loom_gateway'")
+
+    mesh = Mesh("trainers", loads_at=1, says=lack)
+
+    with pytest.raises(loom.DeploymentFailed, match=r"the pods' image has no Loom: .*Use loom\.images\.cpu_image"):
+        wait(Mesh("loaders"), mesh)
+
+    assert mesh.deployed == 0
+
+
+def test_pods_that_are_not_ready_yet_are_not_deployed_again() -> None:
+    mesh = Mesh(loads_at=1, ready=False)
+
+    with pytest.raises(loom.DeploymentFailed):
+        wait(mesh, timeout=0.5)
+
+    assert mesh.deployed == 0
