@@ -40,3 +40,17 @@ def only(steps: list[Step], instruction: str) -> Step:
     """The one instruction of a kind."""
     (found,) = [step for step in steps if step.instruction == instruction]
     return found
+
+
+def arguments(steps: list[Step]) -> dict[str, str]:
+    """The defaults of the build arguments."""
+    pairs = (step.text.partition("=") for step in steps if step.instruction == "ARG")
+    return {name: value for name, _, value in pairs}
+
+
+def base(steps: list[Step]) -> str:
+    """The image that is built on, as ``FROM`` names it."""
+    name = only(steps, "FROM").text
+    for argument, value in arguments(steps).items():
+        name = name.replace(f"${{{argument}}}", value)
+    return name

@@ -1,7 +1,8 @@
 """The Dockerfiles: pinned, not root, and what they run does run.
 
-There is no container engine here. The RUN lines are executed in a mount namespace of their own, in an overlay of
-this machine's root that vanishes with it, with a fresh virtual environment in the place of the base image's Python.
+The RUN lines are executed without a container engine: in a mount namespace of their own, in an overlay of this
+machine's root that vanishes with it, with a fresh virtual environment in the place of the base image's Python.
+`test_build` builds the images.
 """
 
 from __future__ import annotations
@@ -15,24 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.dockerfiles import FILES, ROOT, Step, only, read
+from tests.images.dockerfiles import FILES, ROOT, Step, arguments, base, only, read
 
 by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-
-
-def arguments(steps: list[Step]) -> dict[str, str]:
-    """The defaults of the build arguments."""
-    pairs = (step.text.partition("=") for step in steps if step.instruction == "ARG")
-    return {name: value for name, _, value in pairs}
 
 
 @by_file
 def test_the_base_and_every_package_are_pinned(path: Path) -> None:
     steps = read(path)
-    base = only(steps, "FROM").text
-    for name, value in arguments(steps).items():
-        base = base.replace(f"${{{name}}}", value)
-    assert re.search(r":\d+\.\d+\.\d+-", base), base
+    assert re.search(r":\d+\.\d+\.\d+-", base(steps)), base(steps)
     for step in steps:
         assert "latest" not in step.text
         if step.instruction == "RUN" and "apt-get install" in step.text:
