@@ -225,6 +225,36 @@ def test_an_empty_file_has_no_workers_yet(tmp_path: Path) -> None:
         hosts.check_complete()
 
 
+def test_what_to_do_about_missing_workers_fits_where_they_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "workers").write_text("# none\n")
+
+    in_file, in_dns, in_both = (
+        missing(*sources)
+        for sources in (
+            [f"file:{tmp_path}/workers"],
+            ["dns://loom.ns.svc?count=2"],
+            [f"file:{tmp_path}/workers", "loaders=dns://loom.ns.svc?count=2", "more=dns://other.ns.svc?count=1"],
+        )
+    )
+
+    look_in_file = f"Write the address of each into {tmp_path}/workers, a line each"
+    assert f"0 of 1 workers of workers have been found in the file {tmp_path}/workers (none)" in in_file
+    assert look_in_file in in_file
+    assert "kubectl" not in in_file
+    assert "have been found at loom.ns.svc (none)" in in_dns
+    assert in_dns.endswith(". See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`")
+    assert "file" not in in_dns
+    assert look_in_file in in_both
+    assert in_both.count("kubectl describe pod") == 1
+
+
+def missing(*sources: str) -> str:
+    """What is said of workers none of which have been found."""
+    with pytest.raises(WorkerUnreachable) as error:
+        WorkerHosts([parse_source(text) for text in sources]).check_complete()
+    return str(error.value)
+
+
 def test_a_service_that_no_dns_knows_is_an_error() -> None:
     with pytest.raises(
         WorkerUnreachable, match=r"nothing\.invalid, the headless service of 3 workers, cannot be resolved"

@@ -352,20 +352,33 @@ class WorkerHosts:
     def check_complete(self) -> None:
         """Raise `WorkerUnreachable` where hosts have no worker yet, saying which."""
         lines = []
+        advice = []
         for (mesh, source), places in zip(self._sources, self._places, strict=True):
             there = [address for address in places if address is not None]
             if not places or len(there) < len(places):
                 missing = [str(number) for number, address in enumerate(places) if address is None]
-                where = f" at {source.service}" if isinstance(source, DnsWorkers) else ""
+                where, what_to_do = _place_and_advice(source)
                 lines.append(
                     f"{len(there)} of {max(len(places), 1)} workers of {mesh} have been found{where} "
                     f"({', '.join(there) or 'none'}); missing: number {', '.join(missing) or '0'}"
                 )
+                advice.append(what_to_do)
         if lines:
-            raise WorkerUnreachable(
-                "; ".join(lines)
-                + ". See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
-            )
+            raise WorkerUnreachable(". ".join(["; ".join(lines), *dict.fromkeys(filter(None, advice))]))
+
+
+def _place_and_advice(source: WorkerSource) -> tuple[str, str]:
+    """Where the workers of a source were looked for, and what to do if some are missing."""
+    if isinstance(source, DnsWorkers):
+        return f" at {source.service}", (
+            "See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
+        )
+    if isinstance(source, FileWorkers):
+        return f" in the file {source.path}", (
+            f"Write the address of each into {source.path}, a line each, such as tcp://10.0.0.5:26600; it is read "
+            "again when it changes"
+        )
+    return "", ""
 
 
 def _put(places: list[str | None], found: Sequence[FoundWorker]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,11 @@ import loom
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 
 __all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
+
+
+_NO_LOOM = re.compile(r"No module named '?loom(_gateway|_proxy)?\b")
+
+_INSTALL = ". An image needs torchmonarch and Loom, as those of loom.images.cpu_image() and gpu_image() have them"
 
 
 class NotLoaded(LoomError):
@@ -78,8 +84,13 @@ def is_final(error: BaseException) -> bool:
 
 
 def what_a_pod_says(error: BaseException) -> str:
-    """An error that is final, for the user."""
-    text = str(error).strip()
-    if "loom" in text and ("ModuleNotFoundError" in text or "No module named" in text):
-        return f"the pods' image has no Loom: {text}. Use loom.images.cpu_image() or gpu_image()"
-    return f"the pods cannot run a worker: {text}"
+    """An error that is final, for the user: which pod, why, and what to do."""
+    reason = str(error).strip().partition("\n\n")[0]  # Kubetorch's client has the traceback behind it
+    pod = f"pod {name}" if (name := getattr(error, "pod_name", None)) else "a pod"
+    if missing := _NO_LOOM.search(str(error)):
+        return (
+            f"{pod} has no Loom in its image ({missing[0]}): use loom.images.cpu_image() or gpu_image(), or "
+            "install monarch-loom[gateway] in yours"
+        )
+    advice = "" if "WrongArguments" in type(error).__name__ else _INSTALL
+    return f"{pod} cannot run a worker: {reason}{advice}"

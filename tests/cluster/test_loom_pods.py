@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,23 +107,54 @@ def test_labels_that_no_pod_has(run: Program) -> None:
     assert "no pod in namespace default has the labels app=nobody" in refused["text"]
 
 
-def test_an_image_without_torchmonarch(cluster: OneMachineCluster, tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # the pods have a /tmp of their own
-        Path(folder, "sitecustomize.py").write_text("import sys\nsys.modules['monarch'] = None\n")
-        with program(cluster, tmp_path, "no_monarch", folder, of=PODS) as run:
-            refused = run.until("refused")
-        for service in {pod.owner for pod in cluster.pods()}:
-            cluster.remove(service)
-
-    assert refused["error"] == "DeploymentFailed"
-    assert "a pod needs torchmonarch, not installed here" in refused["text"]
-
-
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that all pods share; they have a /tmp of their own each."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
+
+
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self._finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        missing = name.partition(".")[0] in {names!r}
+        return None if missing else self._finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+"""What has Python find no module of these names."""
+
+
+@pytest.mark.parametrize(
+    ("modules", "why"),
+    [
+        (["monarch"], "needs torchmonarch, not installed here"),
+        (["loom", "loom_gateway", "loom_proxy"], "has no Loom in its image (No module named 'loom"),
+    ],
+    ids=["torchmonarch", "Loom"],
+)
+def test_an_image_without(
+    cluster: OneMachineCluster, tmp_path: Path, shared: Path, modules: list[str], why: str
+) -> None:
+    (shared / "sitecustomize.py").write_text(WITHOUT.format(names=modules))
+
+    with program(cluster, tmp_path, "no_modules", str(shared), of=PODS) as run:
+        refused = run.until("refused")
+    for service in {pod.owner for pod in cluster.pods()}:
+        cluster.remove(service)
+
+    assert refused["error"] == "DeploymentFailed"
+    assert why in refused["text"]
+    assert "loom.images.cpu_image()" in refused["text"]
+    assert re.search(r"pod loom-\S+ (has|cannot)", refused["text"])
 
 
 FIRST_DATA_SERVER_FAILS = """

@@ -186,7 +186,9 @@ def test_a_pod_whose_image_lacks_something_ends_the_wait_at_once() -> None:
 
     mesh = Mesh("trainers", loads_at=1, says=lack)
 
-    with pytest.raises(loom.DeploymentFailed, match=r"the pods' image has no Loom: .*Use loom\.images\.cpu_image"):
+    with pytest.raises(
+        loom.DeploymentFailed, match=r"a pod has no Loom in its image \(No module .*use loom\.images\.cpu"
+    ):
         wait(Mesh("loaders"), mesh)
 
     assert mesh.deployed == 0

@@ -163,8 +163,8 @@ def port_taken():
     refused(monarch_port=32300)
 
 
-def no_monarch():
-    """The pods' Python finds no torchmonarch, by what is in the folder that it is given."""
+def no_modules():
+    """The pods' Python lacks modules, by what is in the folder that it is given."""
     compute = kt.Compute(cpus=1, image=IMAGE, env_vars={"PYTHONPATH": sys.argv[2]})
     try:
         with loom.KubernetesJob(compute=compute):
