@@ -182,10 +182,10 @@ def test_a_pod_that_kubetorch_leaves_without_its_class_is_deployed_again(
         run.until("closed")
 
     assert (shared / "failed").exists()
-    assert "deploying loom again (1 of at most 2 times)" in said
+    assert "deploying unlucky again (1 of at most 2 times)" in said
     assert "has not loaded LoomPod yet" in said
     assert opened == {"event": "open", "pods": 2, "starts": [1, 1]}
-    assert gone(cluster, "loom")
+    assert gone(cluster, "unlucky")
 
 
 @pytest.mark.parametrize("run", ["detached"], indirect=True)

@@ -113,7 +113,7 @@ def restarted():
 
 def one_without_its_class():
     """Kubetorch's server fails to load the class in one pod, once, by what is in the folder that it is given."""
-    with warnings_said(), a_job(env_vars={"PYTHONPATH": sys.argv[2]}) as job:
+    with warnings_said(), a_job(name="unlucky", env_vars={"PYTHONPATH": sys.argv[2]}) as job:
         found = status(job)
         say("open", pods=len(found["pods"]), starts=[pod["worker"]["starts"] for pod in found["pods"]])
         job.hosts.spawn_procs().initialized.get(BOUND)
