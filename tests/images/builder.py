@@ -64,8 +64,9 @@ class Builder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.command = ["buildah", "--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
-        self.command += ["--storage-driver", "overlay"]
+        # TMPDIR: what it leaves where it is killed goes with the folder.
+        self.command = ["env", f"TMPDIR={folder}", "buildah", "--storage-driver", "overlay"]
+        self.command += ["--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
 
     def apart(self, *command: str, network: bool = False, timeout: float = 120) -> str:
         """What a command prints; it has its own mounts and processes, and with ``network`` an empty network."""
