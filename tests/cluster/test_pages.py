@@ -100,7 +100,7 @@ def token(cluster: OneMachineCluster) -> str:
 
 
 def quicker_drain(cluster: OneMachineCluster, seconds: int) -> None:
-    """An edit that the page proposes, so that tests do not wait for a minute."""
+    """Edit the manifest, so that a test does not wait for a minute."""
     path = cluster.laptop.home / "images" / "kubernetes" / "base" / "gateway.yaml"
     path.write_text(path.read_text().replace("--drain=60", f"--drain={seconds}"))
 
@@ -127,8 +127,7 @@ def test_each_command_of_the_page_for_plain_manifests(cluster: OneMachineCluster
 
 
 def test_workers_with_gpus_are_deployed_in_the_same_way(cluster: OneMachineCluster) -> None:
-    gpu = [line.replace("kubernetes/base\n", "kubernetes/gpu\n") for line in deploy()]
-    gpu = [line.replace("-k images/kubernetes/base", "-k images/kubernetes/gpu") for line in gpu]
+    gpu = [line.replace("-k images/kubernetes/base", "-k images/kubernetes/gpu") for line in deploy()]
     assert gpu != deploy()
     said = ran(cluster, [*gpu, *connect(), "kubectl -n training get statefulset loom-worker -o json"])
     assert "{hosts: 2}" in said
