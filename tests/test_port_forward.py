@@ -15,7 +15,7 @@ import pytest
 
 import loom
 from loom_proxy.local import LocalCluster
-from loom_proxy.port_forward import parse_kube_address
+from loom_proxy.port_forward import PortForward, parse_kube_address
 from tests.actors import Counter
 
 BOUND = 30.0
@@ -88,6 +88,46 @@ def test_a_forward_that_ends_is_started_again_and_loses_nothing(job: loom.Job) -
     assert again.pid != kubectl.pid
 
 
+def test_a_forward_through_which_nobody_answers_is_started_again(
+    job: loom.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a dead link: kubectl waits for its own connection, and goes on to accept others."""
+    monkeypatch.setattr("loom_proxy.port_forward.RENEW_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.connection.DIAL_TIMEOUT", 1.0)
+    monkeypatch.setattr("loom_proxy.connection.SILENCE", 6.0)
+    counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
+    counters.add.call(1).get(BOUND)
+    (kubectl,) = forwarding(os.getpid())
+
+    kubectl.suspend()
+    answers = [counters.add.call(1) for _ in range(20)]
+
+    assert [set(answer.get(BOUND).values()) for answer in answers] == [{3 + number} for number in range(20)]
+    (again,) = forwarding(os.getpid())
+    assert again.pid != kubectl.pid
+    assert not kubectl.is_running()
+
+
+def test_a_forward_that_is_new_is_left_alone(service: str) -> None:
+    forward = PortForward(parse_kube_address(service))
+    try:
+        before = forwarding(os.getpid())
+        forward.renew()
+        assert forwarding(os.getpid()) == before
+        assert forward.starts == 1
+    finally:
+        forward.close()
+
+
+def test_the_forwarded_gateway_may_have_a_path(service: str) -> None:
+    """As behind Kubetorch's nginx."""
+    forward = PortForward(parse_kube_address(f"{service}:8080/research/loom-headless:8470"))
+    try:
+        assert forward.url == f"ws://127.0.0.1:{forward.port}/research/loom-headless:8470"
+    finally:
+        forward.close()
+
+
 def test_the_forward_ends_with_the_job(service: str, cluster: LocalCluster) -> None:
     with loom.connect(service, cluster.token):
         found = forwarding(os.getpid())
@@ -126,17 +166,27 @@ def test_without_kubectl_the_error_says_what_to_install(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("kube://default/loom", ("default", "svc/loom", 8470)),
-        ("kube://a-b/loom-gateway:80/", ("a-b", "svc/loom-gateway", 80)),
-        ("kube://a-b/pod/loom-0", ("a-b", "pod/loom-0", 8470)),
+        ("kube://default/loom", ("default", "svc/loom", 8470, "")),
+        ("kube://a-b/loom-gateway:80/", ("a-b", "svc/loom-gateway", 80, "")),
+        ("kube://a-b/pod/loom-0", ("a-b", "pod/loom-0", 8470, "")),
+        ("kube://a-b/nginx:8080/a/b:8470/", ("a-b", "svc/nginx", 8080, "/a/b:8470")),
     ],
 )
-def test_an_address_names_a_namespace_and_what_is_in_it(url: str, address: tuple[str, str, int]) -> None:
+def test_an_address_names_a_namespace_and_what_is_in_it(url: str, address: tuple[str, str, int, str]) -> None:
     assert parse_kube_address(url) == address
 
 
 @pytest.mark.parametrize(
-    "url", ["kube://", "kube://loom", "kube://A/b", "kube://a/b:0", "kube://a/b:70000", "kube://a/b/c/d"]
+    "url",
+    [
+        "kube://",
+        "kube://loom",
+        "kube://A/b",
+        "kube://a/b:0",
+        "kube://a/b:70000",
+        "kube://a/b/c/d",
+        "kube://a/b:1?c",
+    ],
 )
 def test_an_address_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(loom.InvalidAddress, match="kube://NAMESPACE/SERVICE"):

@@ -140,6 +140,8 @@ class Connection:
         self._leaving = threading.Event()
         self.gone: Callable[[], str | None] = lambda: None
         """Says why there is nobody to connect to again, if it knows."""
+        self.unanswered: Callable[[], None] = lambda: None
+        """Told of each attempt to connect again that fails."""
         self._bulk = self._second_connection()
         self._attach(dialled.transport, 0, 0)
         self.reading = Reading(self, None if self._bulk is None else self._bulk.bell)
@@ -412,6 +414,7 @@ class Connection:
                     raise ConnectionLost(
                         f"the connection to {self.url} broke and was not made again within {patience:g} s: {error}"
                     ) from error
+                self.unanswered()
                 logger.debug("connecting to %s again: %s", self.url, error)
         raise AssertionError("unreachable")
 

@@ -59,7 +59,8 @@ def connect(
 
     Args:
         url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
-            ``kube://NAMESPACE/SERVICE[:PORT]``: through a ``kubectl port-forward``, started again when it ends.
+            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, started again when it
+            ends or nobody answers through it.
         token: default ``LOOM_TOKEN``.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
@@ -402,6 +403,7 @@ class Job:
     def _reach_by(self, forward: PortForward, url: str) -> None:
         """Note that the gateway is reached by a forwarded port, which ends with the connection."""
         self._reached_by = url
+        self._connection.unanswered = forward.renew
 
         def close() -> None:
             self._connection.ended.wait()

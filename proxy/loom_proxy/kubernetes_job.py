@@ -129,14 +129,12 @@ class KubernetesJob:
 
     @property
     def service_url(self) -> str:
-        """Where the gateway is reached, for `loom.connect`: through Kubetorch's nginx."""
-        from kubetorch import globals as kubetorch_globals
+        """Where the gateway is reached, for `loom.connect`: through Kubetorch's nginx.
 
-        parts = urlsplit(kubetorch_globals.service_url())
-        scheme = "wss" if parts.scheme == "https" else "ws"
-        service = self._meshes[0].headless
-        path = f"{parts.path.rstrip('/')}/{self.namespace}/{service}:{GATEWAY_PORT}"
-        return str(urlunsplit((scheme, parts.netloc, path, "", "")))
+        ``ws://…`` or ``wss://…`` where Kubetorch has an address of it, in ``KT_API_URL`` or within the cluster;
+        else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
+        """
+        return f"{_nginx_url()}/{self.namespace}/{self._meshes[0].headless}:{GATEWAY_PORT}"
 
     @property
     def token(self) -> str:
@@ -261,3 +259,16 @@ class KubernetesJob:
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self._meshes)
         return f"<KubernetesJob {self._given_name!r} in namespace {self.namespace!r}: {meshes}>"
+
+
+def _nginx_url() -> str:
+    # Kubetorch starts its own kubectl again when it calls something, which a session does not wait for.
+    from kubetorch import globals as kubetorch_globals
+    from kubetorch.serving.utils import is_running_in_kubernetes
+
+    if kubetorch_globals.config.api_url or is_running_in_kubernetes():
+        parts = urlsplit(kubetorch_globals.service_url())
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        return str(urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")))
+    namespace = kubetorch_globals.config.install_namespace
+    return f"kube://{namespace}/{kubetorch_globals.KUBETORCH_CONTROLLER}:{kubetorch_globals.DEFAULT_NGINX_PORT}"

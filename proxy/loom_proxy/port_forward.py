@@ -28,12 +28,15 @@ GATEWAY_PORT = 8470
 START_TIMEOUT = 30.0
 """Seconds that the first ``kubectl`` has until it forwards."""
 
+RENEW_AFTER = 10.0
+"""Seconds for which a ``kubectl`` that forwards is left alone, though nobody answers through it."""
+
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 """Seconds before it is started again; doubled each time, until it forwards."""
 
 _NAME = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _ADDRESS = re.compile(
-    rf"kube://(?P<namespace>{_NAME})/(?:(?P<kind>[a-z]+)/)?(?P<name>{_NAME})(?::(?P<port>\d+))?/?"
+    rf"kube://(?P<namespace>{_NAME})/(?:(?P<kind>[a-z]+)/)?(?P<name>{_NAME})(?::(?P<port>\d+)(?P<path>/[^?#]*)?|/)?"
 )
 
 _forwards: weakref.WeakSet[PortForward] = weakref.WeakSet()
@@ -42,7 +45,7 @@ _UNTIL_STDIN_CLOSES = """
 exec 3<&0
 "$@" </dev/null 3<&- &
 child=$!
-{ cat <&3; kill "$child"; } >/dev/null 2>&1 &
+{ cat <&3; kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"; } >/dev/null 2>&1 &
 wait "$child"
 """
 """Runs a command until it ends or standard input, whose other end this process holds, is closed."""
@@ -55,13 +58,15 @@ class KubeAddress(NamedTuple):
     resource: str
     """As kubectl names it, such as ``svc/loom-gateway``."""
     port: int
+    path: str = ""
+    """Of the gateway there, where something else has the port that leads to it."""
 
     def __str__(self) -> str:
-        return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}:{self.port}"
+        return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}:{self.port}{self.path}"
 
 
 def parse_kube_address(url: str) -> KubeAddress:
-    """Read ``kube://NAMESPACE/SERVICE[:PORT]``, or ``kube://NAMESPACE/pod/NAME[:PORT]``.
+    """Read ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``, or ``kube://NAMESPACE/pod/NAME[:PORT[/PATH]]``.
 
     Raises:
         InvalidAddress: the text has another form.
@@ -73,7 +78,8 @@ def parse_kube_address(url: str) -> KubeAddress:
             f"{url!r} is no address in Kubernetes: write kube://NAMESPACE/SERVICE or kube://NAMESPACE/SERVICE:PORT "
             "with the names that `kubectl get services -A` shows"
         )
-    return KubeAddress(match["namespace"], f"{match['kind'] or 'svc'}/{match['name']}", port)
+    path = (match["path"] or "").rstrip("/")
+    return KubeAddress(match["namespace"], f"{match['kind'] or 'svc'}/{match['name']}", port, path)
 
 
 class PortForward:
@@ -102,7 +108,7 @@ class PortForward:
         self._closing = threading.Event()
         self._forwarding = threading.Event()
         self._lifeline: io.FileIO | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._started = time.monotonic()
         self._lock = threading.Lock()
         _forwards.add(self)
         self._thread = threading.Thread(target=self._keep, name=f"forward {address}", daemon=True)
@@ -112,15 +118,22 @@ class PortForward:
     @property
     def url(self) -> str:
         """The forwarded port, as a gateway's address."""
-        return f"ws://127.0.0.1:{self.port}"
+        return f"ws://127.0.0.1:{self.port}{self.address.path}"
+
+    def renew(self) -> None:
+        """Start ``kubectl`` again, unless it is new: nobody answers through it.
+
+        After a dead link it waits for its own connection, whose packets are sent again at ever longer intervals.
+        """
+        patience = RENEW_AFTER if self._forwarding.is_set() else START_TIMEOUT
+        if time.monotonic() - self._started > patience:
+            logger.info("nobody answers through kubectl port-forward to %s: it is started again", self.address)
+            self._end_kubectl()
 
     def close(self) -> None:
         """End it."""
         self._closing.set()
-        with self._lock:
-            lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            lifeline.close()
+        self._end_kubectl()
         self._thread.join(5.0)
 
     def _await_first(self) -> None:
@@ -171,16 +184,13 @@ class PortForward:
             )
         finally:
             os.close(theirs)
-        self._process = process
+        self._started = time.monotonic()
         self.starts += 1
         assert process.stdout is not None
         with process.stdout:
             self._read(process.stdout)
         process.wait()
-        with self._lock:
-            lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            lifeline.close()
+        self._end_kubectl()
 
     def _read(self, output: IO[bytes]) -> None:
         for raw in output:
@@ -192,9 +202,9 @@ class PortForward:
                 logger.info("kubectl: %s", line)
                 if "lost connection to pod" in line:
                     # kubectl goes on to listen, and every connection fails from then on.
-                    self._let_go()
+                    self._end_kubectl()
 
-    def _let_go(self) -> None:
+    def _end_kubectl(self) -> None:
         with self._lock:
             lifeline, self._lifeline = self._lifeline, None
         if lifeline is not None:

@@ -93,3 +93,23 @@ def test_pods_of_another_python_or_another_major_version_are_refused() -> None:
         loom.ProtocolMismatch, match=rf"pod loom-1 has Loom 99\.0\.0 and this is Loom {loom.__version__}"
     ):
         check_versions(pod(**{"monarch-loom": "99.0.0"}))
+
+
+def test_without_an_address_of_nginx_a_port_is_forwarded_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kt.config, "_api_url", None)
+    monkeypatch.delenv("KT_API_URL", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    job = loom.KubernetesJob(selector={"app": "mine"}, service="mine", namespace="ours")
+
+    assert job.service_url == "kube://kubetorch/kubetorch-controller:8080/ours/mine:8470"
+
+
+@pytest.mark.parametrize(
+    ("given", "scheme"), [("https://kt.example/prefix/", "wss"), ("http://kt.example/prefix", "ws")]
+)
+def test_an_address_of_nginx_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, given: str, scheme: str) -> None:
+    monkeypatch.setattr(kt.config, "_api_url", given)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    job = loom.KubernetesJob(selector={"app": "mine"}, service="mine", namespace="ours")
+
+    assert job.service_url == f"{scheme}://kt.example/prefix/ours/mine:8470"
