@@ -105,18 +105,23 @@ class PodMesh:
 
     def pods(self) -> list[PodState]:
         """The pods, as Kubernetes sees them."""
+        _reach_controller()
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
-        """Whether somebody has deployed it before."""
+        """Whether somebody has deployed it before, or may have: what is not known to be ours is not to be removed."""
         from kubetorch import globals as kubetorch_globals
 
         try:
-            found = kubetorch_globals.controller_client().get_workload(self.namespace, self.service_name)
+            _reach_controller()
+            return bool(kubetorch_globals.controller_client().get_workload(self.namespace, self.service_name))
         except Exception as error:  # noqa: BLE001 - Kubetorch's own classes; deploying will tell
-            logger.debug("no workload %s: %s", self.service_name, error)
-            return False
-        return bool(found)
+            logger.warning(
+                "whether %s is there already is not known, so its pods will stay until they are removed by kill(): %s",
+                self.service_name,
+                error,
+            )
+            return True
 
     def complete_compute(self) -> None:
         """Give pods that the job deploys the image and the headless service that they need."""
@@ -141,6 +146,7 @@ class PodMesh:
             DeploymentFailed: Kubetorch or Kubernetes refuses; says why.
         """
         try:
+            _reach_controller()
             self.remote.to(self.compute, init_args=dict(init_args), stream_logs=False)
         except Exception as error:
             raise DeploymentFailed(self._why_not(error)) from error
@@ -165,9 +171,17 @@ class PodMesh:
                 self.remote.shutdown(stream_logs=False)
             return
         try:
-            self.remote.teardown()
-        except Exception as error:
-            raise DeploymentFailed(f"{self.service_name} was not removed: {error}") from error
+            self._tear_down()
+        except Exception as error:  # noqa: BLE001 - its kubectl may have ended during the call
+            logger.info("%s is to be removed once more: %s", self.service_name, error)
+            try:
+                self._tear_down()
+            except Exception as error:
+                raise DeploymentFailed(f"{self.service_name} was not removed: {error}") from error
+
+    def _tear_down(self) -> None:
+        _reach_controller()
+        self.remote.teardown()
 
     def _why_not(self, error: BaseException) -> str:
         text = (
@@ -179,3 +193,11 @@ class PodMesh:
             states = [str(state) for state in self.pods() if not state.ready]
             text += f". Pods: {'; '.join(states)}" if states else ""
         return text
+
+
+def _reach_controller() -> None:
+    """See that Kubetorch's client can be used: it keeps the address of a port-forward that has ended."""
+    from kubetorch import globals as kubetorch_globals
+
+    client = kubetorch_globals.controller_client()
+    client.base_url = kubetorch_globals.service_url().rstrip("/")

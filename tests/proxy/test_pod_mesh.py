@@ -1,0 +1,97 @@
+"""What a `PodMesh` does where Kubetorch's own connection to its controller is gone."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import loom
+from loom_proxy.pod_mesh import PodMesh
+
+kt = pytest.importorskip("kubetorch")
+
+
+class Controller(http.server.BaseHTTPRequestHandler):
+    """Knows one workload."""
+
+    def do_GET(self) -> None:
+        found = self.path.split("?")[0].endswith("/loom")
+        body = json.dumps({"name": "loom"} if found else {"message": "no such workload"}).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def no_kubectl() -> str:
+    raise RuntimeError("kubectl port-forward exited (rc=1): network is unreachable")
+
+
+class Remote:
+    """In the place of Kubetorch's handle of what is deployed: its connection breaks during a call."""
+
+    service_name = "loom"
+
+    def __init__(self, failures: int) -> None:
+        self.calls = 0
+        self._failures = failures
+
+    def teardown(self) -> None:
+        self.calls += 1
+        if self.calls <= self._failures:
+            raise ConnectionError("Connection refused")
+
+
+@pytest.fixture
+def controller() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Controller) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch, controller: str) -> PodMesh:
+    """Kubetorch's client has been made while a port was forwarded that is not any more."""
+    gone = kt.globals.ControllerClient("http://127.0.0.1:1")
+    monkeypatch.setattr(kt.globals, "controller_client", lambda: gone)
+    monkeypatch.setattr(kt.globals, "service_url", lambda *args, **kwargs: controller)
+    mesh = PodMesh("workers", kt.Compute(cpus=1, namespace="ours"), "ours", "loom")
+    mesh._remote = Remote(failures=0)
+    return mesh
+
+
+def test_kubetorch_is_reached_where_it_forwards_a_port_now(mesh: PodMesh) -> None:
+    assert mesh.exists()
+
+
+def test_pods_that_may_be_somebody_elses_count_as_theirs(
+    mesh: PodMesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kt.globals, "service_url", no_kubectl)
+
+    assert mesh.exists()
+
+    assert "its pods will stay until they are removed by kill(): kubectl port-forward exited" in caplog.text
+
+
+def test_pods_are_removed_though_the_connection_breaks_once(mesh: PodMesh) -> None:
+    mesh._remote = remote = Remote(failures=1)
+
+    mesh.remove()
+
+    assert remote.calls == 2
+
+
+def test_pods_that_are_not_removed_are_named(mesh: PodMesh) -> None:
+    mesh._remote = Remote(failures=2)
+
+    with pytest.raises(loom.DeploymentFailed, match="loom was not removed: Connection refused"):
+        mesh.remove()
