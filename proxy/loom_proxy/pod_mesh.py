@@ -109,7 +109,7 @@ class PodMesh:
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
-        """Whether somebody has deployed it before, or may have: what is not known to be ours is not to be removed."""
+        """Whether somebody has deployed it before, or may have: what is not known to be ours is not removed."""
         from kubetorch import globals as kubetorch_globals
 
         try:
@@ -117,7 +117,7 @@ class PodMesh:
             return bool(kubetorch_globals.controller_client().get_workload(self.namespace, self.service_name))
         except Exception as error:  # noqa: BLE001 - Kubetorch's own classes; deploying will tell
             logger.warning(
-                "whether %s is there already is not known, so its pods will stay until they are removed by kill(): %s",
+                "whether %s is there already is not known; its pods will stay until they are removed by kill(): %s",
                 self.service_name,
                 error,
             )
