@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from loom.extras import require
 from loom.token_file import digest
 from loom_proxy.job import Job, JobState, connect
 from loom_proxy.job_tokens import token_for
+from loom_proxy.pod_care import PodCare
 from loom_proxy.pod_mesh import PodMesh
 from loom_proxy.pod_progress import pods_shown
 from loom_proxy.pod_states import PodState
@@ -114,6 +116,7 @@ class KubernetesJob:
         self._deployed: list[str] = []
         self._job: Job | None = None
         self._detached = False
+        self._removing = threading.Lock()
         self.synced: list[SyncResult] = []
         """What became of ``sync_dirs``, in their order."""
 
@@ -186,7 +189,8 @@ class KubernetesJob:
         start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
         with pods_shown(lambda: start.doing, self._pods):
             start.wait()
-        self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
+        job = self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
+        PodCare(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
         return self
 
@@ -202,6 +206,12 @@ class KubernetesJob:
             mesh.deploy(init_args)
         if mesh.ours and not there_before:
             self._deployed.append(mesh.name)
+
+    def _deploy_again(self, mesh: PodMesh) -> None:
+        """For pods that have been lost while the job is open, which `kill` waits for."""
+        with self._removing:
+            if self._job is not None and not self._job.closed:
+                mesh.deploy(self._init_args(mesh))
 
     def _pods(self) -> list[PodState]:
         return [pod for mesh in self._meshes for pod in mesh.pods()]
@@ -229,8 +239,9 @@ class KubernetesJob:
             DeploymentFailed: Kubetorch cannot remove them.
         """
         self._close_session()
-        for mesh in self._meshes:
-            mesh.remove()
+        with self._removing:
+            for mesh in self._meshes:
+                mesh.remove()
         self._deployed.clear()
 
     def detach(self) -> None:

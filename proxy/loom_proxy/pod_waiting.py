@@ -1,4 +1,4 @@
-"""Waits until the pods of a job can be used, and deploys those again in which Kubetorch has loaded nothing."""
+"""`PodStart`: waits until the pods of a job can be used; deploys those again that are without their class."""
 
 from __future__ import annotations
 
@@ -41,12 +41,20 @@ class PodStart:
         meshes: of the job; a pod of the first has the gateway.
         timeout: seconds from now; what is wrong then is the error.
         deploy: deploys a mesh again. Workers and gateways, which run already, are to survive it.
+        stopped: whether nobody wants them any more, which ends the wait.
     """
 
-    def __init__(self, meshes: Sequence[PodMesh], timeout: float, deploy: Callable[[PodMesh], None]) -> None:
+    def __init__(
+        self,
+        meshes: Sequence[PodMesh],
+        timeout: float,
+        deploy: Callable[[PodMesh], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._meshes = meshes
         self._deadline = time.monotonic() + timeout
         self._deploy = deploy
+        self._stopped = stopped
         self._expected = {mesh.name: mesh.pods_wanted for mesh in meshes}
         self._loading = {mesh.name: _Loading(mesh, self._expected[mesh.name]) for mesh in meshes}
         self.doing = "starting the workers and the gateway"
@@ -60,7 +68,7 @@ class PodStart:
             PythonVersionMismatch, ProtocolMismatch: a pod has other versions than this program.
         """
         first = self._meshes[0]
-        while True:
+        while not self._stopped():
             status, problem = self._look()
             if not problem:
                 return

@@ -157,13 +157,13 @@ def test_an_image_without(
     assert re.search(r"pod loom-\S+ (has|cannot)", refused["text"])
 
 
-FIRST_DATA_SERVER_FAILS = """
+NEXT_DATA_SERVER_FAILS = """
 import os, sys
 
 if "kubetorch.data_store.pod_data_server" in sys.orig_argv:
     try:
-        os.close(os.open(os.path.join(os.path.dirname(__file__), "failed"), os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
+        os.remove(os.path.join(os.path.dirname(__file__), "fail"))
+    except FileNotFoundError:
         pass
     else:
         os._exit(1)
@@ -174,17 +174,37 @@ if "kubetorch.data_store.pod_data_server" in sys.orig_argv:
 def test_a_pod_that_kubetorch_leaves_without_its_class_is_deployed_again(
     cluster: OneMachineCluster, tmp_path: Path, shared: Path
 ) -> None:
-    (shared / "sitecustomize.py").write_text(FIRST_DATA_SERVER_FAILS)
+    (shared / "sitecustomize.py").write_text(NEXT_DATA_SERVER_FAILS)
+    (shared / "fail").touch()
 
     with program(cluster, tmp_path, "one_without_its_class", str(shared), of=PODS) as run:
         said = run.until("warning")["text"]
         opened = run.until("open")
         run.until("closed")
 
-    assert (shared / "failed").exists()
+    assert not (shared / "fail").exists()
     assert "deploying unlucky again (1 of at most 2 times)" in said
     assert "has not loaded LoomPod yet" in said
     assert opened == {"event": "open", "pods": 2, "starts": [1, 1]}
+    assert gone(cluster, "unlucky")
+
+
+def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job_is_open(
+    cluster: OneMachineCluster, tmp_path: Path, shared: Path
+) -> None:
+    (shared / "sitecustomize.py").write_text(NEXT_DATA_SERVER_FAILS)
+
+    with program(cluster, tmp_path, "one_back_without_its_class", str(shared), of=PODS) as run:
+        (other,) = run.until("open")["others"]
+        (shared / "fail").touch()
+        cluster.kill_pod(other)
+        said = run.until("warning")["text"]
+        back = run.until("back")
+        run.until("closed")
+
+    assert not (shared / "fail").exists()
+    assert "deploying unlucky again (1 of at most 2 times)" in said
+    assert back == {"event": "back", "pods": 2, "starts": [1, 1]}
     assert gone(cluster, "unlucky")
 
 

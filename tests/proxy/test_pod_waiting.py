@@ -201,3 +201,12 @@ def test_pods_that_are_not_ready_yet_are_not_deployed_again() -> None:
         wait(mesh, timeout=0.5)
 
     assert mesh.deployed == 0
+
+
+def test_a_start_that_nobody_wants_any_more_ends() -> None:
+    mesh = Mesh(loads_at=5)
+    start = PodStart([mesh], 60.0, lambda mesh: mesh.deploy(), lambda: mesh.deployed > 0)  # type: ignore[list-item, attr-defined, call-arg]
+
+    start.wait()
+
+    assert mesh.deployed == 1

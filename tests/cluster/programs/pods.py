@@ -120,6 +120,20 @@ def one_without_its_class():
     say("closed")
 
 
+def one_back_without_its_class():
+    """The same, with a pod that is lost and replaced while the job is open."""
+    with warnings_said(), a_job(name="unlucky", env_vars={"PYTHONPATH": sys.argv[2]}) as job:
+        found = status(job)
+        say("open", others=[pod["name"] for pod in found["pods"] if not pod["gateway"]])
+        for event in job.events(timeout=BOUND):
+            if event.name == "host_back":
+                break
+        found = status(job)
+        say("back", pods=len(found["pods"]), starts=[pod["worker"]["starts"] for pod in found["pods"]])
+        job.hosts.spawn_procs().initialized.get(BOUND)
+    say("closed")
+
+
 @contextlib.contextmanager
 def warnings_said():
     class Said(logging.Handler):
