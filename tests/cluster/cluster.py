@@ -308,13 +308,19 @@ class OneMachineCluster:
         self._network.set_laptop_link("up")
 
     @contextlib.contextmanager
-    def outage(self) -> Iterator[None]:
-        """The laptop's link is down meanwhile."""
-        self.cut_laptop()
+    def outage(self, silent: bool = False) -> Iterator[None]:
+        """The laptop's link is down meanwhile; or, silently, nothing comes through it."""
+        if silent:
+            self._network.set_laptop_drops(True)
+        else:
+            self.cut_laptop()
         try:
             yield
         finally:
-            self.restore_laptop()
+            if silent:
+                self._network.set_laptop_drops(False)
+            else:
+                self.restore_laptop()
 
     def __enter__(self) -> OneMachineCluster:
         try:

@@ -162,6 +162,18 @@ class Network:
         if state == "up":  # going down removed it
             self._ip("laptop", "route", "replace", "default", "via", LAPTOP_SIDE)
 
+    def set_laptop_drops(self, drops: bool) -> None:
+        """Have all packets between the laptop and the cluster dropped, or not any more; nobody is told."""
+        rules = "table inet drops; delete table inet drops;"
+        if drops:
+            rules += """
+                table inet drops {
+                    chain out { type filter hook output priority 0; oifname "eth0" drop; }
+                    chain in { type filter hook input priority 0; iifname "eth0" drop; }
+                }
+            """
+        self.filter("laptop", rules)
+
     def _add_namespace(self, host: str) -> None:
         run("ip", "netns", "add", self.name(host))
         self._ip(host, "link", "set", "lo", "up")

@@ -139,8 +139,9 @@ def test_a_websocket_goes_through_nginx_to_any_port_of_a_headless_service(cluste
         assert done.stdout.splitlines() == [f"{pod.name} /some/path?a=b: one", f"{pod.name} /some/path?a=b: two"]
 
 
-def test_the_laptop_can_be_cut_off_and_comes_back(cluster: OneMachineCluster) -> None:
-    with cluster.outage():
+@pytest.mark.parametrize("silent", [False, True], ids=["link down", "packets dropped"])
+def test_the_laptop_can_be_cut_off_and_comes_back(cluster: OneMachineCluster, silent: bool) -> None:
+    with cluster.outage(silent):
         assert fetched(cluster, f"{cluster.kt_api_url}/health") == "000"
     eventually(lambda: fetched(cluster, f"{cluster.kt_api_url}/health") == "200", "the link to work again")
 

@@ -140,11 +140,12 @@ def gone(cluster: OneMachineCluster, *services: str) -> bool:
     return not any(cluster.pods(service) for service in services)
 
 
-def survives(researcher: Program, cluster: OneMachineCluster, victims: str) -> None:
+def survives(researcher: Program, cluster: OneMachineCluster, victims: str, silent: bool = False) -> None:
     """See a program through: its demo, a pod that is killed and replaced, a dead link, and the end.
 
     Args:
         victims: the workload of whose pods one is killed; its pod with the highest address has no gateway.
+        silent: the link stays up, and nothing comes through it.
     """
     assert researcher.until("demo")["accuracy"] > 0.95
     researcher.until("training")
@@ -152,7 +153,7 @@ def survives(researcher: Program, cluster: OneMachineCluster, victims: str) -> N
     researcher.until("restored")
     researcher.until("host_back")
     assert researcher.until("counted")["values"] == [1, 1, 1]
-    with cluster.outage():
+    with cluster.outage(silent):
         researcher.go_on()
         researcher.until("asked")
         time.sleep(OUTAGE)
@@ -164,15 +165,16 @@ def survives(researcher: Program, cluster: OneMachineCluster, victims: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True], ids=["down", "silent"])
 @pytest.mark.parametrize("how", ["compute", "http"])
 def test_digits_on_three_pods_survive_a_pod_that_is_killed_and_a_link_that_is_dead(
-    cluster: OneMachineCluster, volume: Path, how: str
+    cluster: OneMachineCluster, volume: Path, how: str, silent: bool
 ) -> None:
     with program(cluster, volume, how, "--kill") as researcher:
         opened = researcher.until("open")
         assert opened["hosts"] == 3
         assert opened["transport"] == {"compute": "websocket", "http": "http"}[how]
-        survives(researcher, cluster, "loom")
+        survives(researcher, cluster, "loom", silent)
     assert gone(cluster, "loom")
 
 
@@ -212,4 +214,4 @@ def test_a_gateway_of_plain_manifests_is_reached_by_the_name_of_its_service(
     env = {**plain, "LOOM_URL": "kube://default/loom-gateway"}
     with program(cluster, volume, "url", "--kill", env=env) as researcher:
         assert researcher.until("open")["hosts"] == 3
-        survives(researcher, cluster, "loom-worker")
+        survives(researcher, cluster, "loom-worker", silent=True)
