@@ -150,3 +150,28 @@ def test_nobody_there_is_an_error() -> None:
 def test_something_else_there_is_an_error(cluster: Any) -> None:
     with pytest.raises(loom.ServiceUnreachable):
         loom.cls("Shop").at(cluster.url.replace("ws://", "http://")).buy(1)
+
+
+class Moving(Module):
+    """The same, whose port is forwarded by a kubectl that ends, and is started again."""
+
+    def __init__(self, *urls: str) -> None:
+        self._urls = list(urls)
+
+    @property
+    def base_endpoint(self) -> str:
+        if not self._urls:
+            raise RuntimeError("kubectl port-forward exited (rc=1): network is unreachable")
+        return self._urls.pop(0)
+
+
+def test_the_port_that_kubetorch_forwards_may_change(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        gone = f"http://127.0.0.1:{found.getsockname()[1]}"
+    shop = loom.cls(Moving(gone, gone, url))
+
+    with pytest.raises(loom.ServiceUnreachable, match="refused"):
+        shop.buy(0)
+    assert shop.buy(0) >= 0
+    with pytest.raises(loom.ServiceUnreachable, match="does not reach AsyncShop: kubectl port-forward exited"):
+        shop.buy(0)

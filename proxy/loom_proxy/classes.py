@@ -42,7 +42,8 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
         WrongArguments: it is none of these.
     """
     if _is_module(class_obj, "cls"):
-        return DeployedObject(class_obj.base_endpoint, class_obj.callable_name, None, class_obj.serialization)
+        called, serialization = class_obj.callable_name, class_obj.serialization
+        return DeployedObject(lambda: class_obj.base_endpoint, called, None, serialization)
     if not isinstance(class_obj, (type, str)):
         raise WrongArguments(f"loom.cls takes a class, not {class_obj!r:.80}; loom.fn takes a function")
     if isinstance(class_obj, type) and _is_actor(class_obj):
@@ -65,8 +66,8 @@ def fn(function_obj: Any, name: str | None = None) -> Any:
         WrongArguments: it is none of these.
     """
     if _is_module(function_obj, "fn"):
-        endpoint, called = function_obj.base_endpoint, function_obj.callable_name
-        return DeployedFunction(endpoint, called, None, function_obj.serialization)
+        called, serialization = function_obj.callable_name, function_obj.serialization
+        return DeployedFunction(lambda: function_obj.base_endpoint, called, None, serialization)
     if isinstance(function_obj, type) or not (callable(function_obj) or isinstance(function_obj, str)):
         raise WrongArguments(f"loom.fn takes a function, not {function_obj!r:.80}; loom.cls takes a class")
     return RemoteFunctionMaker(function_obj, name)

@@ -17,7 +17,7 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -41,16 +41,23 @@ SERIALIZATIONS = ("json", "pickle")
 
 
 class _Service:
-    """A pod server at a URL."""
+    """A pod server at a URL.
 
-    def __init__(self, url: str, called: str, serialization: str, timeout: float | None) -> None:
-        parts = urlsplit(url)
+    Args:
+        url: or what finds it out, for each call: a port that Kubetorch forwards may be another, started again.
+    """
+
+    def __init__(
+        self, url: str | Callable[[], str], called: str, serialization: str, timeout: float | None
+    ) -> None:
+        self._find = None if isinstance(url, str) else url
+        self.url = (url if isinstance(url, str) else url()).rstrip("/")
+        parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidAddress(f"{url!r} is no service's URL: write http://HOST:PORT or https://HOST/PATH")
         if serialization not in SERIALIZATIONS:
             raise WrongArguments(f"serialization is {serialization!r}: give 'json' or 'pickle'")
         check_timeout(timeout)
-        self.url = url.rstrip("/")
         self.called = called
         self.serialization = serialization
         self.timeout = timeout
@@ -67,6 +74,10 @@ class _Service:
             ServiceUnreachable: nobody answers, or it does not serve this.
             WaitTimeout: the answer took longer than ``timeout`` seconds.
         """
+        try:
+            self.url = self.url if self._find is None else self._find().rstrip("/")
+        except Exception as failure:  # Kubetorch's, of a kubectl that does not forward
+            raise ServiceUnreachable(f"Kubetorch does not reach {self.called}: {failure}") from failure
         path = "/".join(quote(part, safe="") for part in (self.called, method) if part is not None)
         headers = {
             "Content-Type": "application/json",
@@ -195,7 +206,7 @@ class DeployedObject:
 
     def __init__(
         self,
-        url: str,
+        url: str | Callable[[], str],
         called: str,
         target: type | str | None = None,
         serialization: str = "json",
@@ -226,7 +237,7 @@ class DeployedFunction:
 
     def __init__(
         self,
-        url: str,
+        url: str | Callable[[], str],
         called: str,
         target: Any = None,
         serialization: str = "json",
