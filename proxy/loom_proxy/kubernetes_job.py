@@ -39,7 +39,7 @@ class KubernetesJob:
     for several. Nothing happens before `apply`, `state` or ``with``. Afterwards it is used as the `Job` that it has
     opened: ``hosts``, ``run``, ``events`` and all else of it are here, too.
 
-    While it is open, pods that were lost and come back without what Kubetorch should have loaded are deployed again.
+    While it is open, pods that were lost and come back without what Kubetorch was to load are deployed again.
 
     Leaving it as a context manager closes the session, and removes the pods if it has deployed them; pods that were
     there before stay, and all do after `detach`. `kill` removes them whenever it is called.
