@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ logger = logging.getLogger(__name__)
 
 LOOM_POD = ("", "loom_gateway.kubetorch", "LoomPod")
 """What runs in each pod, where Python finds it in the pod's installation of Loom."""
+
+REMOVE_WITHIN = 60.0
+"""Seconds for which the removal of pods is tried again where Kubetorch is not reached: after a dead link, the
+``kubectl`` that it has started may end only then."""
+
+AGAIN_AFTER = 0.5
 
 
 class PodMesh:
@@ -164,24 +171,25 @@ class PodMesh:
         """End what runs in the pods, and remove them unless they were selected by labels.
 
         Raises:
-            DeploymentFailed: Kubetorch cannot remove them.
+            DeploymentFailed: Kubetorch cannot remove them, or is not reached in `REMOVE_WITHIN` seconds.
         """
+        import kubetorch
+
         if not self.ours:
             with contextlib.suppress(Exception):
                 self.remote.shutdown(stream_logs=False)
             return
-        try:
-            self._tear_down()
-        except Exception as error:  # noqa: BLE001 - its kubectl may have ended during the call
-            logger.info("%s is to be removed once more: %s", self.service_name, error)
+        deadline = time.monotonic() + REMOVE_WITHIN
+        while True:
             try:
-                self._tear_down()
+                _reach_controller()
+                self.remote.teardown()
+                return
             except Exception as error:
-                raise DeploymentFailed(f"{self.service_name} was not removed: {error}") from error
-
-    def _tear_down(self) -> None:
-        _reach_controller()
-        self.remote.teardown()
+                if isinstance(error, kubetorch.ControllerRequestError) or time.monotonic() > deadline:
+                    raise DeploymentFailed(f"{self.service_name} was not removed: {error}") from error
+                logger.info("%s is not removed yet: %s", self.service_name, error)
+            time.sleep(AGAIN_AFTER)
 
     def _why_not(self, error: BaseException) -> str:
         text = (

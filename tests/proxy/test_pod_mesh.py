@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import loom
+from loom_proxy import pod_mesh
 from loom_proxy.pod_mesh import PodMesh
 
 kt = pytest.importorskip("kubetorch")
@@ -39,14 +40,15 @@ class Remote:
 
     service_name = "loom"
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: Exception | None = None) -> None:
         self.calls = 0
         self._failures = failures
+        self._error = error or ConnectionError("Connection refused")
 
     def teardown(self) -> None:
         self.calls += 1
         if self.calls <= self._failures:
-            raise ConnectionError("Connection refused")
+            raise self._error
 
 
 @pytest.fixture
@@ -82,16 +84,28 @@ def test_pods_that_may_be_somebody_elses_count_as_theirs(
     assert "its pods will stay until they are removed by kill(): kubectl port-forward exited" in caplog.text
 
 
-def test_pods_are_removed_though_the_connection_breaks_once(mesh: PodMesh) -> None:
-    mesh._remote = remote = Remote(failures=1)
+def test_pods_are_removed_though_the_connection_breaks(mesh: PodMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_mesh, "AGAIN_AFTER", 0.0)
+    mesh._remote = remote = Remote(failures=3)
 
     mesh.remove()
 
-    assert remote.calls == 2
+    assert remote.calls == 4
 
 
-def test_pods_that_are_not_removed_are_named(mesh: PodMesh) -> None:
-    mesh._remote = Remote(failures=2)
+def test_pods_that_are_not_removed_for_long_are_named(mesh: PodMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_mesh, "REMOVE_WITHIN", 0.2)
+    mesh._remote = Remote(failures=1000)
 
     with pytest.raises(loom.DeploymentFailed, match="loom was not removed: Connection refused"):
         mesh.remove()
+
+
+def test_a_refusal_to_remove_pods_is_told_at_once(mesh: PodMesh) -> None:
+    refusal = kt.ControllerRequestError("DELETE", "http://here", 403, "not yours")
+    mesh._remote = remote = Remote(failures=1, error=refusal)
+
+    with pytest.raises(loom.DeploymentFailed, match=r"loom was not removed: .*not yours"):
+        mesh.remove()
+
+    assert remote.calls == 1
