@@ -47,6 +47,14 @@ def cluster() -> Iterator[OneMachineCluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def no_pods_left(cluster: OneMachineCluster) -> Iterator[None]:
+    """What a test that fails leaves is not for the next one."""
+    yield
+    for service in {pod.owner for pod in cluster.pods()}:
+        cluster.remove(service)
+
+
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A folder that all pods share, as a volume is. They have a /tmp of their own each."""
