@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from loom.errors import LoomError, WrongArguments
+from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
 from loom.token_file import digest
 from loom_proxy.job import Job, JobState, connect
@@ -238,12 +238,18 @@ class KubernetesJob:
         """End the session, the workers and the gateway, and remove the pods, unless they were selected by labels.
 
         Raises:
-            DeploymentFailed: Kubetorch cannot remove them.
+            DeploymentFailed: Kubetorch cannot remove some, or is not reached for a minute; call it again then.
         """
         self._close_session()
+        failures = []
         with self._removing:
             for mesh in self._meshes:
-                mesh.remove()
+                try:
+                    mesh.remove()
+                except DeploymentFailed as failure:  # the pods of the others are to go nevertheless
+                    failures.append(failure)
+        if failures:
+            raise failures[0]
         self._deployed.clear()
 
     def detach(self) -> None:

@@ -109,3 +109,19 @@ def test_a_refusal_to_remove_pods_is_told_at_once(mesh: PodMesh) -> None:
         mesh.remove()
 
     assert remote.calls == 1
+
+
+def test_of_several_meshes_all_are_removed_that_can_be(mesh: PodMesh) -> None:
+    refusal = kt.ControllerRequestError("DELETE", "http://here", 403, "not yours")
+    meshes = {"workers": kt.Compute(cpus=1, namespace="ours"), "loaders": kt.Compute(cpus=1, namespace="ours")}
+    job = loom.KubernetesJob(meshes=meshes, namespace="ours")
+    remotes = [Remote(failures=1, error=refusal), Remote(failures=0)]
+    for of, remote in zip(job._meshes, remotes, strict=True):
+        of._remote = remote
+
+    with pytest.raises(loom.DeploymentFailed, match="not yours"):
+        job.kill()
+    assert [remote.calls for remote in remotes] == [1, 1]
+
+    job.kill()
+    assert [remote.calls for remote in remotes] == [2, 2]
