@@ -107,7 +107,7 @@ def quicker_drain(cluster: OneMachineCluster, seconds: int) -> None:
 
 def test_each_command_of_the_page_for_plain_manifests(cluster: OneMachineCluster) -> None:
     builds, *rest = blocks(PAGE)
-    assert all(line.startswith("docker build ") for line in builds)  # needs an engine; see tests/images
+    assert all(line.startswith("buildah build ") for line in builds)  # tests/images/test_build.py types these
     assert rest == [deploy(), connect()]
     said = ran(cluster, [*deploy(), *connect()])
     assert "deployment.apps/loom-gateway created" in said

@@ -87,6 +87,21 @@ class Builder:
         fixed = ["--isolation", "chroot", "--pull=never", "--format", "docker", "--file", str(file)]
         return self("build", *fixed, *options, str(context), timeout=timeout)
 
+    def as_typed(self, command: str, folder: Path, registry: str) -> str:
+        """What a command in a shell prints; `buildah` has this storage there, and a registry without TLS."""
+        storage = (
+            f'[storage]\ndriver = "overlay"\nrunroot = "{self.folder}/run"\ngraphroot = "{self.folder}/storage"\n'
+        )
+        registries = 'unqualified-search-registries = ["docker.io"]\n'
+        registries += f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n'
+        environment = {"TMPDIR": str(self.folder)}
+        for name, text in (("STORAGE", storage), ("REGISTRIES", registries)):
+            configuration = self.folder / f"{name.lower()}.conf"
+            configuration.write_text(text)
+            environment[f"CONTAINERS_{name}_CONF"] = str(configuration)
+        given = [f"{name}={value}" for name, value in environment.items()]
+        return self.apart("env", "-C", str(folder), *given, "sh", "-e", "-c", command, timeout=900)
+
     def debian(self, name: str, release: str) -> None:
         """Make an image of Debian with its own Python, where the official images of Python have theirs."""
         root = self.folder / "debian"

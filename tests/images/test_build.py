@@ -1,4 +1,4 @@
-"""The images, built by a real builder and run as containers.
+"""The images, built by a real builder, run as containers, and pushed into a real registry as README says.
 
 It differs from `docker build` in this: `buildah` reads the Dockerfiles, and the bases are not the registry's.
 Each is Debian 12, made with `debootstrap`, with Debian's own Python 3.11 and the base's name; the one of the GPU
@@ -9,15 +9,21 @@ pod, and have a root that they could write to.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
+import socket
+import subprocess
 import tempfile
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.pages import blocks, section
 from tests.images.builder import TOOLS, Builder, need, pip_options
 from tests.images.dockerfiles import FILES, ROOT, arguments, base, read
 
@@ -181,3 +187,55 @@ def test_an_image_is_built_and_its_containers_serve_a_session(
     assert "sums [7.0, 7.0]" in printed
     assert "the gateway ended with 0" in printed
     assert "the worker ended with" in printed
+
+
+REGISTRY = """
+version: 0.1
+storage:
+  filesystem:
+    rootdirectory: {folder}
+http:
+  addr: 127.0.0.1:{port}
+"""
+
+
+@pytest.fixture
+def registry(builder: Builder) -> Iterator[str]:
+    """The address of a registry."""
+    need("docker-registry", "setpriv")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    configuration = builder.folder / "registry.yml"
+    configuration.write_text(REGISTRY.format(folder=builder.folder / "registry", port=port))
+    command = ["setpriv", "--pdeathsig", "KILL", "docker-registry", "serve", str(configuration)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any("listening on" in line for line in process.stderr)
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or it waits when the pipe is full
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_commands_of_the_readme_put_an_image_into_a_registry(
+    builder: Builder, bases: None, clone: Path, registry: str, path: Path
+) -> None:
+    lines = [line for block in blocks(section("With plain manifests")) for line in block]
+    (line,) = (line for line in lines if f"-f images/{path.name} " in line)
+    # As on this machine an image is built; the rest is as it stands there.
+    here = ["--isolation", "chroot", "--pull=never", *pip_options(builder.folder)]
+    if "TORCH_INDEX" in arguments(read(path)):
+        here += ["--build-arg", f"TORCH_INDEX={os.environ.get('PIP_INDEX_URL', 'https://pypi.org/simple')}"]
+    command = line.replace("buildah build", f"buildah build {shlex.join(here)}").replace("REGISTRY", registry)
+    assert command.startswith("buildah build ")
+
+    builder.as_typed(command, clone, registry)
+
+    name = {"Dockerfile": "loom", "Dockerfile.gpu": "loom-gpu"}[path.name]
+    kind = "application/vnd.docker.distribution.manifest.v2+json"  # OCI's has no health check
+    asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/0.1.0", headers={"Accept": kind})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.headers["Content-Type"] == kind
+        assert len(json.load(answer)["layers"]) > 1
