@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from loom_proxy.child import Child
+from loom.process.child import Child
 from tests.netns import run, why_not
 
 __all__ = ["FarCluster", "Hosts", "missing"]
@@ -264,7 +264,7 @@ class FarCluster:
         for host in self.hosts.workers:
             address = f"tcp://{Hosts.address(host)}:{WORKER_PORT}"
             options += ["--worker", address]
-            self._child(host, "loom_gateway.worker", ["--address", address])
+            self._child(host, "loom_gateway.workers.host", ["--address", address])
         self._child("gateway", "loom_gateway", options)
         for child in self._children:
             child.ready.result(STARTED_IN_TIME)

@@ -341,7 +341,7 @@ def test_stand_ins_become_monarchs_concurrent_endpoints(explicit: bool) -> None:
 
 
 def _takes_lines(concurrent: Any, repliers: Any) -> list[bool]:
-    from loom_gateway.driver.lines import takes_lines
+    from loom_gateway.driver.monarch.fast_call import takes_lines
 
     return [takes_lines(one) for one in (concurrent.let_go, concurrent.wait, repliers.rank, repliers.answer)]
 

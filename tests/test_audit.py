@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import loom
-from loom_gateway.audit import KEPT_FILES, KINDS, PERIOD, Audit
-from loom_gateway.auth import Identity
+from loom_gateway.access.audit import KEPT_FILES, KINDS, PERIOD, Audit
+from loom_gateway.access.tokens import Identity
 from tests.test_limits import Clock
 
 ME = Identity("1234abcd", "me", "drive")

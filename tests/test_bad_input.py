@@ -19,9 +19,9 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
-from loom_proxy import dialling
 from loom_proxy import job as proxy_job
 from loom_proxy.local import LocalCluster
+from loom_proxy.session import handshake as dialling
 from tests.actors import Broken, Counter, WithLock
 
 

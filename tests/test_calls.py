@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 import loom
-from loom_proxy import meshes
 from loom_proxy.local import LocalCluster
+from loom_proxy.mesh import meshes
 from tests.actors import BadLuck, Caller, Counter, Gate, open_gate
 
 

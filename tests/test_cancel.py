@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import loom
 from loom import Actor, endpoint
-from loom.sender import FrameSender
 from loom.wire.codec import loads
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, Inbox, OrderKey, Outbox
+from loom.wire.sender import FrameSender
 from loom.wire.stream import LENGTH, Stream
-from loom_gateway.driver.backlog import PACE, Backlog
+from loom_gateway.driver.clients.backlog import PACE, Backlog
 from tests.actors import Counter
 
 IN_TIME = 30.0

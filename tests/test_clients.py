@@ -11,9 +11,9 @@ from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import LENGTH, Stream
-from loom_gateway.driver.backlog import PACE
-from loom_gateway.driver.clients import WATCHER_ROOM, Clients
-from loom_gateway.driver.connection import ClientConnection
+from loom_gateway.driver.clients.backlog import PACE
+from loom_gateway.driver.clients.connection import ClientConnection
+from loom_gateway.driver.clients.registry import WATCHER_ROOM, Clients
 
 BOUND = 30.0
 

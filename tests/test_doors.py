@@ -19,10 +19,10 @@ import loom
 from loom import Actor, endpoint
 from loom.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
-from loom_gateway.auth import TokenAuthority
-from loom_gateway.door_keeper import DoorKeeper
-from loom_gateway.doors import Doors as GatewayDoors
-from loom_gateway.limits import Limits
+from loom_gateway.access.control import Doors as GatewayDoors
+from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.rate_limits import Limits
+from loom_gateway.access.tokens import TokenAuthority
 from loom_proxy.local import LocalCluster
 from tests.processes import read_json, run
 from tests.processes import start as start_program

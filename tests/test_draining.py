@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom_gateway.draining import Draining
-from loom_gateway.sessions import SessionManager
-from loom_proxy.events import Event
+from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.sessions import SessionManager
 from loom_proxy.local import LocalCluster
+from loom_proxy.session.events import Event
 from tests.actors import Counter
 from tests.gateways import BOUND, TOKEN, Gateway, gateway_of
 from tests.processes import run

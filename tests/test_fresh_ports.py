@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 import loom
-from loom_gateway.driver.root_client import _is_free
-from loom_gateway.fresh_ports import TRIES, FreshPorts
+from loom_gateway.driver.monarch.root_client import _is_free
+from loom_gateway.sessions.driver_ports import TRIES, FreshPorts
 
 
 class Bound:

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 import loom
-from loom_gateway.driver_files import DriverFiles, DriverRecord, LastWords, start_time
-from loom_gateway.driver_process import AdoptedDriver, NotOurDriver
-from loom_gateway.fresh_ports import FreshPorts
-from loom_gateway.sessions import Session
-from loom_gateway.state_folder import StateFolder, default_path
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
+from loom_gateway.sessions.driver_ports import FreshPorts
+from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver
+from loom_gateway.sessions.sessions import Session
+from loom_gateway.sessions.state_dir import StateFolder, default_path
 from loom_proxy.local import LocalCluster
 from tests.actors import Counter
 from tests.gateways import BOUND, Gateway, await_end, await_true, gateway_of, run_gateway

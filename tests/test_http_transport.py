@@ -36,10 +36,10 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import behind_length, unnumbered_frame
-from loom_proxy import http_transport
-from loom_proxy.http_transport import HttpTransport
 from loom_proxy.local import LocalCluster
-from loom_proxy.transports import open_transport
+from loom_proxy.transport import http as http_transport
+from loom_proxy.transport.http import HttpTransport
+from loom_proxy.transport.transports import open_transport
 from tests.actors import BadLuck, Counter, Hang
 from tests.delay_proxy import DelayProxy, Link, Passed
 from tests.gate import Gate
@@ -177,9 +177,9 @@ def test_a_session_is_left_and_attached_to_over_either(cluster: LocalCluster) ->
 def test_a_connection_on_which_nothing_happens_is_not_lost(
     cluster: LocalCluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loom_proxy.transport.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.connection.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.connection.SILENCE", 2.5)
+    monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
+    monkeypatch.setattr("loom_proxy.session.connection.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.session.connection.SILENCE", 2.5)
     with loom.connect(cluster.url, cluster.token, transport=kind) as job:
         assert not list(job.events(timeout=4.0))
 
@@ -266,9 +266,9 @@ class Swallowing(DelayProxy):
 @pytest.fixture
 def swallowing(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a gateway behind a network that keeps what WebSockets carry."""
-    monkeypatch.setattr("loom_proxy.transport.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.dialling.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.dialling.SILENCE", 1.5)
+    monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
+    monkeypatch.setattr("loom_proxy.session.handshake.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.session.handshake.SILENCE", 1.5)
     with Swallowing(port_of(cluster), delay=0) as proxy:
         yield f"ws://127.0.0.1:{proxy.port}"
 

@@ -19,7 +19,7 @@ MAY_IMPORT_MONARCH = (
     "loom.weaver",
     "loom.threadlet",
     "loom_gateway.driver",
-    "loom_gateway.worker",
+    "loom_gateway.workers.host",
 )
 """Modules, and packages with all that is in them."""
 

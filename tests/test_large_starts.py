@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver import large_starts
-from loom_gateway.driver.large_starts import LARGE, MOST, LargeStarts
+from loom_gateway.driver.session import large_calls as large_starts
+from loom_gateway.driver.session.large_calls import LARGE, MOST, LargeStarts
 
 DATA = bytes(LARGE)
 ROOTS = {1: 1, 2: 1, 3: 3, 4: 4}

@@ -14,9 +14,9 @@ import pytest
 
 import loom
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output_file import KEPT, LIMIT, OutputFile
-from loom_gateway.driver_files import DriverFiles, LastWords
-from loom_gateway.ended_sessions import KEEP, EndedSession, EndedSessions
+from loom_gateway.driver.output.own_log import KEPT, LIMIT, OutputFile
+from loom_gateway.sessions.driver_files import DriverFiles, LastWords
+from loom_gateway.sessions.history import KEEP, EndedSession, EndedSessions
 from loom_proxy.local import LocalCluster
 from tests.actors import Counter
 from tests.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of

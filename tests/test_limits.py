@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.limits import RateLimit, address_key
+from loom_gateway.access.rate_limits import RateLimit, address_key
 
 
 class Clock:

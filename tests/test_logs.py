@@ -19,10 +19,10 @@ import pytest
 
 import loom
 from loom import Actor, current_rank, endpoint
-from loom_gateway.driver import log_pump
-from loom_gateway.driver.log_lines import LONGEST_LINE, Aggregator, LineSplitter
-from loom_gateway.driver.log_spool import LogSpool
-from loom_gateway.logs import KEEP_ENDED, LogQuery, SessionLogs
+from loom_gateway.driver.output import pump as log_pump
+from loom_gateway.driver.output.lines import LONGEST_LINE, Aggregator, LineSplitter
+from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.sessions.log_reader import KEEP_ENDED, LogQuery, SessionLogs
 from loom_proxy.local import LocalCluster
 from loom_proxy.logs import LogLine, LogReceiver
 from tests.test_failures import BOUND, driver_pid, rest
@@ -78,7 +78,7 @@ class Talker(Actor):
             process.pid
             for process in psutil.process_iter(["ppid", "cmdline"])
             if process.info["ppid"] == os.getpid()
-            and any("log_pump" in part for part in process.info["cmdline"] or ())
+            and any(part.endswith("output/pump.py") for part in process.info["cmdline"] or ())
         ]
         for pump in pumps:
             os.kill(pump, signal.SIGKILL)

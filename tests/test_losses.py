@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.losses import Fault, Losses, read_fault
-from loom_gateway.driver.meshes import Entry, Meshes
+from loom_gateway.driver.monarch.mesh_table import Entry, Meshes
+from loom_gateway.driver.session.failures import Fault, Losses, read_fault
 
 STOPPED = "invalid reference counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>.tcp://127.0.0.1:38013: actor stopped"
 CAME_BACK = f"""\

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.operations import Operations
-from loom_gateway.driver.weaver_news import WeaverNews
+from loom_gateway.driver.session.operations import Operations
+from loom_gateway.driver.weaver_link import WeaverNews
 
 
 def refuse(value: object) -> object:

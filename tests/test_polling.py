@@ -14,14 +14,14 @@ import pytest
 from loom.errors import ProtocolMismatch
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.stream import behind_length
-from loom_gateway import polling
+from loom_gateway.access.control import Doors
+from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
-from loom_gateway.auth import TokenAuthority
-from loom_gateway.door_keeper import DoorKeeper
-from loom_gateway.doors import Doors
-from loom_gateway.polling import BATCH, Tunnel
-from loom_gateway.relay import DriverLink
-from loom_gateway.sessions import SessionManager
+from loom_gateway.relay import http_tunnel as polling
+from loom_gateway.relay.http_tunnel import BATCH, Tunnel
+from loom_gateway.relay.relay import DriverLink
+from loom_gateway.sessions.sessions import SessionManager
 
 BOUND = 30.0
 

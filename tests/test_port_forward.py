@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import loom
+from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
-from loom_proxy.port_forward import PortForward, parse_kube_address
 from tests.actors import Counter
 
 BOUND = 30.0
@@ -92,9 +92,9 @@ def test_a_forward_through_which_nobody_answers_is_started_again(
     job: loom.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a dead link: kubectl waits for its own connection, and goes on to accept others."""
-    monkeypatch.setattr("loom_proxy.port_forward.RENEW_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.connection.DIAL_TIMEOUT", 1.0)
-    monkeypatch.setattr("loom_proxy.connection.SILENCE", 6.0)
+    monkeypatch.setattr("loom_proxy.kubernetes.port_forward.RENEW_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.session.connection.DIAL_TIMEOUT", 1.0)
+    monkeypatch.setattr("loom_proxy.session.connection.SILENCE", 6.0)
     counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
     counters.add.call(1).get(BOUND)
     (kubectl,) = forwarding(os.getpid())

@@ -14,9 +14,9 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom_gateway.driver.outlets import MOST_MESSAGES
-from loom_proxy import ports
+from loom_gateway.driver.monarch.port_batching import MOST_MESSAGES
 from loom_proxy.local import LocalCluster
+from loom_proxy.ports import ports
 from tests.actors import BadLuck, Counter, NeedsCluster
 
 BOUND = 30.0

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from loom_gateway.exact_json import exact_json
-from loom_gateway.prometheus import Exposition
+from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.prometheus import Exposition
 
 
 def test_a_family_is_introduced_and_its_samples_follow() -> None:

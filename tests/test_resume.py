@@ -19,9 +19,9 @@ import pytest
 
 import loom
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
-from loom.sender import HIGH_WATER
 from loom.wire.messages import Kind
-from loom_gateway.driver.clients import AWAY_CROWD, WATCHERS_AWAY
+from loom.wire.sender import HIGH_WATER
+from loom_gateway.driver.clients.registry import AWAY_CROWD, WATCHERS_AWAY
 from loom_proxy.local import LocalCluster
 from tests.gate import Gate
 from tests.test_failures import driver_pid

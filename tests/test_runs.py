@@ -17,7 +17,7 @@ import pytest
 
 import loom
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.runs import Run, Runs
+from loom_gateway.driver.handlers.runs import Run, Runs
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import KnownRuns, RunHandle
 from tests.actors import Counter

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loom import sockets
-from loom.sockets import NEAR, QUEUE, keep_queues_short, round_trip
+from loom.wire import sockets
+from loom.wire.sockets import NEAR, QUEUE, keep_queues_short, round_trip
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the round trip")
 

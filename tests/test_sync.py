@@ -20,10 +20,12 @@ import psutil
 import pytest
 
 import loom
-from loom_proxy import progress, project_folder, sync
-from loom_proxy.child import Child
+from loom.process.child import Child
+from loom_proxy.code_sync import folders as sync
+from loom_proxy.code_sync import scan as project_folder
+from loom_proxy.display import progress
+from loom_proxy.display.progress import Step
 from loom_proxy.local import LocalCluster, _free_ports
-from loom_proxy.progress import Step
 
 WAIT = 30.0
 
@@ -49,7 +51,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
     children = [Child("the gateway", "loom_gateway", options, environment(caches[0]))]
     for address, cache in zip(addresses, caches[1:], strict=True):
-        children.append(Child(address, "loom_gateway.worker", ["--address", address], environment(cache)))
+        children.append(Child(address, "loom_gateway.workers.host", ["--address", address], environment(cache)))
     try:
         ready = [child.ready.result(60) for child in children]
         yield Machines(ready[0]["url"], ready[0]["token"], caches[0], caches[1:])

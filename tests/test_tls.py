@@ -18,7 +18,7 @@ import loom
 from loom import Actor, endpoint
 from loom.rest import Gateway
 from loom_proxy.local import LocalCluster
-from loom_proxy.tls_socket import TlsSocket
+from loom_proxy.transport.tls import TlsSocket
 from tests.processes import run
 
 BOUND = 60.0

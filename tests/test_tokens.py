@@ -14,7 +14,7 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
-from loom_gateway.auth import TokenAuthority
+from loom_gateway.access.tokens import TokenAuthority
 from tests.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"

@@ -13,7 +13,7 @@ import pytest
 
 import loom
 from loom.manifest import Entry, Manifest
-from loom_gateway.driver.tree_cache import BlobsMissing, TreeCache
+from loom_gateway.driver.code_sync.cache import BlobsMissing, TreeCache
 
 WAIT = 30.0
 
@@ -179,7 +179,7 @@ def test_a_tree_that_another_process_holds_is_not_removed(tmp_path: Path) -> Non
     tree = tree_of(FILES)
     cache.assemble(tree).close()
     program = (
-        "import sys; from pathlib import Path; from loom_gateway.driver.tree_cache import TreeCache\n"
+        "import sys; from pathlib import Path; from loom_gateway.driver.code_sync.cache import TreeCache\n"
         f"hold = TreeCache(Path({str(cache.folder)!r})).hold({tree.digest!r})\n"
         "print('held', flush=True); sys.stdin.read()"
     )

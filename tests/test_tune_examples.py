@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.gateways import BOUND, await_true
 from tests.processes import still_there, tree
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loom.cli.plot import plot_lines
 from loom.cli.weaver_display import Picture, device_row, event_line, json_line, live
-from loom_proxy.weaver_views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
+from loom_proxy.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
 

@@ -15,13 +15,13 @@ from websockets.sync.client import ClientConnection, connect
 
 import loom
 from loom.token_file import TokenFile
-from loom_gateway import weaver_socket
-from loom_gateway.auth import TokenAuthority
-from loom_gateway.doors import Doors
+from loom_gateway.access.control import Doors
+from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.rest import weaver_feed as weaver_socket
+from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.weaver_client import WeaverClient
-from loom_gateway.weaver_socket import WeaverSocket
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.actors import Counter
 from tests.gateways import BOUND, await_true
 from tests.weaver_training import training

@@ -18,8 +18,8 @@ from websockets.sync.client import connect as websocket_connect
 
 import loom
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
-from loom_proxy.weaver_views import Acknowledgement, Change, Delta, Snapshot, WeaverEvent, WeaverUpdate
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.views import Acknowledgement, Change, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from tests.gateways import BOUND, await_true
 from tests.processes import read_json, run, start
 from tests.weaver_training import Training, training

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom_gateway.driver_files import DriverFiles
+from loom_gateway.sessions.driver_files import DriverFiles
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.gateways import BOUND, Gateway, await_true, gateway_of
 from tests.weaver_actors import FIRST_RATE, Trainers, weight_after
 

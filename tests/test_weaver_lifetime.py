@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import loom
-from loom_gateway.driver_files import DriverFiles
+from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.weaver_process import WeaverKeeper
-from loom_gateway.worker_list import WorkerList
+from loom_gateway.workers.registry_file import WorkerList
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import CommandProxy, WeaverProxy
-from loom_proxy.weaver_views import Away, Snapshot
+from loom_proxy.weaver.client import CommandProxy, WeaverProxy
+from loom_proxy.weaver.views import Away, Snapshot
 from tests.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.weaver_training import training, weaver_address, weavers
 
@@ -209,7 +209,7 @@ def test_who_waits_for_a_weaver_that_stays_away_is_told(gateway: Gateway, monkey
         os.kill(trainer.pid, signal.SIGSTOP)
         command = weaver.pause("train_0")
         gateway.end(signal.SIGKILL)
-        monkeypatch.setattr("loom_proxy.weaver.AWAY", 1.0)
+        monkeypatch.setattr("loom_proxy.weaver.client.AWAY", 1.0)
 
         with pytest.raises(loom.GatewayUnreachable):
             command.get()

@@ -10,11 +10,11 @@ import pytest
 import trustme
 
 import loom
-from loom_proxy import weaver_polling
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
-from loom_proxy.weaver_polling import poll
-from loom_proxy.weaver_views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
+from loom_proxy.weaver import polling as weaver_polling
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.polling import poll
+from loom_proxy.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
 from tests.gateways import BOUND, await_true
 from tests.http_proxy import Fault, HttpProxy
 from tests.weaver_training import training

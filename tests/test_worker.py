@@ -38,8 +38,8 @@ os._exit(0)
 
 FAULTY = """
 import sys, threading
-from loom_gateway.worker import serve
-from loom_gateway.workers import parse_worker_address
+from loom_gateway.workers.host import serve
+from loom_gateway.workers.sources import parse_worker_address
 
 threading.Thread(target=serve, args=(parse_worker_address(sys.argv[1]),), daemon=True).start()
 sys.stdin.readline()
@@ -70,7 +70,7 @@ def free_address() -> str:
 
 
 def start_worker(address: str) -> subprocess.Popen[str]:
-    return start("-m", "loom_gateway.worker", "--address", address, "--exit-with-parent")
+    return start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_fault_that_nobody_handles_does_not_end_the_worker() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_says_why_it_ends(number: signal.Signals) -> None:
-    worker = start("-m", "loom_gateway.worker", "--address", free_address(), stderr=subprocess.PIPE)
+    worker = start("-m", "loom_gateway.workers.host", "--address", free_address(), stderr=subprocess.PIPE)
     read_json(worker)
 
     worker.send_signal(number)
@@ -193,7 +193,7 @@ def test_a_worker_survives_its_client() -> None:
 def test_a_taken_port_is_exit_code_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = run("-m", "loom_gateway.worker", "--address", f"tcp://127.0.0.1:{port}")
+        ended = run("-m", "loom_gateway.workers.host", "--address", f"tcp://127.0.0.1:{port}")
 
     assert ended.returncode == 3
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1 is in use")
@@ -215,7 +215,7 @@ def test_a_taken_port_is_exit_code_3() -> None:
     ],
 )
 def test_a_wrong_address_is_exit_code_2(address: str, message: str) -> None:
-    ended = run("-m", "loom_gateway.worker", "--address", address)
+    ended = run("-m", "loom_gateway.workers.host", "--address", address)
 
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")
@@ -224,7 +224,7 @@ def test_a_wrong_address_is_exit_code_2(address: str, message: str) -> None:
 
 def test_missing_torchmonarch_is_exit_code_4() -> None:
     hide_and_run = HIDDEN.format(module="monarch") + (
-        "from loom_gateway.worker import main; sys.exit(main(['--address', 'tcp://127.0.0.1:26600']))"
+        "from loom_gateway.workers.host import main; sys.exit(main(['--address', 'tcp://127.0.0.1:26600']))"
     )
 
     ended = run("-c", hide_and_run)
@@ -247,7 +247,7 @@ def test_an_actor_that_reads_standard_input_gets_nothing() -> None:
 OVERLOOKING = """
 import os, subprocess, sys
 import psutil
-from loom_gateway import worker
+from loom_gateway.workers import host as worker
 
 look, looks = psutil.Process.children, []
 

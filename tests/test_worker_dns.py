@@ -19,7 +19,7 @@ SCRIPT = """
 import json, signal, subprocess, sys, time
 from pathlib import Path
 from loom.errors import WorkerUnreachable
-from loom_gateway.workers import WorkerHosts, parse_source
+from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 folder = Path(sys.argv[1])
 steps = json.loads(sys.argv[2])

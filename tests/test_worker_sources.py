@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress, WorkerUnreachable
-from loom_gateway.worker_list import WorkerList
-from loom_gateway.workers import DnsWorkers, FileWorkers, FoundWorker, StaticWorkers, WorkerHosts, parse_source
+from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import (
+    DnsWorkers,
+    FileWorkers,
+    FoundWorker,
+    StaticWorkers,
+    WorkerHosts,
+    parse_source,
+)
 
 
 class Found:

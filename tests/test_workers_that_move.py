@@ -37,7 +37,7 @@ class Listed:
         """Start a worker, at the end or in the place of one."""
         (port,) = _free_ports(1)
         address = f"tcp://127.0.0.1:{port}"
-        process = start("-m", "loom_gateway.worker", "--address", address, "--exit-with-parent")
+        process = start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent")
         read_json(process)
         if place is None:
             self._workers.append((address, process))

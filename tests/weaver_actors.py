@@ -11,7 +11,7 @@ from typing import Any
 
 import loom
 from loom import Actor, endpoint
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.gateways import BOUND, await_true
 
 FIRST_RATE = 0.5

@@ -29,7 +29,7 @@ class Workers:
         psutil.wait_procs([worker], timeout=BOUND)
 
     def start(self, host: int) -> None:
-        again = start("-m", "loom_gateway.worker", "--address", self._addresses[host], "--exit-with-parent")
+        again = start("-m", "loom_gateway.workers.host", "--address", self._addresses[host], "--exit-with-parent")
         self._started.append(again)
         self._pids[host] = read_json(again)["pid"]
 

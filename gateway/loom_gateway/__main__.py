@@ -15,18 +15,18 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from loom.cli.exit_codes import FAILURE, report
 from loom.errors import InvalidAddress, LoomError, PortInUse, WrongArguments
 from loom.extras import GATEWAY_MODULES, require
+from loom.process.exit_codes import FAILURE, report
 from loom.token_file import generate_token
-from loom_gateway.door_options import add_door_options, check_tls, driver_limits, make_doors
-from loom_gateway.workers import WorkerHosts, parse_source
+from loom_gateway.settings import add_door_options, check_tls, driver_limits, make_doors
+from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 if TYPE_CHECKING:
-    from loom_gateway.doors import Doors
-    from loom_gateway.draining import Draining
-    from loom_gateway.sessions import SessionManager
-    from loom_gateway.state_folder import StateFolder
+    from loom_gateway.access.control import Doors
+    from loom_gateway.sessions.draining import Draining
+    from loom_gateway.sessions.sessions import SessionManager
+    from loom_gateway.sessions.state_dir import StateFolder
     from loom_gateway.weaver_process import WeaverKeeper
 
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 def _state_folder(options: argparse.Namespace, port: int) -> StateFolder | None:
     """Where drivers are found again; None where none is to outlive this process."""
-    from loom_gateway.state_folder import StateFolder, default_path
+    from loom_gateway.sessions.state_dir import StateFolder, default_path
 
     # Only Linux can tell for sure that a process is the one that was started.
     if sys.platform != "linux" or (options.exit_with_parent and options.state_dir is None):
@@ -118,11 +118,11 @@ def _run(
     import uvicorn
 
     from loom.wire.frames import MAX_FRAME
+    from loom_gateway.access.middleware import DoorKeeper
     from loom_gateway.app import create_app
-    from loom_gateway.door_keeper import DoorKeeper
     from loom_gateway.impatience import ImpatientProtocol
-    from loom_gateway.relay import RelaySocket
-    from loom_gateway.sessions import SessionManager
+    from loom_gateway.relay.relay import RelaySocket
+    from loom_gateway.sessions.sessions import SessionManager
     from loom_gateway.weaver_process import WeaverKeeper
 
     host, port = listener.getsockname()[:2]

@@ -15,20 +15,20 @@ from starlette.routing import WebSocketRoute
 
 import loom
 from loom.errors import LoomError, WrongArguments
-from loom_gateway.doors import Doors, Visit, http_status, refusal_headers
-from loom_gateway.draining import Draining
-from loom_gateway.ended_sessions import EndedSession
-from loom_gateway.logs import LogQuery
-from loom_gateway.metrics import metrics_text
-from loom_gateway.pieces import Pieces
-from loom_gateway.polling import IDLE, Tunnels
-from loom_gateway.prometheus import CONTENT_TYPE
-from loom_gateway.relay import Relay
-from loom_gateway.sessions import Session, SessionManager
+from loom_gateway.access.control import Doors, Visit, http_status, refusal_headers
+from loom_gateway.relay.http_tunnel import IDLE, Tunnels
+from loom_gateway.relay.relay import Relay
+from loom_gateway.rest.faults import Pieces
+from loom_gateway.rest.metrics import metrics_text
+from loom_gateway.rest.prometheus import CONTENT_TYPE
+from loom_gateway.rest.weaver import weaver_routes
+from loom_gateway.rest.weaver_feed import WeaverSocket
+from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.history import EndedSession
+from loom_gateway.sessions.log_reader import LogQuery
+from loom_gateway.sessions.sessions import Session, SessionManager
 from loom_gateway.weaver_process import WeaverKeeper
-from loom_gateway.weaver_routes import weaver_routes
-from loom_gateway.weaver_socket import WeaverSocket
-from loom_gateway.workers import parse_worker_address
+from loom_gateway.workers.sources import parse_worker_address
 
 __all__ = ["create_app"]
 

@@ -44,64 +44,64 @@ if TYPE_CHECKING:
     from loom.bootstrap import BootstrapCommand as BootstrapCommand
     from loom.bootstrap import default_bootstrap_cmd as default_bootstrap_cmd
     from loom.errors import *  # noqa: F403
+    from loom.shape import Extent as Extent
+    from loom.shape import Point as Point
     from loom.threadlet import Threadlet as Threadlet
-    from loom_proxy.adverbs import Accumulator as Accumulator
-    from loom_proxy.adverbs import as_endpoint as as_endpoint
-    from loom_proxy.adverbs import send as send
-    from loom_proxy.classes import cls as cls
-    from loom_proxy.classes import fn as fn
-    from loom_proxy.futures import FutureProxy as Future  # noqa: F401
-    from loom_proxy.futures import FutureProxy as FutureProxy
+    from loom_proxy.futures.future import FutureProxy as Future  # noqa: F401
+    from loom_proxy.futures.future import FutureProxy as FutureProxy
+    from loom_proxy.futures.waiting import as_completed as as_completed
+    from loom_proxy.futures.waiting import wait as wait
     from loom_proxy.job import Job as Job
     from loom_proxy.job import connect as connect
-    from loom_proxy.kubernetes_job import KubernetesJob as KubernetesJob
+    from loom_proxy.kubernetes.job import KubernetesJob as KubernetesJob
     from loom_proxy.local import local as local
-    from loom_proxy.meshes import ActorMeshProxy as ActorMeshProxy
-    from loom_proxy.meshes import EndpointProxy as Endpoint  # noqa: F401
-    from loom_proxy.meshes import EndpointProxy as EndpointProxy
-    from loom_proxy.meshes import HostMeshProxy as HostMesh  # noqa: F401
-    from loom_proxy.meshes import HostMeshProxy as HostMeshProxy
-    from loom_proxy.meshes import ProcMeshProxy as ProcMesh  # noqa: F401
-    from loom_proxy.meshes import ProcMeshProxy as ProcMeshProxy
-    from loom_proxy.ports import Channel as Channel
-    from loom_proxy.ports import Port as Port
-    from loom_proxy.ports import PortReceiver as PortReceiver
-    from loom_proxy.remote_objects import RemoteFunction as RemoteFunction
-    from loom_proxy.remote_objects import RemoteObject as RemoteObject
+    from loom_proxy.mesh.meshes import ActorMeshProxy as ActorMeshProxy
+    from loom_proxy.mesh.meshes import EndpointProxy as Endpoint  # noqa: F401
+    from loom_proxy.mesh.meshes import EndpointProxy as EndpointProxy
+    from loom_proxy.mesh.meshes import HostMeshProxy as HostMesh  # noqa: F401
+    from loom_proxy.mesh.meshes import HostMeshProxy as HostMeshProxy
+    from loom_proxy.mesh.meshes import ProcMeshProxy as ProcMesh  # noqa: F401
+    from loom_proxy.mesh.meshes import ProcMeshProxy as ProcMeshProxy
+    from loom_proxy.mesh.sending import Accumulator as Accumulator
+    from loom_proxy.mesh.sending import as_endpoint as as_endpoint
+    from loom_proxy.mesh.sending import send as send
+    from loom_proxy.mesh.values import ValueMeshProxy as ValueMesh  # noqa: F401
+    from loom_proxy.mesh.values import ValueMeshProxy as ValueMeshProxy
+    from loom_proxy.ports.ports import Channel as Channel
+    from loom_proxy.ports.ports import Port as Port
+    from loom_proxy.ports.ports import PortReceiver as PortReceiver
+    from loom_proxy.remote.classes import cls as cls
+    from loom_proxy.remote.classes import fn as fn
+    from loom_proxy.remote.objects import RemoteFunction as RemoteFunction
+    from loom_proxy.remote.objects import RemoteObject as RemoteObject
     from loom_proxy.runs import RunHandle as RunHandle
-    from loom_proxy.shape import Extent as Extent
-    from loom_proxy.shape import Point as Point
-    from loom_proxy.values import ValueMeshProxy as ValueMesh  # noqa: F401
-    from loom_proxy.values import ValueMeshProxy as ValueMeshProxy
-    from loom_proxy.waiting import as_completed as as_completed
-    from loom_proxy.waiting import wait as wait
 
 _HOMES = {
-    "cls": "loom_proxy.classes",
-    "fn": "loom_proxy.classes",
-    "RemoteFunction": "loom_proxy.remote_objects",
-    "RemoteObject": "loom_proxy.remote_objects",
+    "cls": "loom_proxy.remote.classes",
+    "fn": "loom_proxy.remote.classes",
+    "RemoteFunction": "loom_proxy.remote.objects",
+    "RemoteObject": "loom_proxy.remote.objects",
     "connect": "loom_proxy.job",
-    "SyncResult": "loom_proxy.sync",
+    "SyncResult": "loom_proxy.code_sync.folders",
     "Threadlet": "loom.threadlet",
     "Job": "loom_proxy.job",
     "local": "loom_proxy.local",
-    "KubernetesJob": "loom_proxy.kubernetes_job",
+    "KubernetesJob": "loom_proxy.kubernetes.job",
     "Actor": "loom.actor",
     "endpoint": "loom.actor",
     "current_rank": "loom.actor",
     "current_size": "loom.actor",
-    "HostMeshProxy": "loom_proxy.meshes",
-    "ProcMeshProxy": "loom_proxy.meshes",
-    "ActorMeshProxy": "loom_proxy.meshes",
-    "EndpointProxy": "loom_proxy.meshes",
-    "FutureProxy": "loom_proxy.futures",
+    "HostMeshProxy": "loom_proxy.mesh.meshes",
+    "ProcMeshProxy": "loom_proxy.mesh.meshes",
+    "ActorMeshProxy": "loom_proxy.mesh.meshes",
+    "EndpointProxy": "loom_proxy.mesh.meshes",
+    "FutureProxy": "loom_proxy.futures.future",
     "RunHandle": "loom_proxy.runs",
-    "as_completed": "loom_proxy.waiting",
-    "wait": "loom_proxy.waiting",
-    "ValueMeshProxy": "loom_proxy.values",
-    "Point": "loom_proxy.shape",
-    "Extent": "loom_proxy.shape",
+    "as_completed": "loom_proxy.futures.waiting",
+    "wait": "loom_proxy.futures.waiting",
+    "ValueMeshProxy": "loom_proxy.mesh.values",
+    "Point": "loom.shape",
+    "Extent": "loom.shape",
     "BootstrapCommand": "loom.bootstrap",
     "default_bootstrap_cmd": "loom.bootstrap",
     "Context": "loom.actor",
@@ -117,18 +117,18 @@ _HOMES = {
     "this_host": "loom.actor",
     "this_proc": "loom.actor",
     "traced": "loom.actor",
-    "HostMesh": "loom_proxy.meshes",
-    "ProcMesh": "loom_proxy.meshes",
-    "Endpoint": "loom_proxy.meshes",
-    "Future": "loom_proxy.futures",
-    "ValueMesh": "loom_proxy.values",
-    "Accumulator": "loom_proxy.adverbs",
-    "as_endpoint": "loom_proxy.adverbs",
-    "send": "loom_proxy.adverbs",
+    "HostMesh": "loom_proxy.mesh.meshes",
+    "ProcMesh": "loom_proxy.mesh.meshes",
+    "Endpoint": "loom_proxy.mesh.meshes",
+    "Future": "loom_proxy.futures.future",
+    "ValueMesh": "loom_proxy.mesh.values",
+    "Accumulator": "loom_proxy.mesh.sending",
+    "as_endpoint": "loom_proxy.mesh.sending",
+    "send": "loom_proxy.mesh.sending",
     "concurrent_endpoint": "loom.actor",
-    "Channel": "loom_proxy.ports",
-    "Port": "loom_proxy.ports",
-    "PortReceiver": "loom_proxy.ports",
+    "Channel": "loom_proxy.ports.ports",
+    "Port": "loom_proxy.ports.ports",
+    "PortReceiver": "loom_proxy.ports.ports",
 }
 
 _ALIASES = {

@@ -15,14 +15,14 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def laptop_extent(labels: Sequence[str], sizes: Sequence[int]) -> Any:
     """Unpickle an extent on the laptop."""
-    from loom import Extent
+    from loom.shape import Extent
 
     return Extent(labels, sizes)
 
 
 def laptop_point(rank: int, labels: Sequence[str], sizes: Sequence[int]) -> Any:
     """Unpickle a point on the laptop."""
-    from loom import Point
+    from loom.shape import Point
 
     return Point(rank, laptop_extent(labels, sizes))
 

@@ -11,22 +11,22 @@ from types import TracebackType
 from typing import Any
 
 from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent, WrongArguments
+from loom.shape import Shape
 from loom.signatures import CallSignature
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind
-from loom_proxy.connection import Address, Connection
-from loom_proxy.dialling import client_name
-from loom_proxy.events import Event, FailureCallbacks, MeshFailure
+from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
+from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.logs import LogLine
-from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
-from loom_proxy.port_forward import PortForward, parse_kube_address
-from loom_proxy.ports import Channel, Port, PortReceiver, open_jobs
+from loom_proxy.mesh.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
+from loom_proxy.ports.ports import Channel, Port, PortReceiver, open_jobs
 from loom_proxy.runs import RunHandle
-from loom_proxy.shape import Shape
-from loom_proxy.sync import SyncedFolders, SyncResult
-from loom_proxy.transport import normalise_url
-from loom_proxy.undelivered import UndeliveredCall, undelivered_calls
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.session.connection import Address, Connection
+from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
+from loom_proxy.session.handshake import client_name
+from loom_proxy.session.unclaimed import UndeliveredCall, undelivered_calls
+from loom_proxy.transport.websocket import normalise_url
+from loom_proxy.weaver.client import WeaverProxy
 
 __all__ = ["Job", "JobState", "connect"]
 
@@ -457,7 +457,7 @@ class Job:
         self.close()
 
     def _repr_html_(self) -> str:
-        from loom_proxy.notebook import job_html
+        from loom_proxy.display.notebook import job_html
 
         return job_html(self)
 

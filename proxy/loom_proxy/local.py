@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from loom.errors import LoomError, PortInUse
 from loom.extras import GATEWAY_MODULES, require
-from loom_proxy.child import Child
+from loom.process.child import Child
 
 if TYPE_CHECKING:
     from loom_proxy.job import Job
@@ -143,7 +143,7 @@ class LocalCluster:
         for address in self.workers:
             worker = ["--address", address]
             self._children.append(
-                Child(f"the worker at {address}", "loom_gateway.worker", worker, self._worker_environment)
+                Child(f"the worker at {address}", "loom_gateway.workers.host", worker, self._worker_environment)
             )
         self._await_ready()
         announcement = gateway.ready.result()

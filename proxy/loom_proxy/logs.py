@@ -14,10 +14,10 @@ import msgpack
 
 from loom.errors import InvalidLogOption
 from loom.wire.messages import Buffer, Kind
-from loom_proxy.futures import FutureProxy
+from loom_proxy.futures.future import FutureProxy
 
 if TYPE_CHECKING:
-    from loom_proxy.meshes import ProcMeshProxy
+    from loom_proxy.mesh.meshes import ProcMeshProxy
 
 __all__ = ["LogLine", "LogReceiver", "set_logging_option"]
 

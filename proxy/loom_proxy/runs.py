@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 
 from loom.errors import LoomError, NoSuchRun, RunNameTaken, UnpicklableError
 from loom.wire.messages import Buffer, Kind
-from loom_proxy.futures import FutureProxy
+from loom_proxy.futures.future import FutureProxy
 
 if TYPE_CHECKING:
     from loom.wire.codec import Decoder
-    from loom_proxy.connection import Connection
+    from loom_proxy.session.connection import Connection
 
 __all__ = ["KnownRuns", "RunHandle", "own_exception"]
 

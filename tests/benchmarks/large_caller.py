@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from loom_gateway.monarch_env import set_monarch_environment
+from loom_gateway.workers.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
 

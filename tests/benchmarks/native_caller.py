@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loom_gateway.monarch_env import set_monarch_environment
+from loom_gateway.workers.monarch_env import set_monarch_environment
 from tests.benchmarks.caller import MeshCaller, serve, wait_one_by_one
 from tests.benchmarks.native_procs import native_procs
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from loom_gateway.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
-from loom_proxy.child import Child
+from loom.process.child import Child
+from loom_gateway.workers.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
 
 __all__ = ["free_port", "native_procs"]
 
@@ -19,7 +19,9 @@ def native_procs(gpus: int) -> tuple[Any, Callable[[], None]]:
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
     address = f"tcp://127.0.0.1:{free_port()}"
-    worker = Child("the worker", "loom_gateway.worker", ["--address", address], os.environ | MONARCH_ENVIRONMENT)
+    worker = Child(
+        "the worker", "loom_gateway.workers.host", ["--address", address], os.environ | MONARCH_ENVIRONMENT
+    )
     worker.ready.result(timeout=60)
     enable_transport(ChannelTransport.TcpWithLocalhost)
     hosts = attach_to_workers(ca="trust_all_connections", workers=[address])

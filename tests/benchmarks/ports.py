@@ -142,7 +142,7 @@ class PortCaller:
 
 
 def _native() -> PortCaller:
-    from loom_gateway.monarch_env import set_monarch_environment
+    from loom_gateway.workers.monarch_env import set_monarch_environment
     from tests.benchmarks.native_procs import native_procs
 
     set_monarch_environment()

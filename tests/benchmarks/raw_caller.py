@@ -16,7 +16,7 @@ from typing import Any
 import websockets.asyncio.client
 import websockets.sync.client
 
-from loom_proxy.child import Child
+from loom.process.child import Child
 from tests.benchmarks.caller import Caller, Payload, seconds_each, serve
 
 MESSAGE = bytes(100)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import loom
 from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver_views import Snapshot, WeaverEvent
+from loom_proxy.weaver.views import Snapshot, WeaverEvent
 from tests.benchmarks.caller_process import PROJECT, CallerError
 
 __all__ = ["Commands", "Steering", "running"]

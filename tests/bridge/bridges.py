@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from loom.errors import WeaverUnavailable
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.gateways import await_true
 from tests.processes import read_json, start
 

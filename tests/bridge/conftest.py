@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.bridge.bridges import Bridge, await_address, group_of, states
 from tests.bridge.nats_server import NatsServer, require_nats_server
 from tests.gateways import await_true

@@ -21,7 +21,7 @@ from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, decode
 from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.bridge.bridges import LOOM, Bridge, await_address, states
 from tests.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.gateways import TOKEN, await_true, gateway_of

@@ -18,7 +18,7 @@ from loom.chaos.reports import Report
 from loom.chaos.runs import Run
 from loom.errors import FaultRefused
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.actors import Counter
 from tests.gateways import BOUND, await_true
 from tests.namespaces import FarCluster, missing

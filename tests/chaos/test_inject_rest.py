@@ -14,7 +14,7 @@ import pytest
 import loom
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.actors import Counter
 from tests.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of
 from tests.processes import still_there

@@ -17,7 +17,7 @@ from loom.chaos.runs import Run
 from loom.train import CheckpointStore, FaultTolerantJob, JobStatus, JobSummary, status
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import RunHandle
-from loom_proxy.weaver import WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
 from tests.chaos.digits_alike import HASH_EVERY, alike_job, assert_as_without_faults
 from tests.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 

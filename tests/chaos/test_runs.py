@@ -20,8 +20,8 @@ from loom.chaos.plan_files import parse_plan
 from loom.chaos.runs import Run
 from loom.errors import BadPlan
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import WeaverProxy
-from loom_proxy.weaver_views import ReplicaInfo
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.views import ReplicaInfo
 from tests.chaos.restarted import restarted
 from tests.gateways import TOKEN, Gateway, await_true, gateway_of
 from tests.processes import STARTED_IN_TIME

@@ -54,7 +54,7 @@ class Side:
 
 
 def make_native(*workers: str) -> Side:
-    from loom_gateway.monarch_env import set_monarch_environment
+    from loom_gateway.workers.monarch_env import set_monarch_environment
 
     set_monarch_environment()
     import monarch.actor

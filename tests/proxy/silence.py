@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom_proxy.reading import Reading
+from loom_proxy.session.read_loop import Reading
 
 
 class Silence:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from loom.errors import SessionClosed
-from loom_proxy import events
-from loom_proxy.events import Event, EventLog
+from loom_proxy.session import events
+from loom_proxy.session.events import Event, EventLog
 
 ENDED = Event("ended", {}, SessionClosed("over"))
 

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from loom.errors import ActorError, LoomError, UnpicklableError, WaitTimeout
-from loom_proxy.futures import FutureProxy
+from loom_proxy.futures.future import FutureProxy
 from tests.proxy.silence import Silence
 
 SOON = 0.05

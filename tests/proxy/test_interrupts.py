@@ -14,11 +14,11 @@ import pytest
 from loom.wire.handshake import Welcome
 from loom.wire.messages import Kind
 from loom.wire.stream import LENGTH, Stream
-from loom_proxy.connection import Address, Connection
-from loom_proxy.dialling import Dialled
-from loom_proxy.interrupts import Uninterrupted
+from loom_proxy.session.connection import Address, Connection
+from loom_proxy.session.handshake import Dialled
+from loom_proxy.session.interrupts import Uninterrupted
 
-WATCHED = ("/loom/sender.py", "/loom/wire/", "/loom_proxy/connection.py", "/loom_proxy/interrupts.py")
+WATCHED = ("/loom/wire/", "/loom_proxy/session/connection.py", "/loom_proxy/session/interrupts.py")
 """Files in which a signal comes, at each line that runs."""
 
 

@@ -11,14 +11,14 @@ import pytest
 
 import loom
 from loom.errors import ActorError, SessionClosed, SupervisionError
+from loom.shape import Shape
 from loom.signatures import endpoints
 from loom.wire.messages import Kind
-from loom_proxy.futures import FutureProxy
-from loom_proxy.meshes import ActorMeshProxy, HostMeshProxy, ProcMeshProxy, WholeMesh
-from loom_proxy.notebook import job_html
-from loom_proxy.rank_states import MeshStates, RankState
-from loom_proxy.shape import Shape
-from loom_proxy.values import ValueMeshProxy
+from loom_proxy.display.notebook import job_html
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.meshes import ActorMeshProxy, HostMeshProxy, ProcMeshProxy, WholeMesh
+from loom_proxy.mesh.rank_states import MeshStates, RankState
+from loom_proxy.mesh.values import ValueMeshProxy
 from tests.proxy.silence import Silence
 
 
@@ -426,7 +426,7 @@ def test_a_job_shows_its_hosts_and_meshes_but_not_its_token(connection: Any) -> 
 
 
 def test_every_state_has_a_colour_and_a_sign() -> None:
-    from loom_proxy.notebook import _COLOURS, _SIGNS
+    from loom_proxy.display.notebook import _COLOURS, _SIGNS
 
     assert set(_COLOURS) == set(_SIGNS) == set(RankState)
     assert len({*_COLOURS.values()}) == len({*_SIGNS.values()}) == len(RankState)

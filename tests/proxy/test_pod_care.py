@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from loom.errors import DeploymentFailed
-from loom_proxy import pod_care
-from loom_proxy.events import Event, EventLog
-from loom_proxy.pod_care import PodCare
+from loom_proxy.kubernetes import repair as pod_care
+from loom_proxy.kubernetes.repair import PodCare
+from loom_proxy.session.events import Event, EventLog
 
 BOUND = 10.0
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom_proxy import pod_mesh
-from loom_proxy.pod_mesh import PodMesh
+from loom_proxy.kubernetes import deployment as pod_mesh
+from loom_proxy.kubernetes.deployment import PodMesh
 
 kt = pytest.importorskip("kubetorch")
 

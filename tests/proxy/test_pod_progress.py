@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy import pod_progress
-from loom_proxy.pod_mesh import PodMesh
-from loom_proxy.pod_states import PodState
+from loom_proxy.kubernetes import progress as pod_progress
+from loom_proxy.kubernetes.deployment import PodMesh
+from loom_proxy.kubernetes.pod_status import PodState
 
 READY = PodState("loom-1", "10.0.0.1", True, "")
 UNPULLABLE = PodState("loom-2", "", False, 'ImagePullBackOff: Back-off pulling image "mine:1"')

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy import pod_waiting
-from loom_proxy.pod_answers import answer
-from loom_proxy.pod_states import PodState
-from loom_proxy.pod_waiting import MOST_AGAIN, PodStart
+from loom_proxy.kubernetes import rollout as pod_waiting
+from loom_proxy.kubernetes.pod_answers import answer
+from loom_proxy.kubernetes.pod_status import PodState
+from loom_proxy.kubernetes.rollout import MOST_AGAIN, PodStart
 
 LOADING = {"detail": "Server is loading the callable. Please retry in a moment."}
 

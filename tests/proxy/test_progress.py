@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from loom.shape import Shape
 from loom.wire.messages import Kind
-from loom_proxy import progress
-from loom_proxy.futures import FutureProxy
-from loom_proxy.progress import Progress, Step, Steps, TerminalDisplay, bar_html, wanted
-from loom_proxy.rank_states import MeshStates
-from loom_proxy.shape import Shape
+from loom_proxy.display import progress
+from loom_proxy.display.progress import Progress, Step, Steps, TerminalDisplay, bar_html, wanted
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.rank_states import MeshStates
 from tests.proxy.silence import Silence
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom_proxy import project_folder
-from loom_proxy.project_folder import FoundFile, find_files, hash_files
+from loom_proxy.code_sync import scan as project_folder
+from loom_proxy.code_sync.scan import FoundFile, find_files, hash_files
 
 
 def make(folder: Path, files: dict[str, str]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loom.bell import Bell
-from loom_proxy import reading
-from loom_proxy.reading import Reading
+from loom.wire.waker import Bell
+from loom_proxy.session import read_loop as reading
+from loom_proxy.session.read_loop import Reading
 from tests.proxy.test_interrupts import SignalAt
 
 BOUND = 20.0
@@ -228,7 +228,8 @@ def test_an_interrupt_ends_a_wait(source: Bytes) -> None:
 def test_an_interrupt_at_any_line_loses_no_turn_and_nothing_that_came(
     source: Bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.proxy.test_interrupts.WATCHED", ("/loom_proxy/reading.py", "/test_reading.py"))
+    watched = ("/loom_proxy/session/read_loop.py", "/test_reading.py")
+    monkeypatch.setattr("tests.proxy.test_interrupts.WATCHED", watched)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     alone = Reading(source)
     interrupted = line = 0

@@ -17,7 +17,7 @@ from monarch._rust_bindings.monarch_hyperactor.shape import Point as MonarchPoin
 from monarch._src.actor import shape as monarch_shape
 
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
-from loom_proxy.shape import Extent, MeshTrait, Point, Shape
+from loom.shape import Extent, MeshTrait, Point, Shape
 
 repeatable = settings(derandomize=True, deadline=None)
 

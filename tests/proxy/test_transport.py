@@ -9,7 +9,7 @@ from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from loom_proxy.transport import WebSocketTransport
+from loom_proxy.transport.websocket import WebSocketTransport
 
 
 def test_what_cannot_be_answered_any_more_is_the_end_and_no_error() -> None:

@@ -13,8 +13,8 @@ from monarch._src.actor.shape import NDSlice
 from monarch._src.actor.shape import Shape as MonarchShape
 
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
-from loom_proxy.shape import Shape
-from loom_proxy.values import ValueMeshProxy
+from loom.shape import Shape
+from loom_proxy.mesh.values import ValueMeshProxy
 
 repeatable = settings(derandomize=True, deadline=None)
 

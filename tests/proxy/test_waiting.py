@@ -15,8 +15,8 @@ import uvloop
 
 import loom
 from loom.errors import ActorError, OperationCancelled, WaitTimeout
-from loom_proxy.futures import FutureProxy, _Cancelled
-from loom_proxy.waiting import as_completed, wait
+from loom_proxy.futures.future import FutureProxy, _Cancelled
+from loom_proxy.futures.waiting import as_completed, wait
 from tests.proxy.silence import Silence
 
 SOON = 0.02

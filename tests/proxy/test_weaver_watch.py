@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from loom_proxy.weaver_views import Away
-from loom_proxy.weaver_watch import WeaverWatch
+from loom_proxy.weaver.views import Away
+from loom_proxy.weaver.watch import WeaverWatch
 
 BOUND = 30.0
 

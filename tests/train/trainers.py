@@ -21,8 +21,8 @@ from loom.train import (
     status,
 )
 from loom_proxy.runs import RunHandle
-from loom_proxy.weaver import WeaverProxy
-from loom_proxy.weaver_views import Acknowledgement
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.views import Acknowledgement
 
 RATE = 0.5
 """The learning rate at the beginning. Sums of it have no rounding errors."""

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from loom.sender import GIVE_WAY, LONGEST_PAUSE, FrameSender
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.mux import CHUNK_SIZE
+from loom.wire.sender import GIVE_WAY, LONGEST_PAUSE, FrameSender
 from loom.wire.stream import Stream
 
 BOUND = 10.0
@@ -53,7 +53,7 @@ def pauses(sender: FrameSender, line: Line, monkeypatch: pytest.MonkeyPatch, sec
     """How long it pauses after each chunk but the last, where each takes so many seconds."""
     made: list[float] = []
     clock = itertools.count(1000.0, seconds)
-    monkeypatch.setattr("loom.sender.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=made.append))
+    monkeypatch.setattr("loom.wire.sender.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=made.append))
     sender.attach_bulk(line, 0)
     sender.put(Message(Kind.RESULT, 1, [0.0], [b"", bytes(CHUNKS * CHUNK_SIZE)]))
     assert line.taken.wait(BOUND)

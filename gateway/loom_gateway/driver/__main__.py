@@ -14,9 +14,9 @@ import sys
 
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output_file import OutputFile
-from loom_gateway.driver_files import DriverFiles
-from loom_gateway.monarch_env import set_monarch_environment
+from loom_gateway.driver.output.own_log import OutputFile
+from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.workers.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
 
@@ -26,7 +26,7 @@ turns, which would take 5 ms each with Python's own interval."""
 
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
-    from loom_gateway.driver.log_spool import LogSpool
+    from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.server import DriverServer, prepare
 
     loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from loom.errors import UnknownSession
-from loom_gateway.driver_files import DriverFiles, LastWords
+from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 __all__ = ["Lifetime"]
 

@@ -19,17 +19,17 @@ from loom.wire.handshake import CAPABILITIES, Hello, Welcome, check_protocol
 from loom.wire.messages import READING, Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.clients import Client, Clients
-from loom_gateway.driver.connection import ClientConnection
-from loom_gateway.driver.faults import replace_fault_hook
-from loom_gateway.driver.lifeline import LifelineServer
+from loom_gateway.driver.clients.connection import ClientConnection
+from loom_gateway.driver.clients.registry import Client, Clients
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.log_spool import LogSpool
-from loom_gateway.driver.losses import read_fault
-from loom_gateway.driver.operations import Operations
-from loom_gateway.driver.root_client import address_towards, attach, probe, use_transport
-from loom_gateway.driver.weaver_news import WeaverNews
-from loom_gateway.worker_list import WorkerList
+from loom_gateway.driver.monarch.errors import replace_fault_hook
+from loom_gateway.driver.monarch.liveness import LifelineServer
+from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, use_transport
+from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.session.failures import read_fault
+from loom_gateway.driver.session.operations import Operations
+from loom_gateway.driver.weaver_link import WeaverNews
+from loom_gateway.workers.registry_file import WorkerList
 
 __all__ = ["DriverServer", "prepare"]
 
@@ -260,7 +260,7 @@ def prepare(workers: Sequence[str], port: int) -> None:
     """Do what a spare driver can do before it has a session: import Monarch and start the root client.
 
     Args:
-        port: what Monarch is to listen on, see `loom_gateway.fresh_ports`.
+        port: what Monarch is to listen on, see `loom_gateway.sessions.driver_ports`.
     """
     import monarch.actor
 

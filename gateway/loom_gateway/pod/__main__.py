@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loom.cli.exit_codes import report
 from loom.errors import LoomError, PortInUse
 from loom.extras import GATEWAY_MODULES, require
+from loom.process.exit_codes import report
 from loom_gateway.pod.settings import PodSettings
 
 __all__ = ["main"]
@@ -61,7 +61,7 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     import uvicorn
 
     from loom_gateway.pod.app import create_app
-    from loom_gateway.pod.keeper import Keeper
+    from loom_gateway.pod.supervisor import Keeper
 
     keeper = Keeper(settings, options.folder, address, options.name)
     end_sessions = False

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import Depends, FastAPI, HTTPException, Request
 
 from loom.errors import LoomError
-from loom_gateway.pod.keeper import Keeper
 from loom_gateway.pod.peers import JOB_HEADER
 from loom_gateway.pod.settings import PodSettings
+from loom_gateway.pod.supervisor import Keeper
 
 __all__ = ["create_app"]
 

@@ -15,7 +15,7 @@ from loom.errors import FaultRefused
 
 __all__ = ["WORKER_MODULE", "lose", "worker_of"]
 
-WORKER_MODULE = "loom_gateway.worker"
+WORKER_MODULE = "loom_gateway.workers.host"
 
 
 def worker_of(pid: int) -> int:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, WeaverUnavailable
 
 if TYPE_CHECKING:
-    from loom_proxy.weaver import WeaverProxy
-    from loom_proxy.weaver_views import Point, ReplicaInfo, WeaverEvent
+    from loom_proxy.weaver.client import WeaverProxy
+    from loom_proxy.weaver.views import Point, ReplicaInfo, WeaverEvent
 
 __all__ = ["AWAY", "Away", "Life", "Observer"]
 

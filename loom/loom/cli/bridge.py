@@ -84,7 +84,7 @@ def bridge(
     from loom.bridge.envelopes import Format
     from loom.bridge.nats_link import NatsLogin
     from loom.rest import Gateway
-    from loom_proxy.weaver_watch import WeaverWatch
+    from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
         messages = WeaverWatch(url, token, ca).messages_async()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.exit_codes import FAILURE
 from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
 from loom.errors import WrongArguments
+from loom.process.exit_codes import FAILURE
 
 if TYPE_CHECKING:
-    from loom_proxy.weaver import WeaverProxy
+    from loom_proxy.weaver.client import WeaverProxy
 
 __all__ = ["app"]
 
@@ -207,6 +207,6 @@ def remove(
 
 
 def _weaver(url: str, token: str | None, ca: str | None) -> WeaverProxy:
-    from loom_proxy.weaver import WeaverProxy
+    from loom_proxy.weaver.client import WeaverProxy
 
     return WeaverProxy(url, token, ca)

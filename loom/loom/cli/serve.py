@@ -35,7 +35,7 @@ def worker(
     arguments = ["--address", address]
     if exit_with_parent:
         arguments.append("--exit-with-parent")
-    _become("loom_gateway.worker", arguments)
+    _become("loom_gateway.workers.host", arguments)
 
 
 @app.command()

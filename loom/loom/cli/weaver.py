@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.exit_codes import FAILURE
 from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
 from loom.errors import WaitTimeout, WrongArguments
+from loom.process.exit_codes import FAILURE
 
 if TYPE_CHECKING:
-    from loom_proxy.weaver import CommandProxy, WeaverProxy
-    from loom_proxy.weaver_views import Acknowledgement, WeaverEvent
+    from loom_proxy.weaver.client import CommandProxy, WeaverProxy
+    from loom_proxy.weaver.views import Acknowledgement, WeaverEvent
 
 __all__ = [
     "config_app",
@@ -261,7 +261,7 @@ def metrics(
 
 
 def _weaver(url: str, token: str | None, ca: str | None) -> WeaverProxy:
-    from loom_proxy.weaver import WeaverProxy
+    from loom_proxy.weaver.client import WeaverProxy
 
     return WeaverProxy(url, token, ca)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from loom_proxy.weaver_views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
+    from loom_proxy.weaver.views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
 
 __all__ = ["REPLICA_COLUMNS", "Picture", "device_row", "event_line", "json_line", "live", "replica_row"]
 
@@ -101,7 +101,7 @@ def _values(values: Mapping[str, Any]) -> str:
 
 def json_line(update: WeaverUpdate) -> str:
     """An update as a line of JSON."""
-    from loom_proxy.weaver_views import WeaverEvent
+    from loom_proxy.weaver.views import WeaverEvent
 
     kind = "event" if isinstance(update, WeaverEvent) else type(update).__name__.lower()
     return json.dumps({"type": kind, **asdict(update)})
@@ -124,7 +124,7 @@ class Picture:
         Returns:
             Whether something happened that it does not say all about, such as a new replica: look again.
         """
-        from loom_proxy.weaver_views import Away, Delta, Snapshot
+        from loom_proxy.weaver.views import Away, Delta, Snapshot
 
         match update:
             case Snapshot():

@@ -17,8 +17,8 @@ import socket
 import sys
 import threading
 
-from loom.cli.exit_codes import report
 from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.process.exit_codes import report
 from loom.weaver.folder import WeaverFolder
 from loom.weaver.link import WeaverAddress
 from loom.weaver.registry import Registry

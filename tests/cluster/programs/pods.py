@@ -141,9 +141,9 @@ def warnings_said():
             say("warning", text=record.getMessage())
 
     handler = Said(logging.WARNING)
-    logging.getLogger("loom_proxy.pod_waiting").addHandler(handler)
+    logging.getLogger("loom_proxy.kubernetes.rollout").addHandler(handler)
     yield
-    logging.getLogger("loom_proxy.pod_waiting").removeHandler(handler)
+    logging.getLogger("loom_proxy.kubernetes.rollout").removeHandler(handler)
 
 
 def refused(**options):

@@ -1,0 +1,118 @@
+"""Who came in, did what, and was turned away: lines of JSON.
+
+The file holds ids and names of tokens, never a token.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging.handlers
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from loom.errors import LoomError, WrongArguments
+from loom_gateway.access.rate_limits import RateLimit
+from loom_gateway.access.tokens import Identity
+
+__all__ = ["Audit"]
+
+KEPT_FILES = 5
+"""Full files that are kept, as ``FILE.1`` (the newest) to ``FILE.5``."""
+
+PERIOD = 60.0
+"""Seconds over which refusals of one kind to one address make one line."""
+
+KINDS = 1000
+"""Addresses and kinds of refusals that are counted apart; what is more is counted together."""
+
+LINES = 5.0
+"""Refusals a second that get a line at once, after the first few: so many addresses do not fill the file either."""
+
+
+class Audit:
+    """Writes what happened at a gateway's doors.
+
+    Args:
+        path: the file; None writes nothing.
+        max_bytes: size at which the file is put aside and a new one begun.
+        clock: seconds; decides what is counted together.
+
+    Raises:
+        WrongArguments: the file cannot be written.
+    """
+
+    def __init__(
+        self, path: Path | None, max_bytes: int = 64 << 20, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._handler: _PrivateFile | None = None
+        self._clock = clock
+        self._refused: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        """By address and kind of refusal: how many since the last line, and when that was."""
+        self._lines = RateLimit(LINES * 4, LINES, clock=clock)
+        if path is not None:
+            try:
+                self._handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
+            except OSError as error:
+                raise WrongArguments(f"cannot write the audit file {path}: {error.strerror or error}") from error
+
+    def write(self, event: str, who: Identity | None, peer: str, **details: object) -> None:
+        """Write a line: when, what, who (a token's id and name), from where, and more."""
+        if self._handler is None:
+            return
+        when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        token = {} if who is None else {"token": who.token, "name": who.name, "scope": who.scope}
+        line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
+        self._handler.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
+
+    def refused(self, error: LoomError, who: Identity | None, peer: str) -> None:
+        """Note a refusal; those that come in a rush make one line with their number."""
+        if self._handler is None:
+            return
+        now = self._clock()
+        key = (peer, error.code)
+        if key not in self._refused and len(self._refused) >= KINDS:
+            key = ("others", error.code)
+        count, last = self._refused.get(key, (0, None))
+        if last is not None and now - last < PERIOD:
+            self._refused[key] = (count + 1, last)
+            return
+        if self._lines.wait(""):
+            self._refused[key] = (count + 1, now)
+            return
+        self._lines.count("")
+        self._refused[key] = (0, now)
+        more = {"earlier": count} if count else {}
+        self.write("refused", who, key[0], code=error.code, message=str(error), **more)
+
+    def tick(self) -> None:
+        """Write the numbers of refusals that have come since their last line, once that is `PERIOD` ago."""
+        now = self._clock()
+        for key, (count, last) in list(self._refused.items()):
+            if now - last >= PERIOD:
+                del self._refused[key]
+                if count:
+                    self.write("refused", None, key[0], code=key[1], earlier=count)
+
+    def close(self) -> None:
+        """Write what has been counted, and close the file."""
+        if self._handler is not None:
+            for (peer, code), (count, _) in self._refused.items():
+                if count:
+                    self.write("refused", None, peer, code=code, earlier=count)
+            self._refused.clear()
+            self._handler.close()
+            self._handler = None
+
+
+class _PrivateFile(logging.handlers.RotatingFileHandler):
+    """A file that is put aside when it is full, and that only its owner may read."""
+
+    def _open(self) -> io.TextIOWrapper:
+        handle = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.fchmod(handle, 0o600)
+        return io.TextIOWrapper(io.FileIO(handle, "ab"), encoding=self.encoding, write_through=True)

@@ -1,0 +1,322 @@
+"""The gateway's doors: every request and every WebSocket comes in through `Doors.admit`, or not at all.
+
+What is refused costs little and is refused in this order: an address that comes too often, a web page of another
+origin, an address that has shown too many wrong tokens, and then a token that is none of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from loom.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    FaultRefused,
+    GatewayDraining,
+    LimitReached,
+    LoomError,
+    NoSuchMesh,
+    NoSuchRank,
+    NotInjectable,
+    OriginRefused,
+    ProtocolMismatch,
+    RateLimited,
+    ScopeError,
+    SessionLost,
+    TokenRevoked,
+    TooLarge,
+    UnknownCommand,
+    UnknownDevice,
+    UnknownInjection,
+    UnknownReplica,
+    UnknownSession,
+    WeaverUnavailable,
+    WrongArguments,
+)
+from loom.wire.handshake import Hello
+from loom_gateway.access.audit import Audit
+from loom_gateway.access.rate_limits import ADDRESSES, Limits, RateLimit, address_key
+from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
+from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
+
+__all__ = ["Doors", "Visit", "http_status", "refusal_headers"]
+
+logger = logging.getLogger(__name__)
+
+BURST = 5.0
+"""Seconds' worth of connections that an address may make at once."""
+
+TICK = 1.0
+"""Seconds between two looks at whether those who are in still may be."""
+
+_STATUS: dict[type[LoomError], int] = {
+    ProtocolMismatch: 400,
+    AuthenticationError: 401,
+    ScopeError: 403,
+    NotInjectable: 403,
+    OriginRefused: 403,
+    ConnectionLost: 404,
+    UnknownSession: 404,
+    UnknownReplica: 404,
+    UnknownDevice: 404,
+    UnknownCommand: 404,
+    UnknownInjection: 404,
+    NoSuchMesh: 404,
+    NoSuchRank: 404,
+    FaultRefused: 409,
+    SessionLost: 410,
+    TooLarge: 413,
+    WrongArguments: 422,
+    LimitReached: 429,
+    GatewayDraining: 503,
+    WeaverUnavailable: 503,
+}
+
+Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
+"""Ends a connection and tells the client why."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Somebody who has come in."""
+
+    identity: Identity
+    peer: str
+    """Address that the connection came from."""
+
+
+class Doors:
+    """Lets in who may, keeps count of it, and puts out whose token is not good any more.
+
+    Args:
+        authority: knows the tokens.
+        limits: how much and how often.
+        audit: is told.
+        origins: of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's own.
+    """
+
+    def __init__(
+        self,
+        authority: TokenAuthority,
+        limits: Limits | None = None,
+        audit: Audit | None = None,
+        origins: Sequence[str] = (),
+    ) -> None:
+        self.limits = limits = limits or Limits()
+        self.audit = audit or Audit(None)
+        self._authority = authority
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._connections = RateLimit(limits.connection_rate * BURST, limits.connection_rate)
+        self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Address and digest of each token that was accepted from there, the newest last."""
+        self._inside: dict[object, tuple[Visit, Cut]] = {}
+        self._opening: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- coming in ------------------------------------------------------------------------------------------
+
+    def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Visit:
+        """Let a request or a WebSocket in, given its ASGI scope.
+
+        Args:
+            counts: whether it counts as a connection; not what goes on with one.
+
+        Raises:
+            RateLimited: too much came from its address.
+            OriginRefused: it is a WebSocket of a web page that is not allowed to.
+            AuthenticationError: it has no token, or not one of ours.
+        """
+        peer = peer_of(scope)
+        try:
+            return Visit(self._admit(scope, address_key(peer), counts), peer)
+        except LoomError as error:
+            self.audit.refused(error, None, peer)
+            raise
+
+    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> Identity:
+        if counts:
+            if wait := self._connections.wait(address):
+                limit = f"--connection-rate {self.limits.connection_rate:g} a second from one address"
+                raise _too_often(limit, wait)
+            self._connections.count(address)
+        headers = scope["headers"]
+        if scope["type"] == "websocket":
+            self._check_origin(headers)
+        shown = digest_shown(headers)
+        # Who was in from there before is not kept out by a neighbour's wrong tokens.
+        if (address, shown) not in self._known and (wait := self._failures.wait(address)):
+            limits = self.limits
+            what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
+            raise _too_often(what, wait)
+        try:
+            identity = self._authority.check_digest(shown)
+        except TokenRevoked:  # which was no guess
+            raise
+        except AuthenticationError:
+            self._failures.count(address)
+            raise
+        self._known[address, shown] = None
+        self._known.move_to_end((address, shown))
+        if len(self._known) > ADDRESSES:
+            self._known.popitem(last=False)
+        return identity
+
+    def _check_origin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        given = {name.lower(): value.decode("latin-1") for name, value in headers}
+        origin = given.get(b"origin")
+        if origin is None:  # no browser
+            return
+        own = urlsplit(origin).netloc.lower()
+        if origin.lower() not in self._origins and (not own or own != given.get(b"host", "").lower()):
+            raise OriginRefused(
+                f"a web page of {origin[:200]!r} may not connect; the gateway allows its own host and what "
+                f"--allow-origin names"
+            )
+
+    def check_hello(self, visit: Visit, hello: Hello) -> None:
+        """Check that a client may do what it says it wants.
+
+        Raises:
+            ScopeError: its token is not for that.
+            ProtocolMismatch: it wants something that there is not.
+        """
+        if hello.mode == "watch" and hello.session is not None:
+            self.require(visit, "view", "to watch a session")
+        elif hello.mode == "drive":
+            self.require(visit, "drive", "to drive a session")
+        else:
+            raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
+
+    def require(self, visit: Visit, scope: str, what: str) -> None:
+        """Check that a visitor's token has a scope.
+
+        Raises:
+            ScopeError: it has a smaller one.
+        """
+        try:
+            visit.identity.require(scope, what)
+        except ScopeError as error:
+            self.audit.refused(error, visit.identity, visit.peer)
+            raise
+
+    @contextmanager
+    def opening(self, visit: Visit, sessions: Sequence[Session]) -> Iterator[None]:
+        """While a new session is being made for a visitor.
+
+        Raises:
+            LimitReached: the token has as many as it may.
+        """
+        token = visit.identity.token
+        most = self.limits.max_sessions
+        has = sum(session.owner == token for session in sessions) + self._opening[token]
+        if most and has >= most:
+            error = LimitReached(
+                f"the token {visit.identity.name!r} has {has} sessions, and --max-sessions allows {most}: end one "
+                f"(`loom sessions list`, `loom sessions end NAME`) or attach to it with session=…"
+            )
+            self.audit.refused(error, visit.identity, visit.peer)
+            raise error
+        self._opening[token] += 1
+        try:
+            yield
+        finally:
+            self._opening[token] -= 1
+            if not self._opening[token]:
+                del self._opening[token]
+
+    # -- being in -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def inside(self, visit: Visit, cut: Cut) -> Iterator[None]:
+        """While a visitor is connected; ``cut`` is called when its token is not good any more."""
+        key = object()
+        self._inside[key] = (visit, cut)
+        try:
+            yield
+        finally:
+            self._inside.pop(key, None)
+
+    def confirm(self, visit: Visit) -> None:
+        """Check that a visitor's token is still good.
+
+        Raises:
+            TokenRevoked: it is not.
+        """
+        self._authority.confirm(visit.identity)
+
+    async def watch(self, manager: SessionManager) -> None:
+        """Put out whose token is not good any more, and end the sessions opened with it. Does not return."""
+        while True:
+            await asyncio.sleep(TICK)
+            self._authority.reload()
+            self.audit.tick()
+            for key, (visit, cut) in list(self._inside.items()):
+                try:
+                    self.confirm(visit)
+                except TokenRevoked as error:
+                    del self._inside[key]
+                    self.audit.write("cut off", visit.identity, visit.peer, message=str(error))
+                    self._background(cut(error))
+            for session in manager.sessions():
+                try:
+                    self._authority.confirm_id(session.owner)
+                except TokenRevoked as error:
+                    if session.state is not SessionState.ENDING:
+                        self._background(manager.end(session, str(error).partition(":")[0]))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def entered(self, visit: Visit, session: Session, hello: Hello) -> None:
+        """Note in the audit that a client was let into a session."""
+        if hello.stream:
+            event = "resumed"
+        elif hello.session is None:
+            event = "opened"
+        else:
+            event = "watched" if hello.mode == "watch" else "drove"
+        details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
+        self.audit.write(event, visit.identity, visit.peer, **details)
+
+    def left(self, visit: Visit, session: Session) -> None:
+        """Note in the audit that a client is gone."""
+        self.audit.write("left", visit.identity, visit.peer, session=session.name)
+
+    def session_ended(self, session: Session) -> None:
+        """Note in the audit that a session has ended."""
+        reason = session.end_reason or "its driver ended by itself"
+        details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
+        self.audit.write("ended", None, "", opened_by=session.owner, **details)
+
+
+def peer_of(scope: MutableMapping[str, Any]) -> str:
+    """Address that a request came from."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def http_status(error: LoomError) -> int:
+    """The HTTP status that an error is answered with."""
+    return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), 500)
+
+
+def refusal_headers(error: LoomError) -> dict[str, str]:
+    """Headers that go with a refusal."""
+    if isinstance(error, RateLimited):
+        return {"retry-after": str(math.ceil(error.retry_after))}
+    return {"www-authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}
+
+
+def _too_often(limit: str, wait: float) -> RateLimited:
+    return RateLimited(f"the gateway allows {limit}; try again in {math.ceil(wait)} s", wait)

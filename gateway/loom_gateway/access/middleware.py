@@ -1,0 +1,78 @@
+"""Stands before the gateway's application, so that what is refused costs nothing of what comes behind.
+
+An ASGI application around another, and not a middleware of FastAPI's: those come after a handful of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from loom.errors import LoomError
+from loom_gateway.access.control import Doors, http_status, refusal_headers
+
+__all__ = ["DONE", "DoorKeeper"]
+
+DONE = "loom.done"
+"""Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
+
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+AsgiReceive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
+
+_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+_TUNNEL = "/api/v1/tunnel"
+"""Stands in for a WebSocket: what its client may do is decided by its hello, and what is below goes on with it."""
+
+
+class DoorKeeper:
+    """Lets requests and WebSockets through, with a `Visit` as ``loom.visit`` in their scope, or refuses them."""
+
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], doors: Doors) -> None:
+        self._app = app
+        self._doors = doors
+
+    async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        reads = scope["type"] == "websocket" or scope["method"] in _READS or _is_tunnel(path)
+        try:
+            visit = scope["loom.visit"] = self._doors.admit(scope, counts=not path.startswith(f"{_TUNNEL}/"))
+            if scope["type"] == "http":
+                self._doors.require(visit, "view" if reads else "operate", f"{scope['method']} over REST")
+        except LoomError as error:
+            await self._refuse(error, scope, send)
+            return
+        if reads:
+            await self._app(scope, receive, send)
+            return
+
+        async def note_and_send(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start":  # noted before anybody is told
+                command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
+                event, details = scope.get(DONE, ("commanded", {}))
+                self._doors.audit.write(event, visit.identity, visit.peer, **command, **details)
+            await send(message)
+
+        await self._app(scope, receive, note_and_send)
+
+    async def _refuse(self, error: LoomError, scope: AsgiMessage, send: AsgiSend) -> None:
+        text = json.dumps({"error": {"code": error.code, "message": str(error)}})
+        headers = {"content-type": "application/json", **refusal_headers(error)}
+        if scope["type"] == "websocket":
+            scope["loom.socket"].refuse(http_status(error), headers, text)
+            return
+        body = text.encode()
+        headers["content-length"] = str(len(body))
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": http_status(error), "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _is_tunnel(path: str) -> bool:
+    return path == _TUNNEL or path.startswith(f"{_TUNNEL}/")

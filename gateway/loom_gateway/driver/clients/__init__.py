@@ -1,0 +1,1 @@
+"""The clients of a session: their connections, and what waits for them."""

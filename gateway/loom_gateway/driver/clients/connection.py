@@ -1,0 +1,321 @@
+"""The driver's end of one connection of the gateway, which carries one client.
+
+On the socket a frame is preceded by its length (4 bytes, big endian). The gateway opens a connection for each
+client, says with an `Kind.OPEN` frame which session this is, and relays the client's frames from then on.
+
+A client may have a second connection, for its bulk lane (`loom.wire.stream`), whose thread puts large messages
+together and hands them to that of the first.
+
+A thread reads each connection and starts the operations that come; answers are sent by the threads that have them.
+An event loop in between would add two thread switches to every call, a quarter of a millisecond together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import select
+import socket
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Protocol
+
+from loom.errors import LoomError, ProtocolMismatch
+from loom.wire.frames import MAX_FRAME
+from loom.wire.handshake import Hello, Welcome, refusal
+from loom.wire.messages import TURN, Buffer, Kind, Message, turns
+from loom.wire.sender import try_send
+from loom.wire.stream import LENGTH, Stream, behind_length, unnumbered_frame
+from loom.wire.waker import Bell
+from loom_gateway.driver.clients.registry import Client
+
+__all__ = ["ClientConnection", "ConnectionServer"]
+
+logger = logging.getLogger(__name__)
+
+GOODBYE_TIMEOUT = 5.0
+"""Seconds that the client has to take what is still to be sent when the session ends."""
+
+_RUNG = b"the bell was rung"
+"""Stands among the frames for what came elsewhere; compared by identity."""
+
+
+class ConnectionServer(Protocol):
+    """What a connection asks of the session that it leads to."""
+
+    def admit(self, connection: ClientConnection, hello: Hello, session: str) -> tuple[Client, bool]:
+        """The client that says hello, and whether it is new. Raises `LoomError` if it is refused."""
+
+    def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
+        """What to answer it."""
+
+    def connected(self, client: Client, is_new: bool) -> None:
+        """Note that it has been answered."""
+
+    def disconnected(self, client: Client, connection: ClientConnection) -> None:
+        """Note that the connection is over."""
+
+
+class ClientConnection:
+    """One connection of the gateway, which is one connection of a client."""
+
+    def __init__(self, server: ConnectionServer, sock: socket.socket) -> None:
+        self._server = server
+        self._socket = sock
+        self._client: Client | None = None
+        self._over = False
+        self._whole = False
+        """Whether what was read of the socket and not yet returned has a whole frame."""
+        self._begun = b""
+        """The beginning of a frame, where that is what was read of the socket and not yet returned."""
+        self._bell: Bell | None = None
+        self._poll = select.poll()
+
+    # -- what the sender sends over -------------------------------------------------------------------------
+
+    @staticmethod
+    def encode(frame: bytes) -> bytes:
+        """A frame behind its length, as it is."""
+        return frame
+
+    def try_send(self, data: Buffer) -> int:
+        """Send without waiting; return how many bytes went out."""
+        return try_send(self._socket, data)
+
+    def send_all(self, data: Buffer) -> None:
+        """Send, waiting for room."""
+        for piece in turns(data):
+            self._socket.sendall(piece)
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve the connection until it ends."""
+        try:
+            self._serve(self._frames())
+        except LoomError as error:
+            logger.warning("refusing the client: %s", error)
+            self.say_goodbye(refusal(error))
+        except OSError:
+            pass  # the gateway is gone
+        finally:
+            if self._client is not None:
+                self._server.disconnected(self._client, self)
+            self._socket.close()
+
+    def give_up(self) -> None:
+        """Receive no more: the client has another connection, or none any more."""
+        self._over = True
+        if self._client is not None:
+            self._client.sender.detach(self)
+            self._client.sender.detach_bulk(self)
+            self._client.taken.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, frames: Iterator[Buffer]) -> None:
+        session = _read_open(frames)
+        frame = next(frames, None)
+        if frame is None:
+            return
+        (message,) = Stream().receive(frame)
+        if message.kind != Kind.HELLO:
+            raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
+        hello = Hello.from_body(message.body)
+        self._client, is_new = self._server.admit(self, hello, session)
+        if hello.lane:
+            self._serve_bulk(self._client, hello, session, frames)
+            return
+        self._client.take_turn()
+        try:
+            if self._over:
+                return  # a later connection of the client was faster
+            welcome = self._server.welcome(self._client, hello, session)
+            self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
+            self._client.sender.attach(self, hello.received, hello.received_bulk)
+            self._server.connected(self._client, is_new)
+            self._receive(self._client, frames)
+        finally:
+            self._client.turn.release()
+
+    def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
+        self._listen_for(client.bell)
+        try:
+            self._take_arrived(client)
+            self._start(client, frames)  # what an earlier connection has left
+            for frame in frames:
+                self._take(client, frame)
+                self._start(client, frames)
+        finally:
+            # What the client was told has come is started, though it has left.
+            self._take_arrived(client)
+            while client.backlog.start_some():
+                pass
+
+    def _take(self, client: Client, frame: Buffer) -> None:
+        if frame is _RUNG:
+            self._take_arrived(client)
+            return
+        client.backlog.add(client.stream.receive(frame), len(frame))
+        client.sender.received()
+        if not client.taken.is_set() and not client.stream.holds:
+            client.taken.set()
+
+    def _take_arrived(self, client: Client) -> None:
+        client.backlog.add(client.stream.arrived(), 0)
+        if not client.stream.holds:
+            client.taken.set()
+
+    def _start(self, client: Client, frames: Iterator[Buffer]) -> None:
+        """Start what has come. A client that does not take its results does not get to ask for more."""
+        broken: Exception | None = None
+        while client.backlog.start_some():
+            client.sender.wait_for_room(on=self)
+            try:
+                self._look_ahead(client, frames)
+            except (OSError, LoomError) as error:
+                broken = error  # and what came before is started all the same
+        if broken is not None:
+            raise broken
+        client.sender.wait_for_room(on=self)
+
+    def _look_ahead(self, client: Client, frames: Iterator[Buffer]) -> None:
+        """Read what has come whole, to find what the client takes back before it is started."""
+        while not client.backlog.full and self._frame_is_here():
+            frame = next(frames, None)
+            if frame is None:
+                return
+            self._take(client, frame)
+
+    # -- the bulk lane --------------------------------------------------------------------------------------
+
+    def _serve_bulk(self, client: Client, hello: Hello, session: str, frames: Iterator[Buffer]) -> None:
+        with client.bulk_turn:
+            if self._over:
+                return  # a later connection was faster
+            welcome = self._server.welcome(client, hello, session)
+            self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
+            client.sender.attach_bulk(self, hello.received_bulk)
+            try:
+                for frame in frames:
+                    self._take_bulk(client, frame)
+            except LoomError as error:
+                logger.warning("refusing the client: %s", error)
+                if client.connection is not None:
+                    client.connection.say_goodbye(refusal(error))
+
+    def _take_bulk(self, client: Client, frame: Buffer) -> None:
+        if client.stream.receive_bulk(frame):
+            assert client.bell is not None
+            client.bell.ring()
+        client.sender.received()
+        # A client whose operations are not started does not get to send more.
+        while True:
+            client.taken.clear()
+            if self._over or not client.stream.holds:
+                return
+            client.taken.wait()
+
+    # -- the socket -----------------------------------------------------------------------------------------
+
+    def _frame_is_here(self) -> bool:
+        """Whether the next frame can be had without waiting."""
+        if self._whole:
+            return True
+        length = self._begun[: LENGTH.size]
+        if len(length) < LENGTH.size:
+            with contextlib.suppress(BlockingIOError):
+                length += self._socket.recv(LENGTH.size - len(length), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if len(length) < LENGTH.size:
+                return False
+        here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return bool(len(self._begun) + here >= LENGTH.size + LENGTH.unpack(length)[0])
+
+    def _listen_for(self, bell: Bell | None) -> None:
+        self._bell = bell
+        if bell is not None:
+            self._poll.register(self._socket, select.POLLIN)
+            self._poll.register(bell, select.POLLIN)
+
+    def _rings(self) -> bool:
+        """Wait until something has come; whether it is the bell that does."""
+        bell = self._bell
+        if bell is None:
+            return False
+        for number, _ in self._poll.poll():
+            if number == bell.fileno():
+                bell.silence()
+                return True
+        return False
+
+    def _frames(self) -> Iterator[Buffer]:
+        """The frames that come, and `_RUNG` whenever the bell was rung."""
+        head = b""
+        while True:
+            if self._rings():
+                yield _RUNG
+                continue
+            data = self._socket.recv(TURN)
+            if not data:
+                return
+            if not head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
+                yield data[4:]  # one frame that came whole, as small ones do
+                continue
+            data = head + data
+            position = 0
+            while len(data) - position >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(data, position)
+                if length > MAX_FRAME:
+                    raise ProtocolMismatch(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
+                position += LENGTH.size
+                frame = data[position : position + length]
+                position += len(frame)
+                self._whole = _begins_with_frame(data, position)
+                self._begun = b"" if self._whole else data[position:]
+                yield frame if len(frame) == length else self._rest_of(frame, length)
+            head = data[position:]
+
+    def _rest_of(self, begun: bytes, length: int) -> Buffer:
+        """A frame of which the rest is still to come, straight to its place."""
+        frame = bytearray(length)
+        frame[: len(begun)] = begun
+        view = memoryview(frame)[len(begun) :]
+        while view:
+            received = self._socket.recv_into(view[:TURN])
+            if not received:
+                raise ConnectionResetError("the gateway closed the connection in the middle of a frame")
+            view = view[received:]
+        return frame
+
+    def say_goodbye(self, message: Message) -> None:
+        """Send what is queued, then a last message, and close."""
+        farewell = behind_length(unnumbered_frame(message))
+        if self._client is not None and self._client.connection is self:
+            self._client.sender.drain(GOODBYE_TIMEOUT)
+            self._client.sender.put_raw(farewell)
+            self._client.sender.drain(GOODBYE_TIMEOUT)
+        else:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(farewell)
+        if self._client is not None and self._client.bulk is not None:
+            self._client.bulk.give_up()
+        with contextlib.suppress(OSError):  # the gateway was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _begins_with_frame(data: bytes, position: int) -> bool:
+    """Whether a whole frame is at that place."""
+    left = len(data) - position
+    return left >= LENGTH.size and left >= LENGTH.size + LENGTH.unpack_from(data, position)[0]
+
+
+def _read_open(frames: Iterator[Buffer]) -> str:
+    frame = next(frames, None)
+    if frame is None:
+        raise ConnectionResetError("a gateway that only looked who listens here")
+    (message,) = Stream().receive(frame)
+    if message.kind != Kind.OPEN:
+        raise ProtocolMismatch(f"a connection to a driver begins with OPEN, not with message {message.kind}")
+    return str(message.body[0])

@@ -1,0 +1,140 @@
+"""Answers that a client has asked for and not received, kept for the client that comes after it.
+
+A program that dies leaves calls that run on. Their answers, and those that were on their way to it, are listed for
+the next client of the session, which may collect them. A large answer of which some had been received is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import OperationFailed
+from loom.wire.messages import ADVERBS, Kind, Message
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Asked, Handler, Operations
+
+__all__ = ["Undelivered"]
+
+logger = logging.getLogger(__name__)
+
+MOST_CALLS = 10_000
+MOST_BYTES = 256 << 20
+"""Calls and bytes of answers that are kept; the oldest go first."""
+
+_ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items() if kind != Kind.BROADCAST}
+
+
+@dataclass
+class _Call:
+    """A call whose answers nobody has received."""
+
+    asked: Asked
+    mesh: str
+    shape: tuple[Any, ...]
+    answers: list[Message] = field(default_factory=list)
+    collector: int | None = None
+    """The operation that is to be answered with what comes."""
+    collected: int = 0
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.asked[1][1])
+
+    @property
+    def size(self) -> int:
+        return sum(answer.size for answer in self.answers)
+
+
+class Undelivered:
+    """The unreceived answers of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
+
+    def client_left(self, unsent: Sequence[Message]) -> None:
+        """Keep what was on its way to a client that has left, and note what it waited for."""
+        with self._lock:
+            for call in self._calls.values():
+                call.collector = None
+            for (ident, _), asked in self._session.pending().items():
+                self._note(ident, asked)
+        for message in unsent:
+            self.take(message)
+
+    def _note(self, ident: int, asked: Asked) -> None:
+        kind, body = asked
+        if ident in self._calls or kind not in _ADVERB_OF:
+            return
+        entry = self._session.meshes.known(body[0])
+        if entry is not None and entry.mesh is not None:
+            self._calls[ident] = _Call(asked, entry.name, self._session.meshes.shape(entry))
+
+    def take(self, message: Message) -> None:
+        """Take an answer to a client that has left, or is just leaving."""
+        with self._lock:
+            if message.id not in self._calls:
+                asked = self._session.answered().get(message.id)
+                if asked is not None:
+                    self._note(message.id, asked)
+            call = self._calls.get(message.id)
+            if call is None:
+                return
+            call.answers.append(message)
+            self._make_room()
+            ready = self._ready(message.id, call)
+        for answer in ready:
+            self._session.send(answer)
+
+    def _make_room(self) -> None:
+        while len(self._calls) > MOST_CALLS or sum(call.size for call in self._calls.values()) > MOST_BYTES:
+            ident, call = next(iter(self._calls.items()))
+            logger.warning("the answer of %s.%s() was never collected and is dropped", call.mesh, call.endpoint)
+            del self._calls[ident]
+
+    def _ready(self, ident: int, call: _Call) -> list[Message]:
+        """The answers that the collector of a call is to get now. With the lock held."""
+        if call.collector is None:
+            return []
+        answers, call.answers = call.answers, []
+        ready = []
+        for answer in answers:
+            indexed = call.asked[0] == Kind.STREAM and len(answer.body) == (2 if answer.kind == Kind.RESULT else 3)
+            body = [*answer.body[:-1], call.collected] if indexed else answer.body
+            ready.append(answer._replace(id=call.collector, body=body))
+            call.collected += 1
+        if not self._missing(ident):
+            self._calls.pop(ident, None)
+        return ready
+
+    def _missing(self, ident: int) -> int:
+        """How many answers of a call have not come yet."""
+        return sum(1 for pending, _ in self._session.pending() if pending == ident)
+
+    def _list(self, message: Message, started: float) -> None:
+        with self._lock:
+            listed = [
+                (ident, call.mesh, call.endpoint, _ADVERB_OF[call.asked[0]], call.shape, expected)
+                for ident, call in self._calls.items()
+                if (expected := len(call.answers) + self._missing(ident)) and call.collector is None
+            ]
+        self._session.succeed(message.id, started, listed)
+
+    def _collect(self, message: Message, started: float) -> None:
+        (ident,) = message.body
+        with self._lock:
+            call = self._calls.get(ident)
+            if call is None or call.collector is not None:
+                raise OperationFailed(f"no undelivered call has the id {ident}: it may have been collected already")
+            call.collector = message.id
+            self._session.note_asked(message.id, call.asked)
+            ready = self._ready(ident, call)
+        for answer in ready:
+            self._session.send(answer)

@@ -1,0 +1,435 @@
+"""The cache of synced folders on a machine: contents by digest, and the trees that were assembled from them.
+
+Every process on the machine shares it: drivers, the keepers on the hosts
+(`loom_gateway.driver.code_sync.host_actor`), and the processes that have a tree on their ``sys.path``. What is made
+in it appears by an atomic rename. Whoever uses a tree holds a shared lock on the file beside it, which the kernel
+lets go when the process ends, so that `TreeCache.trim` knows what is in use. Layout::
+
+    blobs/ab/abcd…      a content; abcd…x the same, executable
+    trees/<digest>/     a tree; its files are hard links to blobs
+    trees/<digest>.lock
+    partial/            what is being received or assembled
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.machinery
+import logging
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from loom.errors import FileChanged, SyncFailed, TooLarge
+from loom.manifest import Blob, Entry, Manifest, bytes_from_environment, human_size
+from loom.wire.messages import Buffer
+
+__all__ = ["BlobsMissing", "Hold", "TreeCache", "shadowed"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LIMIT = 16 << 30
+"""Bytes that the cache keeps, unless ``LOOM_CACHE_LIMIT`` says otherwise. What is in use may exceed them."""
+
+PARTIAL_AGE = 24 * 3600.0
+"""Seconds after which what was left half made, by a process that was killed, is removed."""
+
+ORPHAN_AGE = 3600.0
+"""Seconds that a content may wait for a tree to be assembled from it."""
+
+_STAMP = 1_000_000_000 * 10**9
+"""The modification time of every blob, in nanoseconds. One that has another was written to through its tree."""
+
+_READ = 1 << 20
+
+
+class BlobsMissing(Exception):
+    """A tree cannot be assembled because contents are lacking."""
+
+    def __init__(self, digests: list[str]) -> None:
+        super().__init__(f"{len(digests)} contents are lacking")
+        self.digests = digests
+
+
+class Hold:
+    """A tree that is not removed while this is open, or the process lives that has it."""
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self.folder = folder
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Let the tree go. Again is harmless."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _Blob(NamedTuple):
+    path: str
+    size: int
+    links: int
+    changed: float
+    """When it was made, linked or unlinked; seconds since the epoch."""
+
+
+class TreeCache:
+    """A cache in a folder.
+
+    Args:
+        folder: made if it is not there.
+        limit: bytes to keep.
+    """
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._blobs = folder / "blobs"
+        self._trees = folder / "trees"
+        self._partial = folder / "partial"
+        self._receiving: dict[tuple[str, str], int] = {}
+        self._make_folders()
+
+    @classmethod
+    def of_this_machine(cls) -> TreeCache:
+        """The cache in ``LOOM_CACHE``, else in the user's cache directory.
+
+        Raises:
+            SyncFailed: the folder cannot be made, or belongs to somebody else.
+        """
+        limit = bytes_from_environment("LOOM_CACHE_LIMIT", DEFAULT_LIMIT)
+        problems = []
+        for folder in _candidates():
+            try:
+                return cls(folder, limit)
+            except OSError as error:
+                problems.append(f"{folder} ({error.strerror or error})")
+        raise SyncFailed(f"no folder for the cache of synced code: {', '.join(problems)}. Set LOOM_CACHE to one")
+
+    def _make_folders(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_uid != os.geteuid():
+            raise PermissionError(0, "it belongs to another user")
+        for part in (self._blobs, self._trees, self._partial):
+            part.mkdir(exist_ok=True)
+
+    # -- contents -------------------------------------------------------------------------------------------
+
+    def missing(self, blobs: Iterable[Blob]) -> list[str]:
+        """Digests of the contents that are not here, or were tampered with."""
+        return [digest for digest, size in blobs if self._find(digest, size) is None]
+
+    def _find(self, digest: str, size: int) -> str | None:
+        for variant in ("", "x"):
+            path = self._blob_path(digest + variant)
+            if _intact(path, size):
+                return path
+        return None
+
+    def _blob_path(self, name: str) -> str:
+        # A string: there may be thousands of them, and a Path takes longer than asking for its size.
+        return f"{self._blobs}/{name[:2]}/{name}"
+
+    def receive(self, upload: str, digest: str, size: int, offset: int, data: Buffer) -> None:
+        """Take a piece of a content; the pieces may come in any order.
+
+        Args:
+            upload: tells apart those who send at the same time.
+            size: bytes of the whole content.
+
+        Raises:
+            FileChanged: all pieces are here, and they are not what the digest says.
+        """
+        key = (upload, digest)
+        left = self._receiving.get(key, size) - len(data)
+        self._receiving[key] = left
+        path = self._partial / f"{upload}-{digest}"
+        self._make_folders()  # it may have been emptied
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view = view[written:]
+                offset += written
+        finally:
+            os.close(descriptor)
+        if left <= 0:
+            del self._receiving[key]
+            self._keep(path, digest)
+
+    def _keep(self, path: Path, digest: str) -> None:
+        with path.open("rb") as file:
+            found = hashlib.sha256()
+            while piece := file.read(_READ):
+                found.update(piece)
+        if found.hexdigest() != digest:
+            path.unlink()
+            raise FileChanged("a file was changed while it was being sent. Nothing was synced: sync again")
+        self._publish(path, digest)
+
+    def _publish(self, path: Path, name: str) -> None:
+        path.chmod(0o555 if name.endswith("x") else 0o444)
+        os.utime(path, ns=(_STAMP, _STAMP))
+        target = Path(self._blob_path(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+    def forget(self, upload: str) -> None:
+        """Give up what an upload has left unfinished."""
+        for key in [key for key in self._receiving if key[0] == upload]:
+            del self._receiving[key]
+            with contextlib.suppress(FileNotFoundError):
+                (self._partial / f"{upload}-{key[1]}").unlink()
+
+    def read(self, digest: str, size: int, offset: int, count: int) -> bytes:
+        """A piece of a content.
+
+        Raises:
+            BlobsMissing: it is not here.
+        """
+        path = self._find(digest, size)
+        if path is None:
+            raise BlobsMissing([digest])
+        with open(path, "rb") as file:
+            return os.pread(file.fileno(), count, offset)
+
+    # -- trees ----------------------------------------------------------------------------------------------
+
+    def tree(self, digest: str) -> Path:
+        """Where a tree is, or would be."""
+        return self._trees / digest
+
+    def hold(self, digest: str) -> Hold | None:
+        """Keep a tree from being removed; None if it is not here."""
+        if not self.tree(digest).is_dir():
+            return None
+        hold = self._lock(digest)
+        if self.tree(digest).is_dir():
+            return hold
+        hold.close()
+        return None
+
+    def _lock(self, digest: str) -> Hold:
+        path = self._trees / f"{digest}.lock"
+        while True:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # `trim` may have removed the file between the two lines above.
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                    os.utime(path)  # used just now
+                    return Hold(self.tree(digest), descriptor)
+            os.close(descriptor)
+
+    def assemble(self, manifest: Manifest) -> Hold:
+        """Make the tree of a manifest, unless it is here whole, and hold it.
+
+        Raises:
+            BlobsMissing: contents are lacking.
+        """
+        self._make_folders()
+        hold = self._lock(manifest.digest)
+        try:
+            if not self._whole(manifest):
+                missing = self.missing(manifest.blobs.items())
+                if missing:
+                    raise BlobsMissing(missing)
+                self._build(manifest)
+        except BaseException:
+            hold.close()
+            raise
+        return hold
+
+    def _whole(self, manifest: Manifest) -> bool:
+        tree = self.tree(manifest.digest)
+        if not tree.is_dir():
+            return False
+        for entry in manifest.entries:
+            path = f"{tree}/{entry.path}"
+            if entry.target:
+                if not os.path.islink(path):
+                    return False
+            elif not _intact(path, entry.size):
+                return False
+        return True
+
+    def _build(self, manifest: Manifest) -> None:
+        building = self._partial / f"tree-{uuid.uuid4().hex}"
+        building.mkdir()
+        try:
+            for entry in manifest.entries:
+                path = building / entry.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if entry.target:
+                    path.symlink_to(entry.target)
+                else:
+                    self._link(entry, path)
+            self._put_in_place(building, manifest)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+    def _link(self, entry: Entry, path: Path) -> None:
+        name = entry.digest + ("x" if entry.executable else "")
+        blob = self._blob_path(name)
+        if not _intact(blob, entry.size):
+            other = self._find(entry.digest, entry.size)
+            if other is None:  # it went this moment
+                raise BlobsMissing([entry.digest])
+            copy = self._partial / uuid.uuid4().hex
+            shutil.copyfile(other, copy)
+            self._publish(copy, name)
+        try:
+            os.link(blob, path)
+        except FileNotFoundError:
+            raise BlobsMissing([entry.digest]) from None
+        except OSError:  # the file system has no hard links, or this file has too many
+            shutil.copy2(blob, path)
+
+    def _put_in_place(self, building: Path, manifest: Manifest) -> None:
+        tree = self.tree(manifest.digest)
+        for _ in range(10):
+            try:
+                building.rename(tree)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            if self._whole(manifest):
+                return  # somebody else was faster
+            broken = self._partial / f"broken-{uuid.uuid4().hex}"
+            with contextlib.suppress(FileNotFoundError):
+                tree.rename(broken)
+            shutil.rmtree(broken, ignore_errors=True)
+        raise SyncFailed(f"{tree} cannot be put in place: other processes replace it all the time")
+
+    # -- bounds ---------------------------------------------------------------------------------------------
+
+    def check_fits(self, size: int) -> None:
+        """Raise `TooLarge` if a tree of ``size`` bytes has no room here at all."""
+        if size > self.limit:
+            raise TooLarge(
+                f"the folder has {size} bytes, over the limit of {self.limit} bytes of the cache in {self.folder}: "
+                f"leave files out, or raise LOOM_CACHE_LIMIT there"
+            )
+
+    def trim(self) -> None:
+        """Remove what is over the limit: contents that no tree has, then trees not in use, the oldest first."""
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # another process does it
+            self._trim()
+
+    def _trim(self) -> None:
+        old = time.time() - PARTIAL_AGE
+        for left in self._partial.iterdir():
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime < old:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+        blobs = list(self._all_blobs())
+        total = sum(blob.size for blob in blobs)
+        if total <= self.limit:
+            return
+        orphans = [blob for blob in blobs if blob.changed < time.time() - ORPHAN_AGE]
+        total -= _remove_unlinked(orphans)
+        for lock in sorted(self._trees.glob("*.lock"), key=_modified):
+            if total <= self.limit:
+                return
+            if self._remove_tree(lock):
+                total -= _remove_unlinked(self._all_blobs())
+        if total > self.limit:
+            size = human_size(total)
+            logger.warning("the cache in %s has %s, over its limit; all of it is in use", self.folder, size)
+
+    def _remove_tree(self, lock: Path) -> bool:
+        """Remove a tree unless somebody holds it."""
+        try:
+            descriptor = os.open(lock, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            gone = self._partial / f"gone-{uuid.uuid4().hex}"
+            with contextlib.suppress(FileNotFoundError):
+                (self._trees / lock.stem).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                lock.unlink()
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _all_blobs(self) -> Iterator[_Blob]:
+        for folder in os.scandir(self._blobs):
+            for found in os.scandir(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    status = found.stat(follow_symlinks=False)
+                    yield _Blob(found.path, status.st_size, status.st_nlink, status.st_ctime)
+
+
+def _candidates() -> Iterator[Path]:
+    chosen = os.environ.get("LOOM_CACHE")
+    if chosen:
+        yield Path(chosen).absolute()
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(home):
+        yield Path(home) / "loom"
+    yield Path(tempfile.gettempdir()) / f"loom-cache-{os.geteuid()}"
+
+
+def _intact(path: str, size: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime_ns == _STAMP
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove_unlinked(blobs: Iterable[_Blob]) -> int:
+    freed = 0
+    for blob in blobs:
+        if blob.links == 1:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(blob.path)
+            freed += blob.size
+    return freed
+
+
+# -- what a tree hides --------------------------------------------------------------------------------------
+
+
+def shadowed(names: Iterable[str]) -> list[str]:
+    """Which module names of a tree hide what is installed on this machine; each as a sentence for people."""
+    folders = [path for path in sys.path if "site-packages" in path or "dist-packages" in path]
+    found = []
+    for name in sorted(names):
+        if name in sys.stdlib_module_names:
+            found.append(f"{name!r} hides the standard library's module of that name")
+            continue
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        if spec is not None and spec.origin is not None:
+            found.append(f"{name!r} hides the installed {spec.origin}")
+    return found

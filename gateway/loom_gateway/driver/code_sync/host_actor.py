@@ -1,0 +1,69 @@
+"""The actor that keeps synced folders on a host. A session has one in a process of its own on each host."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from loom.actor import Actor, endpoint
+from loom.manifest import Manifest
+from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache, shadowed
+
+__all__ = ["HELD", "Assembled", "Piece", "TreeKeeper"]
+
+HELD = 16
+"""Trees that are kept from being removed, the newest. Processes hold their own besides."""
+
+
+class Piece(NamedTuple):
+    """A part of a content."""
+
+    digest: str
+    size: int
+    """Bytes of the whole content."""
+    offset: int
+    data: bytes
+
+
+class Assembled(NamedTuple):
+    """What came of assembling a tree."""
+
+    place: str
+    """The folder that the tree is in; empty where contents are lacking."""
+    missing: list[str]
+    """Digests of the contents that are lacking."""
+    shadowed: list[str]
+    """What the tree hides of what is installed there, in words."""
+
+
+class TreeKeeper(Actor):
+    """Puts trees into the cache of its machine."""
+
+    def __init__(self) -> None:
+        self._cache = TreeCache.of_this_machine()
+        self._held: deque[Hold] = deque()
+        self._has_grown = False
+
+    @endpoint
+    def put(self, upload: str, pieces: list[Piece]) -> None:
+        """Take pieces of contents."""
+        for piece in pieces:
+            self._cache.receive(upload, *piece)
+        self._has_grown = True
+
+    @endpoint
+    def assemble(self, packed: bytes) -> Assembled:
+        """Make the tree of a manifest, and hold it."""
+        manifest = Manifest.unpack(packed)
+        self._cache.check_fits(manifest.size)
+        try:
+            hold = self._cache.assemble(manifest)
+        except BlobsMissing as lacking:
+            return Assembled("", lacking.digests, [])
+        self._held.append(hold)
+        if len(self._held) > HELD:
+            self._held.popleft().close()
+        if self._has_grown:
+            self._cache.trim()
+            self._has_grown = False
+        return Assembled(str(hold.folder), [], shadowed(manifest.module_names))

@@ -1,0 +1,140 @@
+"""Having synced folders on ``sys.path``: in the processes of a session, and in its driver."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loom.errors import LoomError, SyncFailed
+from loom_gateway.driver.code_sync.cache import Hold, TreeCache
+
+__all__ = ["DriverPath", "OnPath", "SyncedTree"]
+
+
+class SyncedTree(NamedTuple):
+    """A folder as it was synced."""
+
+    name: str
+    digest: str
+    roots: tuple[str, ...]
+    """Folders in it that go on ``sys.path``; ``""`` is the tree itself."""
+    places: tuple[str, ...]
+    """Where the hosts have it."""
+
+
+class OnPath:
+    """Puts trees on ``sys.path`` where it is unpickled.
+
+    What is unpickled after it in the same pickle, such as the user's bootstrap function, can be imported from them.
+    If a tree is not there, `check` says so: an error while unpickling would not reach the client as it is.
+    """
+
+    def __init__(self, trees: Sequence[SyncedTree]) -> None:
+        self._trees = tuple(trees)
+        self._error: LoomError | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _enter, (tuple(map(tuple, self._trees)),)
+
+    def check(self) -> None:
+        """Raise `SyncFailed` if a tree was not there."""
+        if self._error is not None:
+            raise self._error
+
+
+_holds: list[Hold] = []
+"""For as long as the process lives."""
+
+_entering = threading.Lock()
+_entered: dict[tuple[Any, ...], OnPath] = {}
+
+
+def _enter(trees: tuple[tuple[Any, ...], ...]) -> OnPath:
+    with _entering:
+        entered = _entered.get(trees)
+        if entered is None:
+            entered = _entered[trees] = OnPath([SyncedTree(*tree) for tree in trees])
+            try:
+                _put_on_path(entered._trees)
+            except LoomError as error:
+                entered._error = error
+        return entered
+
+
+def _put_on_path(trees: Sequence[SyncedTree]) -> None:
+    paths: list[str] = []
+    for tree in trees:
+        place = _hold(tree)
+        paths += [os.path.join(place, root) if root else place for root in tree.roots]
+    sys.path[:0] = paths
+    importlib.invalidate_caches()
+
+
+def _hold(tree: SyncedTree) -> str:
+    """Hold a tree on this machine and return where it is."""
+    own = TreeCache.of_this_machine()
+    # A process may have been given another environment than the host's keeper has.
+    others = [Path(place).parent.parent for place in tree.places]
+    for folder in dict.fromkeys([own.folder, *others]):
+        if not (folder / "trees" / tree.digest).is_dir():
+            continue
+        cache = own if folder == own.folder else TreeCache(folder, own.limit)
+        hold = cache.hold(tree.digest)
+        if hold is not None:
+            _holds.append(hold)
+            return os.fspath(hold.folder)
+    raise SyncFailed(
+        f"the synced folder {tree.name!r} is gone from the cache of this host ({own.folder}): call job.sync again, "
+        f"then spawn"
+    )
+
+
+class DriverPath:
+    """The trees that the driver itself imports from, which change while it runs."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[SyncedTree, Hold]] = {}
+        self._paths: list[str] = []
+
+    def show(self, tree: SyncedTree, hold: Hold, names: frozenset[str]) -> None:
+        """Put a tree first on ``sys.path``, in the place of the one that had its name.
+
+        Modules of the older tree are forgotten, and so are those of other trees that ``names`` now hide: the next
+        import gives the newer ones.
+        """
+        before = self._places.pop(tree.name, None)
+        same = before is not None and before[0][:3] == tree[:3]
+        others = [os.fspath(other.folder) for _, other in self._places.values()]
+        self._places = {tree.name: (tree, hold), **self._places}
+        for path in self._paths:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(path)
+        self._paths = [
+            os.path.join(held.folder, root) if root else os.fspath(held.folder)
+            for entry, held in self._places.values()
+            for root in entry.roots
+        ]
+        sys.path[:0] = self._paths
+        if before is not None and not same:
+            _forget_modules(lambda name, place: place.startswith(f"{before[1].folder}/"))
+            before[1].close()
+        _forget_modules(
+            lambda name, place: (
+                name.partition(".")[0] in names and any(place.startswith(f"{other}/") for other in others)
+            )
+        )
+        importlib.invalidate_caches()
+
+
+def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
+    """Forget the modules that are outdated, going by their names and where they were imported from."""
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if isinstance(place, str) and outdated(name, place):
+            del sys.modules[name]

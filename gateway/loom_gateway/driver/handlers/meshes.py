@@ -1,0 +1,148 @@
+"""Making, dividing, stopping and listing meshes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loom.actor import monarch_bootstrap_command
+from loom.bootstrap import BootstrapCommand
+from loom.signatures import endpoints
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.errors import as_loom_error
+from loom_gateway.driver.monarch.liveness import bootstrap_on
+from loom_gateway.driver.monarch.mesh_table import Entry
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Handler, Operations
+
+__all__ = ["Spawns"]
+
+
+class Spawns:
+    """The operations on meshes of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self.handlers: dict[int, Handler] = {
+            Kind.SPAWN_PROCS: self._spawn_procs,
+            Kind.SPAWN_ACTORS: self._spawn_actors,
+            Kind.VIEW: self._view,
+            Kind.STOP: self._stop,
+            Kind.INITIALIZED: self._initialized,
+            Kind.MESHES: self._list_meshes,
+            Kind.FORGET: self._forget,
+            Kind.WITH_PYTHON: self._with_python,
+            Kind.HOST_OF: self._host_of,
+            Kind.STOP_HOSTS: self._stop_hosts,
+        }
+
+    def _spawn_procs(self, message: Message, started: float) -> None:
+        hosts, name, per_host = message.body
+        what = "the bootstrap function or an option of spawn_procs"
+        bootstrap, proc_bind, command, *marks = self._session.decoder.loads(message.parts, what)
+        environment = self._session.weaver.environment(message.id, name)
+        for mark in marks if environment else ():
+            environment |= mark
+        on_path = self._session.syncs.on_path()
+        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
+        on = self._session.meshes.entry(hosts)
+        self._session.hosts.check(on.ranks)
+        mesh = self._session.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
+            per_host=dict(per_host),
+            bootstrap=bootstrap,
+            name=name,
+            proc_bind=proc_bind,
+            bootstrap_command=None if command is None else _commands(command),
+        )
+        ranks = tuple(range(len(mesh)))
+        host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
+        entry = Entry(
+            "procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of, python=on.python
+        )
+        self._session.meshes.add(message.id, entry)
+        for host in self._session.lost_hosts.copy():
+            self._session.loop.call_soon_threadsafe(self._session.processes_gone_with, message.id, entry, host)
+
+    def _spawn_actors(self, message: Message, started: float) -> None:
+        procs, name = message.body
+        on = self._session.meshes.entry(procs)
+        cls, args, kwargs = self._session.decoder.loads(message.parts, f"the class or an argument of {name!r}")
+        actors = on.mesh.spawn(name, cls, *args, **kwargs)
+        entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
+        self._session.meshes.add(message.id, entry)
+
+    def _view(self, message: Message, started: float) -> None:
+        of, labels, offset, sizes, strides = message.body
+        try:
+            self._session.meshes.add_view(message.id, of, labels, offset, sizes, strides)
+        except Exception as error:  # noqa: BLE001 - the whole mesh's failure, or Monarch's refusal of the shape
+            self._session.meshes.fail(message.id, "view", "", as_loom_error(error))
+
+    def _initialized(self, message: Message, started: float) -> None:
+        (mesh,) = message.body
+        future = self._session.meshes.mesh(mesh).initialized
+        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: True), future)
+
+    def _stop(self, message: Message, started: float) -> None:
+        mesh, reason = message.body
+        entry = self._session.meshes.entry(mesh)
+        entry.stopped = True
+        self._session.calls.break_lines(lambda called: mesh in (called.root, called.procs))
+        future = entry.mesh.stop(reason)
+        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: None), future)
+
+    def _list_meshes(self, message: Message, started: float) -> None:
+        listed = []
+        for ident, entry in self._session.meshes.whole():
+            if entry.kind == "hosts" or ident < 0:
+                continue
+            described = None
+            if entry.cls is not None:
+                described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
+            class_name = entry.cls.__name__ if entry.cls is not None else ""
+            shape = self._session.meshes.shape(entry)
+            listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
+        self._session.succeed(message.id, started, listed)
+
+    def _forget(self, message: Message, started: float) -> None:
+        for mesh in message.body:
+            self._session.meshes.forget(mesh)
+
+    def _with_python(self, message: Message, started: float) -> None:
+        hosts, executable = message.body
+        on = self._session.meshes.entry(hosts)
+        self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks, executable)
+
+    def _host_of(self, message: Message, started: float) -> None:
+        (procs,) = message.body
+        on = self._session.meshes.entry(procs)
+        whole = self._session.meshes.entry(on.procs) if on.procs >= 0 else None
+        hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
+        self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)
+
+    def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
+        self._session.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
+
+    def _stop_hosts(self, message: Message, started: float) -> None:
+        key = self._session.expect(message, started)
+        self._session.calls.break_lines(lambda called: True)
+
+        def stopped(done: Any) -> None:
+            self._session.answer(key, None, done.exception(), eager=True)
+
+        stops = asyncio.run_coroutine_threadsafe(self._session.stop_meshes(), self._session.loop)
+        stops.add_done_callback(stopped)
+
+
+def _commands(command: Any) -> Callable[[Any], Any]:
+    """Monarch's ``bootstrap_command``: what makes the command for the process at a point."""
+    if isinstance(command, BootstrapCommand) or not callable(command):
+        return command  # type: ignore[no-any-return]
+
+    def at(point: Any) -> Any:
+        made = command(point)
+        return monarch_bootstrap_command(made) if isinstance(made, BootstrapCommand) else made
+
+    return at

@@ -1,0 +1,296 @@
+"""Ports whose receiver is on the laptop.
+
+A port is Monarch's own, opened here. What comes to it is passed on to the laptop as far as the laptop has granted
+credit; the rest stays in Monarch's queue. Small messages that come close together travel together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import monarch.actor
+from monarch.actor import Channel
+
+from loom.errors import LoomError, OperationFailed, ProtocolMismatch
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.errors import error_message
+from loom_gateway.driver.monarch.port_batching import LaptopPort, Parcel
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Handler, Operations
+
+__all__ = ["Ports"]
+
+MOST_THREADS = 64
+"""Ports of a session that are read by a thread of their own; the event loop reads the others, more slowly."""
+
+SMALL = 16 << 10
+"""Bytes of a message that still travels together with others."""
+
+GATHERED_MESSAGES = 512
+GATHERED_BYTES = 64 << 10
+"""How much travels together at most."""
+
+GATHERED_SECONDS = 0.001
+"""Seconds that messages are gathered while one comes after the other."""
+
+LINGER = 0.002
+"""Seconds that a message lingers at most for one that does not come after all."""
+
+_NO_RANK = 0xFFFFFFFF
+
+
+class Ports:
+    """The ports of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self._readers: dict[int, _Reader] = {}
+        self.handlers: dict[int, Handler] = {
+            Kind.PORT_OPEN: self._open,
+            Kind.PORT_SEND: self._send,
+            Kind.PORT_CREDIT: self._credit,
+            Kind.PORT_CLOSE: self._close,
+            Kind.SEND: self._send_to_actors,
+        }
+
+    def port(self, ident: int) -> Any:
+        """The Monarch port of an id.
+
+        Raises:
+            ProtocolMismatch: the session has no port of this id.
+        """
+        port = self._session.meshes.ports.get(ident)
+        if port is None:
+            raise ProtocolMismatch(f"this session has no port with the id {ident}")
+        return port
+
+    def client_gone(self) -> None:
+        """Receive no more: whoever held the receivers has left. What actors send from now on is dropped."""
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+
+    def _open(self, message: Message, started: float) -> None:
+        once, messages, size = message.body
+        port, receiver = Channel[Any].open(once=bool(once))
+        self._session.meshes.ports[message.id] = port if once else LaptopPort(port)
+        by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
+        reader = _Reader(self._session, message.id, receiver, messages, size, once)
+        self._readers[message.id] = reader
+        reader.start(port if by_thread else None)
+
+    def _send(self, message: Message, started: float) -> None:
+        ident, is_exception = message.body
+        port = self.port(ident)
+        value = self._session.decoder.loads(message.parts, "what was sent to a port")
+        if is_exception:
+            port.exception(value)
+        else:
+            port.send(value)
+
+    def _send_to_actors(self, message: Message, started: float) -> None:
+        mesh, name, selection, port = message.body
+        endpoint = self._session.meshes.endpoint(mesh, name)
+        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {name!r}")
+        endpoint._send(args, kwargs, None if port is None else self.port(port)._port_ref, selection)
+
+    def _credit(self, message: Message, started: float) -> None:
+        reader = self._readers.get(message.id)
+        if reader is not None:
+            reader.grant(*message.body)
+
+    def _close(self, message: Message, started: float) -> None:
+        reader = self._readers.pop(message.id, None)
+        if reader is not None:
+            reader.close()
+
+
+class _Reader:
+    """Takes from one Monarch port what the laptop has room for."""
+
+    def __init__(
+        self, session: Operations, ident: int, receiver: Any, messages: int, size: int, once: bool
+    ) -> None:
+        self._session = session
+        self._ident = ident
+        self._receiver = receiver
+        self._once = once
+        self._port: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        # Credit that is left; what came in one piece may overdraw it.
+        self._messages = messages
+        self._bytes = size
+        self._credit = threading.Condition()
+        self._more: asyncio.Event | None = None
+        # What has been gathered.
+        self._lock = threading.Lock()
+        self._pickles: list[bytes | memoryview] = []
+        self._sizes: list[int] = []
+        self._ranks: list[int] = []
+        self._gathered = 0
+        self._sent = 0.0
+        self._armed = False
+
+    @property
+    def by_thread(self) -> bool:
+        """Whether a thread reads this port."""
+        return self._port is not None
+
+    def start(self, port: Any) -> None:
+        """Begin to read: in a thread, which is ended by a message through ``port``, or on the event loop."""
+        self._port = port
+        if port is not None:
+            threading.Thread(target=self._read, name="port", daemon=True).start()
+        else:
+            self._session.loop.call_soon_threadsafe(self._start_task)
+
+    def grant(self, messages: int, size: int) -> None:
+        """Let more messages and bytes through."""
+        with self._credit:
+            self._messages += messages
+            self._bytes += size
+            self._credit.notify()
+        if self._more is not None and self._has_credit():
+            self._session.loop.call_soon_threadsafe(self._more.set)
+
+    def close(self) -> None:
+        """Stop reading, and let go of Monarch's receiver. Not on the event loop."""
+        with self._credit:
+            self._closed = True
+            self._credit.notify()
+        if self._port is not None:
+            self._port.send(None)  # the thread waits for a message
+        else:
+            self._session.loop.call_soon_threadsafe(self._cancel)
+
+    def _has_credit(self) -> bool:
+        return self._messages > 0 and self._bytes > 0
+
+    # -- in a thread ----------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        receive = self._receiver._receiver.recv_task
+        while not self._closed:
+            if not self._has_credit():
+                self._flush()
+                with self._credit:
+                    self._credit.wait_for(lambda: self._closed or self._has_credit())
+            message = receive().block_on()
+            if not self._closed:
+                self._take(message)
+
+    # -- or on the event loop -------------------------------------------------------------------------------
+
+    def _start_task(self) -> None:
+        self._more = asyncio.Event()
+        if not self._closed:
+            self._task = self._session.loop.create_task(self._read_later())
+
+    async def _read_later(self) -> None:
+        assert self._more is not None
+        while True:
+            while not self._has_credit():
+                self._flush()
+                self._more.clear()
+                if not self._has_credit():
+                    await self._more.wait()
+            self._take(await self._receiver._receiver.recv_task().spawn_handle())
+            if self._once:
+                self._flush()
+                return
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- passing on -----------------------------------------------------------------------------------------
+
+    def _take(self, message: Any) -> None:
+        rank = getattr(message.kind, "rank", None)
+        try:
+            value = self._receiver._process(message)
+        except BaseException as error:  # noqa: BLE001 - sent as an exception, or not to be unpickled: raised there
+            self._pass_on_error(error, rank)
+            return
+        if type(value) is Parcel:
+            self._pass_on_parcel(value)
+            return
+        try:
+            parts = self._session.encoder.dumps(value, "a message to a port")
+        except BaseException as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+            self._pass_on_error(error, rank)
+            return
+        if len(parts) == 1 and len(parts[0]) <= SMALL:
+            self._gather(parts[0], rank)
+        else:
+            self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, None], parts))
+
+    def _pass_on_error(self, error: BaseException, rank: int | None) -> None:
+        told = error_message(self._ident, error, 0.0, self._session.encoder)
+        code = told.body[1]
+        if code == OperationFailed.code and not isinstance(error, LoomError):  # Python's, or a user's
+            code = "exception"
+            told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._session.encoder)
+        self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, code], told.parts))
+
+    def _pass_on_parcel(self, parcel: Parcel) -> None:
+        with self._lock:
+            self._send_gathered()
+            self._spend(len(parcel.sizes) // 4, len(parcel.pickles))
+            body = [parcel.sizes, b""]
+            message = Message(Kind.PORT_MESSAGES, self._ident, body, [parcel.pickles])
+            self._session.send(message, key=self._ident)
+
+    def _pass_on(self, message: Message) -> None:
+        """Send a message that does not travel with others, after those."""
+        with self._lock:
+            self._send_gathered()
+            self._spend(1, message.size)
+            self._session.send(message, key=self._ident)
+
+    def _gather(self, pickled: Any, rank: int | None) -> None:
+        size = len(pickled)
+        with self._lock:
+            self._pickles.append(pickled)
+            self._sizes.append(size)
+            self._ranks.append(_NO_RANK if rank is None else rank)
+            self._gathered += size
+            self._spend(1, size)
+            now = time.perf_counter()
+            full = self._gathered >= GATHERED_BYTES or len(self._sizes) >= GATHERED_MESSAGES
+            if full or now - self._sent > GATHERED_SECONDS:
+                self._send_gathered()
+                self._sent = now
+            elif not self._armed:
+                self._armed = True
+                self._session.loop.call_soon_threadsafe(self._session.loop.call_later, LINGER, self._late)
+
+    def _spend(self, messages: int, size: int) -> None:
+        with self._credit:
+            self._messages -= messages
+            self._bytes -= size
+
+    def _late(self) -> None:
+        self._armed = False
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        """Send what has been gathered. With the lock held."""
+        if not self._sizes:
+            return
+        count = len(self._sizes)
+        ranks = b"" if min(self._ranks) == _NO_RANK else struct.pack(f">{count}I", *self._ranks)
+        body = [struct.pack(f">{count}I", *self._sizes), ranks]
+        pickles = b"".join(self._pickles)
+        self._pickles, self._sizes, self._ranks, self._gathered = [], [], [], 0
+        self._session.send(Message(Kind.PORT_MESSAGES, self._ident, body, [pickles]), key=self._ident)

@@ -1,0 +1,87 @@
+"""Tells the client which processes of its proc meshes have started, which were stopped, and which are lost.
+
+The laptop shows them without having to ask: see `loom_proxy.mesh.rank_states`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loom.wire.messages import Kind, Message
+from loom.wire.texts import pack_texts
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Operations
+
+__all__ = ["Processes"]
+
+TOGETHER = 0.1
+"""Seconds over which processes that start or are stopped are told of in one event: a mesh may have thousands."""
+
+
+class Processes:
+    """The processes of one session. Everything runs on the driver's event loop."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self._started: dict[int, set[int]] = defaultdict(set)
+        self._untold: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self._lost: dict[tuple[int, int], None] = {}
+
+    def started(self, procs: int, rank: int) -> None:
+        """Note that a process of a proc mesh runs."""
+        self._started[procs].add(rank)
+        self._tell_soon("processes_started", procs, rank)
+
+    def _tell_soon(self, name: str, procs: int, rank: int) -> None:
+        if not self._untold:
+            self._session.loop.call_later(TOGETHER, self._tell)
+        self._untold[name, procs].append(rank)
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, defaultdict(list)
+        for (name, procs), ranks in untold.items():
+            self._send(name, {"id": procs, "ranks": ranks})
+            if name == "processes_started":
+                self._session.weaver.started(procs, self._name(procs), ranks)
+
+    def gone(self, procs: int, rank: int) -> None:
+        """Note that a process is gone: it is lost unless it was stopped."""
+        self._started[procs].discard(rank)
+        weaver = self._session.weaver
+        if self._was_stopped(procs, rank):
+            self._tell_soon("processes_stopped", procs, rank)
+            weaver.gone(procs, rank, True, "its processes were stopped")
+        elif (procs, rank) not in self._lost:
+            self._lost[procs, rank] = None
+            weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
+            self._send("process_lost", self._loss(procs, rank))
+
+    def tell_everything(self, send: Callable[[Message], None]) -> None:
+        """Tell a client that has just come what those before it were told."""
+        for procs, ranks in self._started.items():
+            send(_event("processes_started", {"id": procs, "ranks": sorted(ranks)}))
+        for procs, rank in self._lost:
+            send(_event("process_lost", self._loss(procs, rank)))
+
+    def _was_stopped(self, procs: int, rank: int) -> bool:
+        meshes = self._session.meshes.of_procs(procs)
+        return any(mesh.stopped and mesh.kind == "procs" and rank in mesh.ranks for mesh in meshes)
+
+    def _loss(self, procs: int, rank: int) -> dict[str, Any]:
+        meshes = self._session.meshes
+        actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
+        return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors}
+
+    def _name(self, procs: int) -> str:
+        names = [entry.name for ident, entry in self._session.meshes.whole("procs") if ident == procs]
+        return names[0] if names else ""
+
+    def _send(self, name: str, details: dict[str, Any]) -> None:
+        self._session.send(_event(name, details))
+
+
+def _event(name: str, details: dict[str, Any]) -> Message:
+    return Message(Kind.EVENT, 0, [name], [pack_texts(details)])

@@ -1,0 +1,74 @@
+"""Giving the replicas in actors new configuration: a command of the weaver's to those that live in the actors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.mesh_table import Entry
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Handler, Operations
+
+__all__ = ["Reconfigure"]
+
+ASK_FOR = 30.0
+"""Seconds that the weaver is asked to wait for acknowledgements at once."""
+
+REGISTERS_WITHIN, LOOK_EVERY = 2.0, 0.05
+"""Seconds that a threadlet has to register after its actor was made, and seconds between two looks."""
+
+
+class Reconfigure:
+    """The operation of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self.handlers: dict[int, Handler] = {Kind.RECONFIGURE: self._reconfigure}
+
+    def _reconfigure(self, message: Message, started: float) -> None:
+        mesh, config = message.body
+        entry = self._session.meshes.entry(mesh)
+        # Without the mesh: of a process that dies meanwhile the weaver tells, and the others answer.
+        key = self._session.expect(message, started)
+
+        def acknowledged(done: Any) -> None:
+            error = done.exception()
+            self._session.answer(key, None if error else done.result(), error, eager=True)
+
+        asking = asyncio.run_coroutine_threadsafe(self._acknowledgements(entry, config), self._session.loop)
+        asking.add_done_callback(acknowledged)
+
+    async def _acknowledgements(self, entry: Entry, config: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each process' replica has made of it, in the order of the ranks."""
+        weaver = self._session.weaver
+        await entry.mesh.initialized.as_asyncio()
+        replicas = await self._replicas(entry)
+        target = [replicas[rank] for rank in entry.ranks if rank in replicas]
+        outcomes: dict[str, dict[str, Any]] = {}
+        if target:
+            order = {"kind": "update_config", "target": target, "params": config, "by": weaver.session}
+            command = await weaver.ask("command", order)
+            waiting = {"id": command["id"], "timeout": ASK_FOR}
+            while True:
+                outcomes = await weaver.ask("outcome", waiting)
+                if not any(outcome.get("waiting") for outcome in outcomes.values()):
+                    break
+        return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
+
+    async def _replicas(self, entry: Entry) -> dict[int, str]:
+        """The replica of each rank; waits a moment for those that have just been made."""
+        weaver, loop = self._session.weaver, self._session.loop
+        until = loop.time() + REGISTERS_WITHIN
+        while True:
+            found = await weaver.ask("replicas_in", {"session": weaver.session, "procs": entry.procs})
+            replicas = dict(found)
+            if loop.time() > until or all(rank in replicas for rank in entry.ranks):
+                return replicas
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _no_replica(entry: Entry, rank: int) -> dict[str, Any]:
+    reason = f"no threadlet has registered in process {rank} of {entry.name!r}: make a loom.Threadlet there"
+    return {"ok": False, "reason": reason, "step": None, "changes": {}, "refused": {}}

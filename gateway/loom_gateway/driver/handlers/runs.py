@@ -1,0 +1,270 @@
+"""Functions that run in the driver, beside the meshes, and go on while no client is there."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import monarch.actor
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
+
+from loom.errors import LoomError, NoSuchRun, OperationCancelled, OperationFailed, RunNameTaken, TooManyRuns
+from loom.wire.codec import Encoder
+from loom.wire.messages import Buffer, Kind, Message
+from loom_gateway.driver.monarch.errors import error_message
+from loom_gateway.driver.runs.output import RunOutput, route_output
+from loom_gateway.driver.runs.thread import RunThread
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Handler, Operations
+
+__all__ = ["Runs"]
+
+MOST_RUNNING = 1000
+"""Functions that run at once; each has a thread."""
+
+KEPT_RUNS = 256
+"""Finished runs whose result and output are kept; the oldest go first."""
+
+KEPT_BYTES = 256 << 20
+"""Bytes of results that are kept, beyond the newest; the oldest go first."""
+
+
+class Status(str, enum.Enum):
+    """What has become of a run."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Run:
+    """A function that runs, or has run."""
+
+    def __init__(self, ident: int, name: str, detached: bool) -> None:
+        self.ident = ident
+        self.name = name
+        self.told = detached
+        """Whether the client is told of its state."""
+        self.status = Status.RUNNING
+        self.started = time.time()
+        self.finished: float | None = None
+        self.thread: RunThread
+        self.output: RunOutput
+        self.answer: Message | None = None
+        """Its `Kind.RESULT` or `Kind.ERROR`, encoded once."""
+        self.waiting: list[tuple[int, float]] = []
+        """Operations that are to be answered with its result, and when they came."""
+        self.readers: list[tuple[int, float, int]] = []
+        """Operations that are to be answered with what is printed after a position."""
+
+    def state(self) -> tuple[str, float, float | None]:
+        return self.status.value, self.started, self.finished
+
+
+class Runs:
+    """The runs of one session. All state belongs to the event loop."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        self._runs: dict[int, Run] = {}
+        self.handlers: dict[int, Handler] = {
+            Kind.RUN: self._run,
+            Kind.RUNS: self._on_loop(self._list),
+            Kind.RUN_RESULT: self._on_loop(self._wait_for_result),
+            Kind.RUN_OUTPUT: self._on_loop(self._read),
+            Kind.RUN_END: self._on_loop(self._end),
+        }
+        route_output()
+
+    def new_client(self) -> None:
+        """Answer nobody who asked before: another client is there now. On any thread."""
+        self._session.loop.call_soon_threadsafe(self._forget_clients)
+
+    def _forget_clients(self) -> None:
+        for run in self._runs.values():
+            run.waiting.clear()
+            run.readers.clear()
+
+    def _on_loop(self, handler: Handler) -> Handler:
+        def answer(message: Message, started: float) -> None:
+            try:
+                handler(message, started)
+            except LoomError as error:
+                self._session.fail(message.id, started, error)
+
+        return lambda message, started: self._soon(answer, message, started)
+
+    def _soon(self, function: Callable[..., None], *args: Any) -> None:
+        self._session.loop.call_soon_threadsafe(functools.partial(function, *args))
+
+    def _find(self, ident: int) -> Run:
+        run = self._runs.get(ident)
+        if run is None:
+            raise NoSuchRun(
+                f"the driver has no run {ident}: it keeps those that are going and the last {KEPT_RUNS} others, "
+                f"with {KEPT_BYTES >> 20} MiB of results"
+            )
+        return run
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    def _run(self, message: Message, started: float) -> None:
+        name, detached = message.body
+        run = Run(message.id, str(name), bool(detached))
+        printed = functools.partial(self._printed, run)
+        log = functools.partial(self._session.logs.add, "driver")
+        run.output = RunOutput(self._session.loop, printed, log)
+        if not detached:
+            run.waiting.append((message.id, started))
+        try:
+            # Here and not on the loop: earlier operations have been started, later ones have not.
+            fn, args, kwargs = self._session.decoder.loads(
+                message.parts, f"the function or an argument of run {name!r}"
+            )
+        except Exception as error:  # noqa: BLE001 - whatever a user's __setstate__ raised
+            self._soon(self._refuse, run, error)
+        else:
+            self._soon(self._begin, run, functools.partial(fn, *args, **kwargs))
+
+    def _begin(self, run: Run, function: Callable[[], Any]) -> None:
+        going = [other for other in self._runs.values() if other.status is Status.RUNNING]
+        same = next((other for other in going if other.name == run.name), None)
+        if same is not None:
+            text = (
+                f"run {run.name!r} is still going (id {same.ident}): wait for it, cancel it, or take another name"
+            )
+            self._refuse(run, RunNameTaken(text))
+        elif len(going) >= MOST_RUNNING:
+            self._refuse(run, TooManyRuns(f"{len(going)} functions run in the driver; no more than that may"))
+        else:
+            self._runs[run.ident] = run
+            run.thread = RunThread(run.name, function, run.output, functools.partial(self._encode, run))
+            self._tell(run)
+            run.thread.start()
+
+    def _refuse(self, run: Run, error: Exception) -> None:
+        """End a run that has not begun."""
+        self._runs[run.ident] = run
+        self._finish(run, Status.FAILED, _failure(run, error, self._session.encoder))
+
+    def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
+        """Turn an outcome into the answer. In the run's thread."""
+        encoder = self._session.encoder
+        status = Status.DONE if error is None else Status.FAILED
+        if error is not None and run.thread.was_cancelled(error):
+            status, error = Status.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
+        try:
+            if error is None:
+                parts = encoder.dumps(value, f"the result of run {run.name!r}")
+                answer = Message(Kind.RESULT, run.ident, [0.0], parts)
+            else:
+                answer = _failure(run, error, encoder)
+        except BaseException as broken:  # noqa: BLE001 - a user's __reduce__ may raise anything
+            status = Status.FAILED
+            if not isinstance(broken, LoomError):
+                broken = OperationFailed(f"the outcome of run {run.name!r} cannot be pickled: {broken!r}")
+            answer = _failure(run, broken, encoder)
+        try:
+            self._soon(self._finish, run, status, answer)
+        except RuntimeError:
+            return  # the loop is closed: the session is over
+
+    def _finish(self, run: Run, status: Status, answer: Message) -> None:
+        run.status, run.answer, run.finished = status, answer, time.time()
+        self._printed(run, eager=not run.waiting)
+        self._tell(run)
+        for ident, started in run.waiting:
+            self._answer(run, ident, started)
+        run.waiting.clear()
+        self._forget_oldest()
+
+    def _tell(self, run: Run) -> None:
+        if run.told:
+            # What follows is sent soon: an answer, or the end of this loop's turn.
+            self._session.send(Message(Kind.RUN_STATE, run.ident, run.state()))
+
+    def _answer(self, run: Run, ident: int, started: float) -> None:
+        assert run.answer is not None
+        body = [(time.perf_counter() - started) * 1000, *run.answer.body[1:]]
+        self._session.send(run.answer._replace(id=ident, body=body))
+
+    def _forget_oldest(self) -> None:
+        finished = [run for run in self._runs.values() if run.answer is not None]
+        finished.sort(key=lambda run: run.finished or 0.0, reverse=True)
+        size = 0
+        for place, run in enumerate(finished):
+            assert run.answer is not None
+            size += run.answer.size
+            if place >= KEPT_RUNS or (place > 0 and size > KEPT_BYTES):
+                del self._runs[run.ident]
+
+    # -- what clients ask -----------------------------------------------------------------------------------
+
+    def _list(self, message: Message, started: float) -> None:
+        listed = []
+        for run in self._runs.values():
+            run.told = True
+            listed.append((run.ident, run.name, *run.state()))
+        self._session.succeed(message.id, started, listed)
+
+    def _wait_for_result(self, message: Message, started: float) -> None:
+        run = self._find(message.body[0])
+        if run.answer is None:
+            run.waiting.append((message.id, started))
+        else:
+            self._answer(run, message.id, started)
+
+    def _read(self, message: Message, started: float) -> None:
+        ident, position, wait = message.body
+        run = self._find(ident)
+        if wait and run.answer is None and run.output.end <= position:
+            run.readers.append((message.id, started, position))
+        else:
+            self._tell_output(run, (message.id, started, position), eager=True)
+
+    def _printed(self, run: Run, eager: bool = True) -> None:
+        """Answer whoever waits for output."""
+        readers, run.readers = run.readers, []
+        for reader in readers:
+            if run.answer is not None or run.output.end > reader[2]:
+                self._tell_output(run, reader, eager)
+            else:
+                run.readers.append(reader)
+
+    def _tell_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
+        ident, started, position = reader
+        end = run.output.end
+        self._session.succeed(
+            ident, started, (end, run.answer is not None, run.output.since(position)), eager=eager
+        )
+
+    def _end(self, message: Message, started: float) -> None:
+        ident, what = message.body
+        if what == "forget":
+            run = self._runs.get(ident)
+            if run is not None and run.answer is not None:
+                del self._runs[ident]
+            return
+        run = self._find(ident)
+        going = run.answer is None
+        if going:
+            run.thread.cancel()
+        self._session.succeed(message.id, started, going)
+
+
+def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:
+    """The answer that tells of an error; the exception itself travels along where it is the function's own."""
+    message = error_message(run.ident, error, 0.0, encoder)
+    own = not isinstance(error, (LoomError, monarch.actor.ActorError, MonarchSupervisionError))
+    if not own or not isinstance(error, Exception):
+        return message
+    try:
+        pickled: list[Buffer] = encoder.dumps(error)
+    except LoomError:
+        return message  # the client makes an OperationFailed of the texts
+    return message._replace(parts=[*message.parts, *pickled])

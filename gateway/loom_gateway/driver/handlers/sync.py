@@ -1,0 +1,373 @@
+"""Taking folders from the laptop and giving them to every host.
+
+The contents come into the cache of the driver's machine first, then go to the keepers, one on each host, which say
+what they lack. Nothing changes for new processes until every living host has the whole folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+
+from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
+from loom.manifest import Blob, Manifest, check_sizes, size_limit
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
+from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeKeeper
+from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
+from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.session.operations import Handler, Operations
+
+__all__ = ["Syncs"]
+
+logger = logging.getLogger(__name__)
+
+BATCH = 4 << 20
+"""Bytes of contents in one message to a keeper."""
+
+BATCH_PIECES = 1024
+
+ATTEMPTS = 3
+"""How often a host is given what it lacks: another session may trim its cache meanwhile."""
+
+STOP_TIMEOUT = 5.0
+"""Seconds that stopping the keepers may take when the session ends."""
+
+
+class Syncs:
+    """The synced folders of one session."""
+
+    def __init__(self, session: Operations) -> None:
+        self._session = session
+        # One thread: pieces of an upload never meet, and a sync waits for the one before it.
+        self._thread = ThreadPoolExecutor(1, "sync")
+        self._upload: _Upload | None = None
+        self._cache: TreeCache | None = None
+        self._driver_path = DriverPath()
+        self._keepers: dict[int, _Keeper] = {}
+        self._lifeline: LifelineServer | None = None
+        self._address: tuple[str, int] = ("", 0)
+        self._starting = asyncio.Lock()
+        self._trees: tuple[SyncedTree, ...] = ()
+        self._manifests: dict[str, Manifest] = {}
+        """What is in the newest trees, by their names."""
+        self.handlers: dict[int, Handler] = {
+            Kind.SYNC: self._sync,
+            Kind.SYNC_PIECES: self._pieces,
+            Kind.SYNC_COMMIT: self._commit,
+        }
+
+    def on_path(self) -> OnPath | None:
+        """What has the newest trees on ``sys.path`` in a process that is spawned now; None without any."""
+        return OnPath(self._trees) if self._trees else None
+
+    def host_gone(self, host: int) -> None:
+        """Note that a worker host is gone. On the event loop."""
+        keeper = self._keepers.get(host)
+        if keeper is not None:
+            keeper.host_lost.set()
+
+    async def host_back(self, host: int) -> None:
+        """Give a worker host that has come back the folders that the others have. On the event loop."""
+        if host not in self._keepers:
+            return
+        keeper = self._keepers[host] = _Keeper(self._session, host, self._address)
+        for name, manifest in self._manifests.items():
+            try:
+                await self._give(keeper, manifest, uuid.uuid4().hex)
+            except LoomError as error:
+                logger.warning("host %d is back without the folder %r: %s", host, name, error)
+
+    async def stop(self) -> None:
+        """Stop the keepers."""
+        keepers = [keeper for host, keeper in self._keepers.items() if host not in self._session.lost_hosts]
+        await asyncio.gather(*(keeper.stop() for keeper in keepers))
+
+    # -- the laptop's side ----------------------------------------------------------------------------------
+
+    def _sync(self, message: Message, started: float) -> None:
+        manifest = Manifest.unpack(message.parts[0])
+        check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
+        self._in_thread(message, started, self._begin, message.body[0], manifest)
+        # They start while the laptop sends.
+        asyncio.run_coroutine_threadsafe(self._start_keepers(), self._session.loop)
+
+    def _begin(self, ident: int, manifest: Manifest) -> list[str]:
+        if self._cache is None:
+            self._cache = TreeCache.of_this_machine()
+        if self._upload is not None:
+            self._cache.forget(self._upload.key)
+        self._cache.check_fits(manifest.size)
+        self._upload = _Upload(ident, manifest)
+        return self._cache.missing(manifest.blobs.items())
+
+    def _pieces(self, message: Message, started: float) -> None:
+        self._in_thread(message, started, self._receive, message)
+
+    def _receive(self, message: Message) -> None:
+        ident, pieces = message.body
+        upload = self._upload
+        if upload is None or upload.ident != ident or self._cache is None:
+            return  # of a sync that was given up
+        for (digest, offset, length, compressed), part in zip(pieces, message.parts, strict=True):
+            size = upload.manifest.blobs.get(digest)
+            if size is None or not 0 <= offset <= offset + length <= size:
+                raise ProtocolMismatch(f"a piece of {length} bytes at {offset} is of no file of the folder")
+            data = _decompressed(part, length) if compressed else part
+            if len(data) != length:
+                raise ProtocolMismatch(f"a piece of {length} bytes has {len(data)}")
+            self._cache.receive(upload.key, digest, size, offset, data)
+        upload.has_brought = True
+
+    def _commit(self, message: Message, started: float) -> None:
+        (ident,) = message.body
+        upload = self._upload
+        if upload is None or upload.ident != ident:
+            raise FileChanged("another sync of this session has begun meanwhile: sync again")
+        committed = asyncio.run_coroutine_threadsafe(self._distribute(upload), self._session.loop)
+        committed.add_done_callback(lambda done: self._answer(message, started, done))
+
+    def _in_thread(self, message: Message, started: float, work: Callable[..., Any], *args: Any) -> None:
+        self._thread.submit(work, *args).add_done_callback(lambda done: self._answer(message, started, done))
+
+    def _answer(self, message: Message, started: float, done: Any) -> None:
+        error = done.exception()
+        if error is None:
+            self._session.succeed(message.id, started, done.result())
+            return
+        if isinstance(error, OSError) and not isinstance(error, LoomError):
+            error = SyncFailed(f"the driver's machine cannot take the folder: {error}")
+        self._session.fail(message.id, started, error)
+
+    # -- the hosts' side; on the event loop -----------------------------------------------------------------
+
+    async def _distribute(self, upload: _Upload) -> dict[str, Any]:
+        """Give the folder to every host, then to what is spawned from now on."""
+        manifest = upload.manifest
+        assert self._cache is not None
+        try:
+            hold = await self._on_thread(self._cache.assemble, manifest)
+        except BlobsMissing as lacking:
+            return {"missing": lacking.digests, "warnings": []}
+        try:
+            await self._start_keepers()
+            hosts = sorted(self._keepers)
+            answers = await _all(self._give(self._keepers[host], manifest, upload.key) for host in hosts)
+            assembled = [answer for answer in answers if answer is not None]
+            if not assembled:
+                raise SyncFailed("no host can take the folder: all are lost")
+        except BaseException:
+            hold.close()
+            raise
+        self._show(manifest, hold, assembled)
+        if upload.has_brought:
+            self._thread.submit(self._trim, self._cache)
+        warnings = list(dict.fromkeys(text for answer in assembled for text in answer.shadowed))
+        lost = [host for host, answer in zip(hosts, answers, strict=True) if answer is None]
+        warnings += [f"host {host} is lost and does not have the folder" for host in lost]
+        return {"missing": [], "warnings": warnings}
+
+    def _on_thread(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        return self._session.loop.run_in_executor(self._thread, work, *args)
+
+    def _show(self, manifest: Manifest, hold: Hold, assembled: list[Assembled]) -> None:
+        places = tuple(dict.fromkeys(answer.place for answer in assembled))
+        tree = SyncedTree(manifest.name, manifest.digest, manifest.roots, places)
+        self._driver_path.show(tree, hold, manifest.module_names)
+        self._manifests[manifest.name] = manifest
+        self._trees = (tree, *(other for other in self._trees if other.name != tree.name))
+
+    async def _start_keepers(self) -> None:
+        async with self._starting:
+            if self._lifeline is None:
+                here = self._session.lifeline[0]
+                lifeline = LifelineServer(here, self._keeper_gone, held=_unheeded, printed=_unheeded_output)
+                self._address = await lifeline.start()
+                self._lifeline = lifeline
+        for host in self._session.meshes.entry(HOST_MESH).ranks:
+            if host not in self._keepers:
+                self._keepers[host] = _Keeper(self._session, host, self._address)
+
+    def _keeper_gone(self, host: int, _rank: int) -> None:
+        self._keepers[host].gone.set()
+
+    async def _give(self, keeper: _Keeper, manifest: Manifest, upload: str) -> Assembled | None:
+        """Have a host assemble the tree; None if the host is lost."""
+        try:
+            try:
+                return await self._assemble_on(keeper, manifest, upload)
+            except _KeeperGone:
+                keeper.spawn()
+                return await self._assemble_on(keeper, manifest, upload)
+        except _HostLost:
+            return None
+        except _KeeperGone:
+            raise SyncFailed(f"host {keeper.host}: the process that keeps synced folders died twice") from None
+        except LoomError:
+            raise
+        except Exception as error:
+            cause = getattr(error, "exception", error)
+            if isinstance(cause, LoomError) and not isinstance(cause, FileChanged):
+                raise type(cause)(f"host {keeper.host}: {cause}") from error
+            text = f"{type(cause).__name__}: {cause}"
+            raise SyncFailed(f"host {keeper.host} cannot take the folder: {text}") from error
+
+    async def _assemble_on(self, keeper: _Keeper, manifest: Manifest, upload: str) -> Assembled:
+        packed = manifest.pack()
+        for _ in range(1 + ATTEMPTS):
+            assembled: Assembled = await keeper.call("assemble", packed)
+            if not assembled.missing:
+                return assembled
+            for batch in _batches((digest, manifest.blobs[digest]) for digest in assembled.missing):
+                pieces = await self._on_thread(self._read, batch)
+                await keeper.call("put", f"{upload}-{keeper.host}", pieces)
+        raise SyncFailed(f"host {keeper.host}: its cache loses files as they come; is LOOM_CACHE_LIMIT too low?")
+
+    @staticmethod
+    def _trim(cache: TreeCache) -> None:
+        try:
+            cache.trim()
+        except OSError as error:
+            logger.warning("the cache in %s cannot be trimmed: %s", cache.folder, error)
+
+    def _read(self, batch: list[tuple[str, int, int, int]]) -> list[Piece]:
+        assert self._cache is not None
+        return [
+            Piece(digest, size, offset, self._cache.read(digest, size, offset, count))
+            for digest, size, offset, count in batch
+        ]
+
+
+class _Upload:
+    """A sync that has begun."""
+
+    def __init__(self, ident: int, manifest: Manifest) -> None:
+        self.ident = ident
+        self.manifest = manifest
+        self.key = uuid.uuid4().hex
+        """Tells this upload from all others on any machine."""
+        self.has_brought = False
+        """Whether anything was lacking and has come."""
+
+
+class _KeeperGone(Exception):
+    """The process of a keeper died."""
+
+
+class _HostLost(Exception):
+    """A worker host is gone."""
+
+
+class _Keeper:
+    """The keeper of a host; hidden from the session's meshes."""
+
+    def __init__(self, session: Operations, host: int, address: tuple[str, int]) -> None:
+        self.host = host
+        self.host_lost = asyncio.Event()
+        if host in session.lost_hosts:
+            self.host_lost.set()
+        self._session = session
+        self._address = address
+        self.spawn()
+
+    def spawn(self) -> None:
+        """Start the keeper's process, again if it died."""
+        self.gone = asyncio.Event()
+        here = self._session.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
+        here = self._session.hosts.mesh_on((self.host,), here)
+        bootstrap = functools.partial(hold_on, self._address, self.host)
+        self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
+        self._actor = self._procs.spawn("loom_sync", TreeKeeper)
+
+    async def call(self, name: str, *args: Any) -> Any:
+        """Call an endpoint.
+
+        Raises:
+            _HostLost, _KeeperGone: nobody will answer.
+        """
+        if self.host_lost.is_set():
+            raise _HostLost
+        answer = getattr(self._actor, name).call_one(*args).as_asyncio()
+        lost, gone = (asyncio.ensure_future(event.wait()) for event in (self.host_lost, self.gone))
+        try:
+            await asyncio.wait((answer, lost, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+            gone.cancel()
+            answer.add_done_callback(_look_at)
+        if answer.done() and not isinstance(answer.exception(), SupervisionError):
+            return answer.result()
+        if self.host_lost.is_set():
+            raise _HostLost
+        raise _KeeperGone
+
+    async def stop(self) -> None:
+        """Stop the keeper's process."""
+        try:
+            await asyncio.wait_for(self._procs.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - its lifeline ends it
+            logger.warning("stopping the keeper of host %d: %s", self.host, str(error)[:500])
+
+
+def _unheeded(host: int, rank: int) -> None:
+    """Nobody is told that a keeper has started."""
+
+
+async def _unheeded_output(
+    host: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    writer.close()  # keepers do not send what they print
+
+
+def _look_at(done: asyncio.Future[Any]) -> None:
+    """Have asyncio not complain about an error that nobody waits for any more."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The results of all, when all are done; then the first error, if there is one."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _batches(blobs: Iterable[Blob]) -> Iterator[list[tuple[str, int, int, int]]]:
+    """Pieces of contents, as digest, size, offset and length, in batches of about `BATCH` bytes."""
+    batch: list[tuple[str, int, int, int]] = []
+    room = BATCH
+    for digest, size in blobs:
+        offset = 0
+        while True:
+            length = min(size - offset, room)
+            batch.append((digest, size, offset, length))
+            offset += length
+            room -= length
+            if room == 0 or len(batch) == BATCH_PIECES:
+                yield batch
+                batch, room = [], BATCH
+            if offset >= size:
+                break
+    if batch:
+        yield batch
+
+
+def _decompressed(part: Any, length: int) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        return unpacker.decompress(part, length + 1)
+    except zlib.error as error:
+        raise ProtocolMismatch(f"a compressed piece is broken: {error}") from error

@@ -1,0 +1,1 @@
+"""Every use of Monarch by the driver, private names included."""

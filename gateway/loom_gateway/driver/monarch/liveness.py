@@ -1,0 +1,191 @@
+"""Ties the processes of a session to its driver: they end when it does, however it ends.
+
+Monarch's hosts keep the processes of a root client that was killed (torchmonarch 0.7; seen for minutes). So every
+process that a session spawns opens a connection to its driver before anything else and ends when the connection
+does; the kernel closes it for a driver that was killed, and keep-alive probes notice one whose machine is gone.
+
+The other way round the driver learns at once of a process that is gone. Monarch tells of one that died while its
+host lives, but of a lost host it says nothing, and pending calls would wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from loom_gateway.driver.code_sync.sys_path import OnPath
+from loom_gateway.driver.monarch.results import send_large_results_apart
+from loom_gateway.driver.output.capture import capture_output
+from loom_gateway.driver.weaver_link import replica_name
+from loom_gateway.workers.sources import WorkerAddress
+
+__all__ = ["LifelineServer", "bootstrap_on", "hold_on", "watch_host"]
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that the driver has to answer a new process."""
+
+_PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
+"""Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
+
+DELIVERY_TIMEOUT = "30s"
+"""How long a process tries to deliver a message: Monarch's default. The driver's own, `UNDELIVERABLE_AFTER`, would
+come over with the rest of its configuration, and an actor that calls one on a dead host would wait for ever."""
+
+Printed = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class LifelineServer:
+    """The driver's end: accepts connections, holds them, and tells when one breaks.
+
+    Args:
+        host: address of this machine that the workers can reach.
+        broken: called with the id of a proc mesh and a rank in it when that process is gone.
+        held: called with the same when the process has started.
+        printed: takes what the process prints, from a connection of its own.
+    """
+
+    def __init__(
+        self, host: str, broken: Callable[[int, int], None], held: Callable[[int, int], None], printed: Printed
+    ) -> None:
+        self._host = host
+        self._broken = broken
+        self._held = held
+        self._printed = printed
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; return the address that processes connect to."""
+        self._server = await asyncio.start_server(self._hold, self._host, 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            procs, rank, *use = json.loads(await reader.readline())
+        except (ValueError, TypeError):
+            writer.close()  # not a process of ours
+            return
+        if use:
+            await self._printed(procs, rank, reader, writer)
+            return
+        self._held(procs, rank)
+        try:
+            while await reader.read(4096):
+                pass
+        except OSError:
+            pass  # the process was killed, or its machine is gone
+        writer.close()
+        self._broken(procs, rank)
+
+
+async def watch_host(address: WorkerAddress) -> None:
+    """Return when a worker host is gone.
+
+    Monarch keeps a connection on which nothing is said, so an idle one tells when the worker ends. The lifelines do
+    not: a process that is still being spawned has none yet.
+    """
+    try:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+    except OSError:
+        return
+    _keep_alive(writer.get_extra_info("socket"))
+    try:
+        while await reader.read(4096):
+            pass
+    except OSError:
+        pass  # its machine is gone
+    finally:
+        writer.close()
+
+
+Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
+
+
+def bootstrap_on(
+    address: tuple[str, int],
+    procs: int,
+    bootstrap: Bootstrap | None,
+    on_path: OnPath | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[], Any]:
+    """A bootstrap function for ``spawn_procs``: holds on to the driver at ``address``, then runs the user's own.
+
+    ``procs`` is the id of the proc mesh that is being made. What ``on_path`` puts on ``sys.path`` is there when the
+    user's own function is unpickled: arguments are unpickled in their order. ``environment`` is what threadlets
+    find the weaver by, see `loom_gateway.driver.weaver_link`.
+    """
+    if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
+        return functools.partial(_hold_on_async, address, procs, on_path, dict(environment), bootstrap)
+    return functools.partial(_hold_on, address, procs, on_path, dict(environment), bootstrap)  # type: ignore[arg-type]
+
+
+def hold_on(address: tuple[str, int], procs: int) -> int:
+    """Tie this process to the driver at ``address``; return its rank in its proc mesh, whose id is ``procs``."""
+    from monarch.actor import current_rank
+
+    line = socket.create_connection(address, CONNECT_TIMEOUT)
+    line.settimeout(None)
+    _keep_alive(line)
+    rank: int = current_rank().rank
+    line.sendall(json.dumps([procs, rank]).encode() + b"\n")
+    threading.Thread(target=_end_with, args=(line,), name="loom-lifeline", daemon=True).start()
+    return rank
+
+
+def _hold_on(
+    address: tuple[str, int],
+    procs: int,
+    on_path: OnPath | None,
+    environment: Mapping[str, str],
+    bootstrap: Callable[[], None] | None,
+) -> None:
+    from monarch.config import configure
+
+    rank = hold_on(address, procs)
+    if environment:
+        name = replica_name(environment["LOOM_GROUP"], rank, environment["LOOM_SESSION"])
+        os.environ.update(environment, LOOM_RANK=str(rank), LOOM_REPLICA=name)
+    if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
+        configure(message_delivery_timeout=DELIVERY_TIMEOUT)
+    capture_output(address, procs, rank)
+    send_large_results_apart()
+    if on_path is not None:
+        on_path.check()
+    if bootstrap is not None:
+        bootstrap()
+
+
+async def _hold_on_async(
+    address: tuple[str, int],
+    procs: int,
+    on_path: OnPath | None,
+    environment: Mapping[str, str],
+    bootstrap: Callable[[], Awaitable[None]],
+) -> None:
+    _hold_on(address, procs, on_path, environment, None)
+    await bootstrap()
+
+
+def _keep_alive(line: socket.socket) -> None:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+
+def _end_with(line: socket.socket) -> None:
+    try:
+        while line.recv(1):
+            pass
+    except OSError:
+        pass  # the driver's machine is gone
+    os._exit(1)

@@ -1,0 +1,98 @@
+"""Attaching to the workers as a Monarch root client."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loom.errors import WorkerUnreachable
+from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
+
+if TYPE_CHECKING:
+    from monarch.actor import HostMesh
+
+__all__ = ["address_towards", "attach", "probe", "use_transport"]
+
+PROBE_TIMEOUT = 3.0
+"""Seconds that a worker has to accept a TCP connection."""
+
+UNDELIVERABLE_AFTER = "3650d"
+"""How long a message to a host is kept that does not answer.
+
+After Monarch's default of 30 s the connection to the host is given up, and no other is made in this process
+(torchmonarch 0.7: ``hyperactor::mailbox`` forgets a connection only when the host, started anew, refuses it): a
+host that comes back later than that would never be heard of again. Those who wait are told by `lifeline`.
+"""
+
+
+def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
+    """Check that every worker accepts connections, all at once.
+
+    Monarch itself would wait for an absent worker without saying so.
+
+    Raises:
+        WorkerUnreachable: naming every address that did not answer within ``timeout`` seconds.
+    """
+    if not workers:
+        raise WorkerUnreachable("this gateway has no workers: start it with --worker tcp://HOST:PORT")
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(len(workers), 32)) as pool:
+        errors = list(pool.map(lambda worker: _try(parse_worker_address(worker), timeout), workers))
+    silent = [f"{worker} ({error})" for worker, error in zip(workers, errors, strict=True) if error]
+    if silent:
+        raise WorkerUnreachable(
+            f"{len(silent)} of {len(workers)} workers cannot be reached: {', '.join(silent)}. Start them with "
+            f"`loom serve worker --address …`, or start the gateway with the addresses that they listen on."
+        )
+
+
+def _try(address: WorkerAddress, timeout: float) -> str | None:
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None
+
+
+def address_towards(workers: Sequence[str]) -> str:
+    """The address of this machine that the workers can reach."""
+    first = parse_worker_address(workers[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        route.connect((socket.gethostbyname(first.host), first.port))
+        here: str = route.getsockname()[0]
+    return here
+
+
+def use_transport(here: str, port: int) -> None:
+    """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch.
+
+    Args:
+        here: the address.
+        port: the port; one that is taken meanwhile, or 0, leaves it to the kernel.
+    """
+    from monarch.actor import enable_transport
+    from monarch.config import configure
+
+    configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
+    host = f"[{here}]" if ":" in here else here
+    enable_transport(f"tcp://{host}:{port if _is_free(here, port) else 0}")
+
+
+def _is_free(here: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in here else socket.AF_INET) as sock:
+        try:
+            sock.bind((here, port))
+        except OSError:
+            return False
+    return True
+
+
+def attach(workers: Sequence[str], name: str) -> HostMesh:
+    """Attach to the workers: a host mesh with the one dimension ``hosts``, in the order of ``workers``."""
+    from monarch.actor import attach_to_workers
+
+    # A host mesh needs a name of its own in each root client, or two clients on one worker would share it.
+    return attach_to_workers(ca="trust_all_connections", workers=list(workers), name=f"{name}_{os.getpid()}")

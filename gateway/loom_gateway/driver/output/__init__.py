@@ -1,0 +1,1 @@
+"""What the session's processes print: captured, merged and kept."""

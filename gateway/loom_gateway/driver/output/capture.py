@@ -1,0 +1,81 @@
+"""Redirects what a process prints to the driver; see `loom_gateway.driver.output.pump`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+from loom_gateway.driver.output import pump as log_pump
+
+__all__ = ["capture_output"]
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that the driver has to accept the connection."""
+
+PIPE_SIZE = 256 << 10
+"""Bytes that a process can print before it has to wait for its pump to be scheduled. Linux bounds the sum of all
+pipes of a user."""
+
+logger = logging.getLogger(__name__)
+
+
+def capture_output(address: tuple[str, int], procs: int, rank: int) -> None:
+    """Send what this process prints from now on, and what its children do, to the driver at ``address``.
+
+    It goes on to appear where it used to. A process whose output cannot be captured runs all the same.
+    """
+    try:
+        _capture(address, procs, rank)
+    except OSError as error:
+        logger.warning("the output of this process is not sent to its session: %s", error)
+
+
+def _capture(address: tuple[str, int], procs: int, rank: int) -> None:
+    with contextlib.ExitStack() as opened:
+        line = opened.enter_context(socket.create_connection(address, CONNECT_TIMEOUT))
+        line.sendall(json.dumps([procs, rank, "logs"]).encode() + b"\n")
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        for descriptor in (out, out_end, err, err_end):
+            opened.callback(os.close, descriptor)
+        _enlarge(out_end, err_end)
+        passed = (out, err, line.fileno())
+        pump = subprocess.Popen(
+            [sys.executable, "-I", "-S", log_pump.__file__, *map(str, passed)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C is for those who print
+        )
+        originals = os.dup(1), os.dup(2)
+        _redirect(out_end, err_end)
+    threading.Thread(target=_restore_after, args=(pump, *originals), name="loom-log-pump", daemon=True).start()
+
+
+def _enlarge(*pipes: int) -> None:
+    if sys.platform == "linux":
+        import fcntl
+
+        set_pipe_size = 1031
+        with contextlib.suppress(OSError):  # the user has many pipes already
+            for pipe in pipes:
+                fcntl.fcntl(pipe, set_pipe_size, PIPE_SIZE)
+
+
+def _redirect(out: int, err: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream that the user put there
+            stream.flush()
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+
+
+def _restore_after(pump: subprocess.Popen[bytes], out: int, err: int) -> None:
+    """Print to where it used to go if somebody kills the pump: `print` would raise otherwise."""
+    pump.wait()
+    _redirect(out, err)

@@ -1,0 +1,80 @@
+"""The session's log on disk, for those who were not connected when it was printed.
+
+A file of JSON lines; when it is full it becomes ``PATH.1`` and a new one begins, so that the newest lines are
+always there, and no more than twice the limit. `loom_gateway.sessions.log_reader` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
+
+__all__ = ["LogSpool"]
+
+LIMIT = 8 << 20
+"""Bytes of a file."""
+
+logger = logging.getLogger(__name__)
+
+
+class LogSpool:
+    """Writes the log of one session. Used by one thread.
+
+    Args:
+        path: of the newest file.
+        limit: bytes of each of the two files.
+    """
+
+    def __init__(self, path: str, limit: int = LIMIT) -> None:
+        self._path = path
+        self._limit = limit
+        self._size = 0
+        self._file: IO[bytes] | None = None
+        self._broken = False
+        self._processes: dict[str, int] = {}
+
+    def add_processes(self, mesh: str, size: int) -> None:
+        """Note that a mesh has so many processes; a new file begins with what was noted."""
+        size = max(size, self._processes.get(mesh, 0))
+        if self._processes.get(mesh) != size:
+            self._processes[mesh] = size
+            self.append([_processes_entry(mesh, size)])
+
+    def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Write entries. A disk that takes nothing costs the history and nothing else."""
+        data = b"".join(json.dumps(entry, ensure_ascii=False).encode() + b"\n" for entry in entries)
+        try:
+            self._write(data)
+            self._broken = False
+        except OSError as error:
+            if not self._broken:
+                logger.warning("the session's log cannot be written to %s: %s", self._path, error)
+            self._broken = True
+
+    def _write(self, data: bytes) -> None:
+        if self._size + len(data) > self._limit and self._file is not None:
+            self.close()
+            os.replace(self._path, self._path + ".1")
+        if self._file is None:
+            # Unbuffered: a reader finds whole entries as soon as they are written.
+            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
+            os.chmod(self._path, 0o600)
+            self._size = 0
+            heads = [json.dumps(_processes_entry(*item)).encode() + b"\n" for item in self._processes.items()]
+            data = b"".join(heads) + data
+        self._size += self._file.write(data)
+
+    def close(self) -> None:
+        """Close the file; the next entry begins another."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _processes_entry(mesh: str, size: int) -> dict[str, Any]:
+    return {"processes": size, "mesh": mesh}

@@ -1,0 +1,118 @@
+"""The thread of a function that runs in the driver, from which it can be called back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from loom_gateway.driver.runs.output import RunOutput, printing_to
+
+__all__ = ["RunThread"]
+
+
+class Interruption(BaseException):
+    """Raised inside a function that is to end. Not an `Exception`, so that few functions catch it."""
+
+
+class RunThread:
+    """Calls a function, or runs a coroutine function on an event loop of its own.
+
+    Args:
+        name: of the run.
+        function: what to call.
+        output: takes what it prints.
+        done: called in the thread with the result, or with what was raised.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        output: RunOutput,
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        self._function = function
+        self._output = output
+        self._done = done
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._gate = threading.Lock()
+        self._entered = False
+        self._over = False
+        self._interrupted = False
+        self._asked = False
+        self._thread = threading.Thread(target=self._run, name=f"run {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Ask the function to end. By one thread at a time.
+
+        A coroutine is cancelled as asyncio cancels. In a plain function an `Interruption` is raised, once, when it
+        next runs Python code: not while it sleeps or waits in C.
+        """
+        self._asked = True
+        if self._task is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        elif self._entered and not self._interrupted and not self._over:
+            with self._gate:
+                if not self._over and self._thread.ident is not None:
+                    self._interrupted = True
+                    _raise_in(self._thread.ident, Interruption)
+
+    def was_cancelled(self, error: BaseException | None) -> bool:
+        """Whether the function ended with this error because it was asked to end."""
+        return self._asked and isinstance(error, (Interruption, asyncio.CancelledError))
+
+    def _run(self) -> None:
+        outcome: tuple[Any, BaseException | None] | None = None
+        try:
+            try:
+                with printing_to(self._output):
+                    outcome = (self._call(), None)
+            except BaseException as error:  # noqa: BLE001 - told to the client; a SystemExit ends the run only
+                outcome = (None, error)
+            self._close_gate()
+        except Interruption as error:  # it came so late; there is never a second one
+            outcome = outcome or (None, error)
+        self._done(*outcome)
+
+    def _call(self) -> Any:
+        self._entered = True
+        if self._asked:
+            raise Interruption
+        result = self._function()
+        if inspect.iscoroutine(result):
+            result = asyncio.run(self._main(result))
+        return result
+
+    async def _main(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        return await coroutine
+
+    def _close_gate(self) -> None:
+        """From here on nothing is raised in this thread.
+
+        Should an `Interruption` come between these lines, the gate may stay locked. `cancel` does not come back to
+        it, since there is one interruption at most.
+        """
+        self._gate.acquire()
+        self._over = True
+        self._gate.release()
+        if self._interrupted:
+            _raise_in(threading.get_ident(), None)
+
+
+def _raise_in(ident: int, exception: type[BaseException] | None) -> None:
+    """Have a thread raise an exception soon; None takes back one that it has not raised yet."""
+    raised = None if exception is None else ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)

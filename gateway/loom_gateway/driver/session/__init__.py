@@ -1,0 +1,1 @@
+"""A session's state and its operations."""

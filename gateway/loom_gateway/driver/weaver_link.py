@@ -1,0 +1,203 @@
+"""What a session's processes are told of the weaver, and what the weaver is told of them.
+
+The driver knows at once of a process that is gone, also where its machine is; the weaver would have to wait for
+heartbeats. It is told over the socket that the gateway asks it by. While the weaver is away the news wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, error_for_code
+from loom.latencies import Latencies
+from loom.weaver.link import ADDRESS_VARIABLE, Splitter, pack
+from loom_gateway.sessions.driver_files import DriverFiles
+
+__all__ = ["WeaverNews", "replica_name"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_WEAVER = 3.0
+"""Seconds for which the first spawn of a session waits for a weaver that is just being started."""
+
+LOOK_EVERY = 0.05
+
+MOST_NEWS = 10_000
+"""News that wait for a weaver that is away; of more, the oldest are dropped."""
+
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+"""Seconds before the weaver is looked for again."""
+
+CALLS_EVERY = 2.0
+"""Seconds between two reports of how long calls took."""
+
+_RECEIVE = 64 << 10
+
+
+def replica_name(procs: str, rank: int, session: str) -> str:
+    """The replica that a process is, unless its program says otherwise."""
+    return f"{procs}_{rank}@{session}"
+
+
+class WeaverNews:
+    """Tells of one session's processes. For the driver's event loop, but for `environment`.
+
+    Args:
+        folder: the weaver's; None where there is no weaver.
+        session: the session's name.
+        loop: the driver's event loop.
+    """
+
+    def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._files = None if folder is None else DriverFiles(os.path.join(folder, "weaver"))
+        self.session = session
+        self._loop = loop
+        self._address = ""
+        self._wait_until: float | None = None
+        self._numbers = itertools.count(1)
+        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_NEWS)
+        self._has_news = asyncio.Event()
+        self._told = asyncio.Event()
+        self._told.set()
+        self._telling: asyncio.Task[None] | None = None
+
+    # -- for the processes ----------------------------------------------------------------------------------
+
+    def environment(self, procs: int, name: str) -> dict[str, str]:
+        """Environment variables by which threadlets in a proc mesh find the weaver, but for those of each rank."""
+        address = self._find()
+        if not address:
+            return {}
+        return {
+            ADDRESS_VARIABLE: address,
+            "LOOM_SESSION": self.session,
+            "LOOM_PROCS": str(procs),
+            "LOOM_GROUP": name,
+        }
+
+    def _find(self) -> str:
+        """The weaver's address; waits a moment for one that is being started, the first time."""
+        if self._files is None or self._address:
+            return self._address
+        if self._wait_until is None:
+            self._wait_until = time.monotonic() + FIRST_WEAVER
+        while True:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                self._address = str(json.loads(Path(self._files.record).read_text()).get("address") or "")
+            if self._address or time.monotonic() > self._wait_until:
+                return self._address
+            time.sleep(LOOK_EVERY)
+
+    # -- for the weaver -------------------------------------------------------------------------------------
+
+    def started(self, procs: int, name: str, ranks: list[int]) -> None:
+        """Tell of processes that have started."""
+        self._tell("spawned", procs, None, f"{len(ranks)} of {name}")
+
+    def gone(self, procs: int, rank: int, stopped: bool, reason: str) -> None:
+        """Tell of a process that is gone.
+
+        Args:
+            stopped: whether it was meant to end.
+        """
+        self._tell("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
+
+    def _tell(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
+        if self._files is None:
+            return
+        self._news.append(
+            (operation, {"session": self.session, "procs": procs, "rank": rank, "what": what, **more})
+        )
+        self._told.clear()
+        self._has_news.set()
+        if self._telling is None:
+            self._telling = self._loop.create_task(self._run(self._files.socket))
+
+    async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Ask the weaver something.
+
+        Raises:
+            WeaverUnavailable: it is away, or there is none.
+            LoomError: what it answers.
+        """
+        if self._files is None:
+            raise WeaverUnavailable("this gateway has no weaver")
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._files.socket)
+            try:
+                writer.write(pack(["ask", 1, operation, arguments]))
+                answer = await _answer(reader, Splitter())
+            finally:
+                writer.close()
+        except (OSError, EOFError) as error:
+            raise WeaverUnavailable(f"the weaver is away: {error}") from error
+        if answer[0] == "error":
+            raise error_for_code(answer[2], answer[3])
+        return answer[2]
+
+    async def tell_calls(self, latencies: Latencies) -> None:
+        """Tell how long calls took, again and again, for as long as the session lives."""
+        while self._files is not None:
+            await asyncio.sleep(CALLS_EVERY)
+            with contextlib.suppress(LoomError):  # it is away: the next report has these, too
+                await self.ask("calls", {"session": self.session, **latencies.to_dict()})
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until the weaver has been told everything, for so many seconds at most."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._told.wait(), timeout)
+
+    async def _run(self, path: str) -> None:
+        delay = FIRST_DELAY
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(path)
+            except OSError:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+                continue
+            delay = FIRST_DELAY
+            try:
+                await self._tell_all(reader, writer)
+            except (OSError, EOFError, ProtocolMismatch) as error:
+                logger.info("the weaver went away: %s", error)
+                await asyncio.sleep(delay)
+            finally:
+                writer.close()
+
+    async def _tell_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        splitter = Splitter()
+        while True:
+            if not self._news:
+                self._told.set()
+                self._has_news.clear()
+                await self._has_news.wait()
+                continue
+            operation, arguments = self._news[0]
+            writer.write(pack(["ask", next(self._numbers), operation, arguments]))
+            await writer.drain()
+            answer = await _answer(reader, splitter)
+            if answer[0] == "error":
+                logger.warning("the weaver does not take %s: %s", operation, answer[3:])
+            with contextlib.suppress(IndexError):  # there were so many that it was dropped meanwhile
+                if self._news[0][1] is arguments:
+                    self._news.popleft()
+
+
+async def _answer(reader: asyncio.StreamReader, splitter: Splitter) -> list[Any]:
+    while True:
+        data = await reader.read(_RECEIVE)
+        if not data:
+            raise EOFError("it closed the connection")
+        frames = splitter.feed(data)
+        if frames:
+            return frames[0]

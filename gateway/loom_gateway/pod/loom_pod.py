@@ -1,0 +1,174 @@
+"""`LoomPod`: what Kubetorch runs in each pod of a job.
+
+Kubetorch holds it in a process that it ends at every deployment, together with that process's children. What must
+outlive that, the worker and the gateway, belongs to the pod's keeper (`loom_gateway.pod`), which is nobody's child:
+a new `LoomPod` finds the keeper that is there, and tells it what has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loom.errors import LoomError, PodUnreachable
+from loom.extras import GATEWAY_MODULES, require
+from loom_gateway.pod.peers import Peers
+from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MONARCH_PORT, MeshPods, PodSettings
+
+__all__ = ["LoomPod"]
+
+START_TIMEOUT = 60.0
+"""Seconds that a keeper has to start: it imports a web server."""
+
+
+class LoomPod:
+    """One pod of a job. Its methods can be called over Kubetorch's HTTP, and answer with what JSON can hold.
+
+    Args:
+        mesh: the name of the mesh that this pod belongs to.
+        meshes: the meshes of the job, each with the DNS name of its headless service and its number of pods:
+            ``[["workers", "NAME-headless.NAMESPACE.svc.cluster.local", 3]]``. A pod of the first has the gateway.
+        token_sha256: hexadecimal SHA-256 of the token that the gateway accepts.
+        monarch_port: where each pod's worker listens.
+        gateway_port: where the gateway is reached, at any pod of the first mesh.
+        session_linger: seconds that a session lives without a client.
+
+    Raises:
+        MissingDependency: the image lacks what a worker or a gateway needs.
+        WrongArguments: the mesh is none of the job's.
+        LoomError: the keeper does not start; says what it printed last.
+    """
+
+    def __init__(
+        self,
+        mesh: str,
+        meshes: Sequence[Sequence[Any]],
+        token_sha256: str,
+        monarch_port: int = MONARCH_PORT,
+        gateway_port: int = GATEWAY_PORT,
+        session_linger: float = 3600.0,
+    ) -> None:
+        require(GATEWAY_MODULES, "a pod")
+        self._settings = PodSettings(
+            mesh=mesh,
+            meshes=tuple(MeshPods(*given) for given in meshes),
+            token_sha256=token_sha256,
+            monarch_port=monarch_port,
+            gateway_port=gateway_port,
+            keeper_port=_keeper_port(monarch_port),
+            session_linger=session_linger,
+        )
+        self._peers = Peers(self._settings.keeper_port, token_sha256)
+        self._find_or_start_keeper()
+
+    # -- over HTTP ----------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The pods of the job that answer.
+
+        Returns:
+            ``pods``: for each its ``name``, ``address``, ``mesh``, ``versions``, its ``worker`` (``address``,
+            ``pid``, ``listening``, ``starts``, ``problem``), whether it has the ``gateway``, and
+            ``gateway_problem``; ``gateway``: the address of the pod that has it and whose gateway listens, or None.
+        """
+        pods: list[dict[str, Any]] = self._ask("GET", "/pods")["pods"]
+        held = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]
+        return {"pods": pods, "gateway": held[0] if held else None}
+
+    def restart_worker(self, pod: str | None = None) -> dict[str, Any]:
+        """End a pod's worker, with what runs on it, and start another.
+
+        Args:
+            pod: its name or address; None: the pod that this call reaches, which is any.
+
+        Returns:
+            The pod, as in `status`.
+        """
+        return self._ask("POST", _path("/restart_worker", pod))
+
+    def shutdown(self, pod: str | None = None) -> dict[str, Any]:
+        """End a pod's worker and its gateway, with the gateway's sessions. Its next deployment starts them again.
+
+        Args:
+            pod: its name or address; None: all of the job.
+
+        Returns:
+            ``pods``: the names of those that end.
+        """
+        if pod is not None:
+            return {"pods": [self._ask("POST", _path("/shutdown", pod))["name"]]}
+        states = self.status()["pods"]
+        own = self._ask("GET", "/pod")["name"]
+        names = [state["name"] for state in states]
+        for name in sorted(names, key=lambda name: name == own):  # this one last: it passes the others' on
+            with contextlib.suppress(PodUnreachable):
+                self._ask("POST", _path("/shutdown", name))
+        return {"pods": names}
+
+    # -- the keeper ---------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._peers.ask("127.0.0.1", method, path, body)
+
+    def _find_or_start_keeper(self) -> None:
+        try:
+            self._ask("POST", "/configure", self._settings.to_json())
+            return
+        except PodUnreachable:
+            pass  # there is none yet
+        folder = _folder()
+        self._settings.write(folder)
+        log = folder / "keeper.log"
+        _start_apart([sys.executable, "-m", "loom_gateway.pod", str(folder)], log)
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            try:
+                self._ask("GET", "/pod")
+                return
+            except PodUnreachable as error:
+                if time.monotonic() > deadline:
+                    raise LoomError(f"the pod's keeper did not start: {error}; {_end_of(log)}") from error
+            time.sleep(0.1)
+
+
+def _keeper_port(monarch_port: int) -> int:
+    return KEEPER_PORT + monarch_port - MONARCH_PORT
+
+
+def _folder() -> Path:
+    given = os.environ.get("LOOM_POD_DIR")
+    return Path(given) if given else Path.home() / ".loom" / "pod"
+
+
+def _path(path: str, pod: str | None) -> str:
+    from urllib.parse import urlencode
+
+    return path if pod is None else f"{path}?{urlencode({'pod': pod})}"
+
+
+def _start_apart(command: Sequence[str], log: Path) -> None:
+    """Start a process that is not a child of this one, which Kubetorch ends with its children."""
+    # A shell that ends at once: what it has left in the background belongs to the container's first process.
+    with open(log, "ab") as output:
+        subprocess.run(
+            ["sh", "-c", 'exec "$@" & ', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            check=True,
+        )
+
+
+def _end_of(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()[-3:]
+        return "its last output: " + json.dumps(lines)
+    return f"nothing was written to {log}"

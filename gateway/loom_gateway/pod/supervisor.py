@@ -1,0 +1,274 @@
+"""`Keeper`: keeps a pod's worker running and, in one pod of a job, its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from loom.token_file import TokenFile
+from loom_gateway.pod.election import choose
+from loom_gateway.pod.forwarding import Forwarder
+from loom_gateway.pod.peers import Peers
+from loom_gateway.pod.process import KeptProcess
+from loom_gateway.pod.settings import PodSettings
+from loom_gateway.workers.sources import resolve_pods
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the other pods, once it is known which has the gateway; sooner until then."""
+
+LOOK_SOON = 0.3
+
+LONGEST_STATE_FOLDER = 70
+"""Bytes of its path; a socket's path, on Linux, has 107 at most, and the sockets have names."""
+
+PATIENCE = 30.0
+"""Seconds for which a pod that is missing, and might come first, is waited for before another takes the gateway."""
+
+
+class Keeper:
+    """Looks after one pod.
+
+    Args:
+        settings: what it is told.
+        folder: where it keeps what a later keeper needs.
+        address: the pod's IP address.
+        name: of the pod.
+    """
+
+    def __init__(self, settings: PodSettings, folder: Path, address: str, name: str) -> None:
+        self.settings = settings
+        self.address = address
+        self.name = name
+        self._folder = folder
+        self._peers = Peers(settings.keeper_port, settings.token_sha256)
+        self._forwarder = Forwarder(settings.gateway_port)
+        self.worker = KeptProcess(
+            "worker", "loom_gateway.workers.host", settings.monarch_port, self._worker_arguments
+        )
+        self.gateway = KeptProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
+        self._known: list[str] = []
+        self._states: dict[str, dict[str, Any]] = {}
+        self._chosen: str | None = None
+        self._problem = ""
+        self._without_gateway_since = time.monotonic()
+        self._looking: asyncio.Task[None] | None = None
+
+    # -- its life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. On the event loop."""
+        self.worker.keep()
+        if self.settings.may_have_gateway:
+            self._looking = asyncio.create_task(self._look_on())
+
+    async def close(self, *, end_sessions: bool) -> None:
+        """End what it keeps.
+
+        Args:
+            end_sessions: whether the gateway's sessions end too, or are left for a gateway that comes after it.
+        """
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await self._forwarder.close()
+        await self.gateway.end(signal.SIGINT if end_sessions else signal.SIGTERM)
+        await self.worker.end()
+        self._peers.close()
+
+    async def configure(self, settings: PodSettings) -> None:
+        """Take new settings. The worker goes on as it is; the gateway, and its sessions, where it may."""
+        before, self.settings = self.settings, settings
+        settings.write(self._folder)
+        if settings == before:
+            return
+        self._peers.close()
+        self._peers = Peers(settings.keeper_port, settings.token_sha256)
+        self._without_gateway_since = time.monotonic()
+        if self.gateway.kept:
+            await self.gateway.restart()
+
+    async def restart_worker(self) -> None:
+        """End the worker, with what runs on it, and start another."""
+        await self.worker.restart()
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_gateway(self) -> bool:
+        return self.gateway.kept
+
+    def state(self) -> dict[str, Any]:
+        """What it says of itself."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "mesh": self.settings.mesh,
+            "gateway": self.has_gateway,
+            "gateway_listening": self.gateway.listening,
+            "gateway_starts": self.gateway.starts,
+            "gateway_problem": self.gateway.problem if self.has_gateway else self._problem,
+            "gateway_pod": self._chosen,
+            "worker": {
+                "address": f"tcp://{_bracketed(self.address)}:{self.settings.monarch_port}",
+                "pid": self.worker.pid,
+                "starts": self.worker.starts,
+                "listening": self.worker.listening,
+                "problem": self.worker.problem,
+            },
+            "versions": _versions(),
+        }
+
+    async def states(self) -> list[dict[str, Any]]:
+        """What this pod and all others of the job that answer say of themselves, by mesh, the first first."""
+        found: list[dict[str, Any]] = []
+        for mesh in self.settings.meshes:
+            with contextlib.suppress(OSError):
+                pods = await asyncio.to_thread(resolve_pods, mesh.service)
+                others = [pod.address for pod in pods if pod.address != self.address]
+                states = await asyncio.to_thread(self._peers.states, others)
+                states[self.address] = self.state()
+                found += [states[pod.address] for pod in pods if pod.address in states]
+        if not any(state["address"] == self.address for state in found):
+            found.append(self.state())  # DNS does not know it yet
+        return found
+
+    async def order(self, pod: str, path: str) -> dict[str, Any]:
+        """Have another pod's keeper do something.
+
+        Args:
+            pod: its name or address.
+
+        Raises:
+            PodUnreachable: no pod has that name or address, or it does not answer.
+        """
+        from loom.errors import PodUnreachable
+
+        states = await self.states()
+        for state in states:
+            if pod in (state["name"], state["address"]):
+                return await asyncio.to_thread(self._peers.ask, state["address"], "POST", path)
+        named = ", ".join(state["name"] for state in states)
+        raise PodUnreachable(f"no pod of this job that answers is {pod!r}; those that do: {named}")
+
+    # -- which pod has the gateway ------------------------------------------------------------------------------
+
+    async def _look_on(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except OSError as error:
+                self._problem = str(error)
+                logger.warning("%s", error)
+            await asyncio.sleep(LOOK_SOON if self._chosen is None else LOOK_EVERY)
+
+    async def _look(self) -> None:
+        """See who has the gateway, and do this pod's part."""
+        first = self.settings.first
+        try:
+            pods = await asyncio.to_thread(resolve_pods, first.service)
+        except OSError as error:
+            self._problem = f"{first.service} is not known to the DNS: {error}"
+            return
+        self._known = [pod.address for pod in pods]
+        others = [address for address in self._known if address != self.address]
+        self._states = await asyncio.to_thread(self._peers.states, others)
+        holders = {address for address, state in self._states.items() if state.get("gateway")}
+        answering = set(self._states)
+        if self.has_gateway:
+            holders.add(self.address)
+            if self.address not in self._known:  # it is not ready for a moment: its sessions live on
+                self._known.append(self.address)
+        if self.address in self._known:
+            answering.add(self.address)
+        now = time.monotonic()
+        if holders:
+            self._without_gateway_since = now
+        patient = now - self._without_gateway_since < PATIENCE
+        self._chosen = choose(self._known, first.pods, answering, holders, patient=patient)
+        self._problem = "" if self._chosen else self._what_is_missing(answering)
+        await self._take_part()
+
+    def _what_is_missing(self, answering: set[str]) -> str:
+        first = self.settings.first
+        silent = [address for address in self._known if address not in answering]
+        found = f"{len(self._known)} of {first.pods} pods have an address at {first.service}"
+        return f"{found}: {', '.join(self._known) or 'none'}" + (
+            f"; the keepers of {', '.join(silent)} do not answer" if silent else ""
+        )
+
+    async def _take_part(self) -> None:
+        if self._chosen == self.address:
+            if not self.gateway.kept:
+                logger.info("this pod has the gateway")
+                await self._forwarder.close()
+                self._write_token()
+                self.gateway.keep()
+            return
+        if self._chosen is None:
+            return
+        if self.gateway.kept:
+            logger.warning("pod %s, which comes first, has a gateway too: this one ends", self._chosen)
+            await self.gateway.end(signal.SIGINT)
+        self._forwarder.target = self._chosen
+        try:
+            await self._forwarder.listen()
+        except OSError as error:
+            self._problem = f"port {self.settings.gateway_port} is in use, and cannot be forwarded: {error}"
+
+    # -- its processes ------------------------------------------------------------------------------------------
+
+    def _worker_arguments(self) -> Sequence[str]:
+        return ["--address", f"tcp://{_bracketed(self.address)}:{self.settings.monarch_port}"]
+
+    @property
+    def _tokens(self) -> Path:
+        return self._folder / "tokens.json"
+
+    def _write_token(self) -> None:
+        TokenFile(self._tokens).accept("job", "drive", self.settings.token_sha256)
+
+    def _gateway_arguments(self) -> Sequence[str]:
+        settings = self.settings
+        self._write_token()
+        arguments = ["--host", "0.0.0.0", "--port", str(settings.gateway_port), "--tokens", str(self._tokens)]
+        for mesh in settings.meshes:
+            source = f"dns://{mesh.service}:{settings.monarch_port}?count={mesh.pods}"
+            arguments += ["--workers", f"{mesh.mesh}={source}"]
+        weaver = ["--weaver-listen", f"{_bracketed(self.address)}:0", "--weaver-advertise", self.address]
+        state = ["--state-dir", str(_short(self._folder / "gateway"))]
+        return [*arguments, *weaver, *state, "--session-linger", str(settings.session_linger)]
+
+
+def _short(folder: Path) -> Path:
+    """A folder, or another of this user that stands for it, whose sockets have paths that are short enough."""
+    if len(os.fsencode(folder)) <= LONGEST_STATE_FOLDER:
+        return folder
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"loom-{os.geteuid()}-{name}")
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for distribution in ("monarch-loom", "torchmonarch", "torch"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[distribution] = version(distribution)
+    return found

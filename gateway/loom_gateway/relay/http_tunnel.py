@@ -1,0 +1,339 @@
+"""Sessions over plain HTTP, for networks that break WebSockets: frames go up in POSTs and come down in long polls.
+
+``POST /api/v1/tunnel`` opens a tunnel; ``POST …/{id}/up?n=N`` takes the client's batches of frames, numbered from
+1; ``GET …/{id}/down?n=N`` answers with the driver's, numbered too, and acknowledges those before it;
+``DELETE …/{id}`` closes. Because of the numbers any request can be made again when its answer was lost: nothing is
+taken twice, and a batch is kept until the next one is asked for.
+
+To the relay a tunnel is one more client: it stands in for the WebSocket, event by event. So who may come in, what
+opens a session and how it ends is decided in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
+from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
+from loom.wire.messages import Buffer
+from loom.wire.stream import LENGTH
+from loom_gateway.access.control import Visit
+from loom_gateway.access.tokens import Identity
+from loom_gateway.relay.relay import AsgiReceive, AsgiScope, AsgiSend, DriverLink
+
+__all__ = ["IDLE", "POLL", "Tunnel", "Tunnels"]
+
+logger = logging.getLogger(__name__)
+
+POLL = 25.0
+"""Seconds that an answer is held back at most: ingresses cut requests that take 30 or 60."""
+
+IDLE = 60.0
+"""Seconds without a poll after which a client counts as gone."""
+
+BATCH = 2 << 20
+"""Bytes of a batch, if it is not one larger frame; as many wait behind it before no more are read."""
+
+_UNCACHED = {"Cache-Control": "no-store, no-transform"}
+
+RelayApplication = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
+
+
+class Batch(NamedTuple):
+    """What a poll is answered with."""
+
+    data: bytes
+    ended: bool
+    """Whether nothing comes after it."""
+
+
+class Tunnel:
+    """One client's tunnel. To the relay, a WebSocket: `receive`, `send` and `relay_to`.
+
+    Args:
+        idle: seconds without a poll after which it closes itself.
+        on_close: called when it is closed.
+    """
+
+    def __init__(self, idle: float, on_close: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._events.put_nowait({"type": "websocket.connect"})
+        self._link: DriverLink | None = None
+        self._ended = False
+        self._taken = 0
+        """Number of the last batch that was taken from the client."""
+        self._room = asyncio.Event()
+        """Set while the driver takes what comes."""
+        self._room.set()
+        self._frames: deque[list[Buffer]] = deque()
+        """What the next batches are made of."""
+        self._waiting_bytes = 0
+        self._news = asyncio.Event()
+        """Set when there is something to answer a poll with."""
+        self._batch = b""
+        self._number = 0
+        """Number of the last batch that was made for the client, which is kept until the next is asked for."""
+        self._polls = 0
+        self._idle = idle
+        self._on_close = on_close
+        self._closed = False
+        self._closing = self._loop.call_later(idle, self.close)
+
+    # -- as a WebSocket -------------------------------------------------------------------------------------
+
+    async def receive(self) -> dict[str, Any]:
+        """The next event, as ASGI has it for WebSockets: the connection, the hello, the end."""
+        return await self._events.get()
+
+    async def send(self, event: Any) -> None:
+        """Take an event, as ASGI has it for WebSockets."""
+        kind = event["type"]
+        if kind == "websocket.send":
+            self.send_frame(event["bytes"])
+        elif kind == "websocket.close":
+            self.end()
+
+    def relay_to(self, link: DriverLink) -> None:
+        """Send what the client sends from now on to a driver, and what has come already."""
+        self._link = link
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if event["type"] == "websocket.disconnect":
+                self._events.put_nowait(event)
+                return
+            link.write(event["bytes"])
+        self._room.set()
+
+    def send_frame(self, *pieces: Buffer) -> None:
+        """Have the client get a frame; dropped where the tunnel has ended."""
+        if self._ended:
+            return
+        frame = [LENGTH.pack(_size(pieces)), *pieces]
+        self._frames.append(frame)
+        self._waiting_bytes += _size(frame)
+        self._news.set()
+        if self._link is not None and self._waiting_bytes >= BATCH:
+            self._link.pause_reading()
+
+    def pause_receiving(self) -> None:
+        """The driver takes no more for now."""
+        if not self._ended:
+            self._room.clear()
+
+    def resume_receiving(self) -> None:
+        """The driver takes more."""
+        self._room.set()
+
+    def end(self) -> None:
+        """Take nothing more from either side; the client still gets what has come for it."""
+        if not self._ended:
+            self._ended = True
+            self._room.set()
+            self._news.set()
+            self._events.put_nowait({"type": "websocket.disconnect"})
+
+    abort = end
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    async def take(self, number: int, data: bytes) -> int:
+        """Take a batch for the driver when that has room; the number of the last batch that was taken.
+
+        That is a lower one if there was no room for `POLL` seconds: the client is to send the batch again.
+
+        Raises:
+            ProtocolMismatch: it is no batch, or one before it is missing.
+        """
+        if number > self._taken + 1:
+            raise ProtocolMismatch(f"batch {number} came where batch {self._taken + 1} had to come")
+        frames = split_batch(data)
+        if number == self._taken + 1:
+            await _happens(self._room)
+        if number == self._taken + 1 and self._room.is_set():  # and it was not taken from a repetition meanwhile
+            self._taken = number
+            self._pass_on(frames)
+        return self._taken
+
+    def _pass_on(self, frames: list[memoryview]) -> None:
+        if self._link is not None:
+            for frame in frames:
+                self._link.write(frame)
+        elif not self._ended and frames:
+            self._room.clear()  # until the driver has welcomed the client
+            for frame in frames:
+                self._events.put_nowait({"type": "websocket.receive", "bytes": bytes(frame)})
+
+    async def poll(self, number: int) -> Batch:
+        """The batch with a number, as soon as there is one; an empty one after `POLL` seconds without.
+
+        Raises:
+            ProtocolMismatch: the number is neither the last one's nor the next.
+        """
+        if number not in (self._number, self._number + 1):
+            raise ProtocolMismatch(f"batch {number} was asked for; the last one is {self._number}")
+        with self._attended():
+            if number == self._number + 1:
+                self._batch = b""
+                await _happens(self._news)
+            if number == self._number + 1 and self._frames:  # no other poll has made it meanwhile
+                self._number = number
+                self._batch = self._next_batch()
+            return Batch(self._batch if number == self._number else b"", self._ended and not self._frames)
+
+    def _next_batch(self) -> bytes:
+        buffers = self._frames.popleft()
+        size = _size(buffers)
+        while self._frames and size + _size(self._frames[0]) <= BATCH:
+            size += _size(self._frames[0])
+            buffers += self._frames.popleft()
+        if not self._frames and not self._ended:
+            self._news.clear()
+        self._waiting_bytes -= size
+        if self._link is not None and self._waiting_bytes < BATCH:
+            self._link.resume_reading()
+        return b"".join(buffers)
+
+    @contextlib.contextmanager
+    def _attended(self) -> Iterator[None]:
+        """The client is there; and is gone when it has not polled for a while after this."""
+        self._closing.cancel()
+        self._polls += 1
+        try:
+            yield
+        finally:
+            self._polls -= 1
+            if not self._polls and not self._closed:
+                self._closing = self._loop.call_later(self._idle, self.close)
+
+    def close(self) -> None:
+        """The client is gone: let go of everything."""
+        self._closed = True
+        self._closing.cancel()
+        self.end()
+        self._frames.clear()
+        self._on_close()
+
+
+class Tunnels:
+    """The tunnels of a gateway, and the routes that lead to them.
+
+    Args:
+        relay: the ASGI application that serves the WebSocket.
+        idle: seconds without a poll after which a client counts as gone.
+    """
+
+    def __init__(self, relay: RelayApplication, idle: float = IDLE) -> None:
+        self._relay = relay
+        self._idle = idle
+        self._tunnels: dict[str, tuple[Identity, Tunnel]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.routes = [
+            Route(TUNNELS, self._open, methods=["POST"]),
+            Route(TUNNELS + "/{tunnel}", self._close, methods=["DELETE"]),
+            Route(TUNNELS + "/{tunnel}/up", self._up, methods=["POST"]),
+            Route(TUNNELS + "/{tunnel}/down", self._down, methods=["GET"]),
+        ]
+
+    def close(self) -> None:
+        """End every tunnel. A poll that is under way is answered with what has come."""
+        for _, tunnel in list(self._tunnels.values()):
+            tunnel.end()
+
+    async def _open(self, request: Request) -> Response:
+        name = secrets.token_urlsafe(24)
+        tunnel = Tunnel(self._idle, partial(self._tunnels.pop, name, None))
+        self._tunnels[name] = _identity(request), tunnel
+        task = asyncio.ensure_future(self._serve(request, tunnel))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return JSONResponse({"tunnel": name, "poll_seconds": POLL}, 201, _UNCACHED)
+
+    async def _serve(self, request: Request, tunnel: Tunnel) -> None:
+        scope = {**request.scope, "type": "websocket", "loom.socket": tunnel}
+        try:
+            await self._relay(scope, tunnel.receive, tunnel.send)
+        except Exception:
+            logger.exception("an HTTP tunnel broke")
+        finally:
+            tunnel.end()
+
+    async def _up(self, request: Request) -> Response:
+        tunnel = self._find(request)
+        try:
+            data = await _body(request)
+        except ClientDisconnect:
+            return Response()  # which nobody gets
+        return JSONResponse({"taken": await tunnel.take(_number(request), data)}, headers=_UNCACHED)
+
+    async def _down(self, request: Request) -> Response:
+        batch = await self._find(request).poll(_number(request))
+        headers = _UNCACHED | ({ENDED_HEADER: "1"} if batch.ended else {})
+        return Response(batch.data, headers=headers, media_type=CONTENT_TYPE)
+
+    async def _close(self, request: Request) -> Response:
+        self._find(request).close()
+        return Response(status_code=204, headers=_UNCACHED)
+
+    def _find(self, request: Request) -> Tunnel:
+        owner, tunnel = self._tunnels.get(request.path_params["tunnel"], (None, None))
+        # To anyone else it is as if it were not there.
+        if tunnel is None or owner != _identity(request):
+            raise ConnectionLost(
+                "this gateway has no such tunnel of this token: it was closed, or had no poll for long"
+            )
+        return tunnel
+
+
+def _identity(request: Request) -> Identity:
+    visit: Visit = request.scope["loom.visit"]
+    return visit.identity
+
+
+def _number(request: Request) -> int:
+    text = request.query_params.get("n", "")
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise ProtocolMismatch(f"n is the number of a batch, from 1; this request has {text!r:.40}")
+    return int(text)
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body.
+
+    Raises:
+        TooLarge: it is over `MAX_BATCH`; no more than that has been read.
+    """
+    declared = request.headers.get("content-length", "0")
+    size = int(declared) if declared.isdecimal() else 0
+    pieces = []
+    if size <= MAX_BATCH:
+        size = 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > MAX_BATCH:
+                break
+            pieces.append(piece)
+    if size > MAX_BATCH:
+        raise TooLarge(f"a body of {size} bytes or more is over the limit of {MAX_BATCH}")
+    return b"".join(pieces)
+
+
+def _size(buffers: Sequence[Buffer]) -> int:
+    return sum(map(len, buffers))
+
+
+async def _happens(event: asyncio.Event) -> None:
+    """Wait until an event is set, for `POLL` seconds at most."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), POLL)

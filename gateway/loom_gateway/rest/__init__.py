@@ -1,0 +1,1 @@
+"""The REST interface and the WebSocket for those who watch the weaver."""

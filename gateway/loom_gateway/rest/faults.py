@@ -1,0 +1,67 @@
+"""Faults of Loom's own pieces: this gateway, its weaver and its drivers, killed on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+from loom.errors import NotInjectable, WeaverUnavailable
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.weaver_process import WeaverKeeper
+
+__all__ = ["Pieces"]
+
+BEFORE_THE_END = 0.1
+"""Seconds that the gateway has to send its answer before it is killed."""
+
+
+class Pieces:
+    """What there is to kill.
+
+    Args:
+        manager: of the sessions.
+        keeper: of the weaver.
+        injectable: whether it may be killed; what a gateway is asked for otherwise is refused.
+    """
+
+    def __init__(self, manager: SessionManager, keeper: WeaverKeeper, injectable: bool) -> None:
+        self._manager = manager
+        self._keeper = keeper
+        self._injectable = injectable
+
+    async def strike(self, kind: str, target: str) -> dict[str, Any]:
+        """Kill a piece; what shows that it is gone.
+
+        Args:
+            kind: ``dead_driver``, ``dead_gateway`` or ``dead_weaver``.
+            target: for the first the name of a session.
+
+        Raises:
+            NotInjectable: this gateway is not marked as injectable.
+            UnknownSession: there is none of the name.
+            WeaverUnavailable: the weaver is away already.
+        """
+        if not self._injectable:
+            raise NotInjectable(
+                "this gateway is not marked as injectable: start it with --injectable or with LOOM_INJECTABLE=1"
+            )
+        if kind == "dead_gateway":
+            asyncio.get_running_loop().call_later(BEFORE_THE_END, os.kill, os.getpid(), signal.SIGKILL)
+            return {"pid": os.getpid(), "state": f"killed in {BEFORE_THE_END:g} s"}
+        if kind == "dead_driver":
+            return await _kill(self._manager.get(target).driver)
+        process = self._keeper.process
+        if process is None:
+            raise WeaverUnavailable("the weaver is away already")
+        return await _kill(process)
+
+
+async def _kill(process: DriverProcess) -> dict[str, Any]:
+    began = time.monotonic()
+    process.signal(signal.SIGKILL)
+    await process.exited.wait()
+    return {"pid": process.pid, "state": "gone", "how": process.how_it_ended, "seconds": time.monotonic() - began}

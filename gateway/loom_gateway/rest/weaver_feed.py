@@ -1,0 +1,144 @@
+"""The WebSocket ``/ws/v1/weaver``: what the weaver knows, and then what changes, as messages of JSON.
+
+::
+
+    {"type": "snapshot", "status": {…}, "replicas": […], "devices": […]}
+    {"type": "event", "event": {"id", "time", "kind", "replica", …}}
+    {"type": "delta", "replicas": {id: {"state", "step", "metrics", …}}, "devices": {uuid: {"utilization", …}}}
+    {"type": "away", "reason": "…"}
+
+A snapshot comes first, and again when the weaver was away. An event with an id that has come before is that event
+with something added, such as a stack. A reader who is too slow is put out, and may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any
+
+from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
+from loom_gateway.access.control import Doors, Visit
+from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT, AsgiReceive, AsgiScope, AsgiSend
+from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.weaver_client import WeaverClient
+
+__all__ = ["WeaverSocket"]
+
+MAX_WAITING = 8 << 20
+"""Characters that may wait for a reader, besides the last snapshot."""
+
+BETWEEN_WATCHES = 0.2
+"""Seconds at least between two watches of the weaver for one reader."""
+
+
+class WeaverSocket:
+    """ASGI application of the path ``/ws/v1/weaver``."""
+
+    def __init__(self, weaver: WeaverClient, doors: Doors) -> None:
+        self._weaver = weaver
+        self._doors = doors
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        await receive()  # websocket.connect
+        visit: Visit = scope["loom.visit"]
+        await send({"type": "websocket.accept"})
+        waiting = _Waiting()
+        tasks: list[asyncio.Future[None]] = [
+            asyncio.ensure_future(work)
+            for work in (_until_disconnected(receive), self._fill(waiting), waiting.send_to(send))
+        ]
+        put_out: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
+
+        async def cut(error: LoomError) -> None:
+            if not put_out.done():
+                put_out.set_result(error)
+
+        try:
+            self._doors.require(visit, "view", "to watch replicas")
+            with self._doors.inside(visit, cut):
+                ends: list[asyncio.Future[Any]] = [*tasks, put_out]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():  # it has left
+                return
+            if put_out.done():
+                raise put_out.result()
+            for task in tasks[1:]:
+                if task.done():
+                    task.result()
+        except LoomError as error:
+            tasks[2].cancel()
+            await _put_out(error, scope, send)
+        finally:
+            put_out.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fill(self, waiting: _Waiting) -> None:
+        while True:
+            try:
+                async for kind, body in self._weaver.watch():
+                    waiting.add(_message(kind, body), is_snapshot=kind == "snapshot")
+            except WeaverUnavailable as error:
+                waiting.add({"type": "away", "reason": str(error)})
+            await asyncio.sleep(BETWEEN_WATCHES)
+            await self._weaver.available()
+
+
+class _Waiting:
+    """Messages that wait for a reader."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._size = 0
+        self._limit = MAX_WAITING
+        self._some = asyncio.Event()
+
+    def add(self, message: dict[str, Any], is_snapshot: bool = False) -> None:
+        """Add a message.
+
+        Raises:
+            WatcherTooSlow: too much waits already.
+        """
+        text = exact_json(message)
+        if is_snapshot:
+            self._limit = MAX_WAITING + len(text)
+        self._size += len(text)
+        if self._size > self._limit:
+            raise WatcherTooSlow(f"more than {MAX_WAITING >> 20} MiB waited for this reader: read faster, or less")
+        self._texts.append(text)
+        self._some.set()
+
+    async def send_to(self, send: AsgiSend) -> None:
+        """Send what waits, for ever."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._texts:
+                text = self._texts.popleft()
+                await send({"type": "websocket.send", "text": text})
+                self._size -= len(text)
+
+
+def _message(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    if kind == "snapshot":
+        return {"type": "snapshot", **body}
+    if "event" in body:
+        return {"type": "event", "event": body["event"]}
+    return {"type": "delta", **body["changes"]}
+
+
+async def _until_disconnected(receive: AsgiReceive) -> None:
+    while (await receive())["type"] != "websocket.disconnect":
+        pass  # a reader has nothing to say
+
+
+async def _put_out(error: LoomError, scope: AsgiScope, send: AsgiSend) -> None:
+    goodbye = {"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code}
+    try:
+        with contextlib.suppress(RuntimeError):  # it has closed meanwhile
+            await asyncio.wait_for(send(goodbye), CUT_TIMEOUT)
+    except asyncio.TimeoutError:  # it takes nothing, not even this
+        scope["loom.socket"].abort()

@@ -1,0 +1,1 @@
+"""Sessions and their driver processes: started, found again, drained and ended."""

@@ -1,0 +1,99 @@
+"""The end of a gateway that is told to stop: no new sessions, clients who know, time for what is under way.
+
+Kubernetes sends SIGTERM to a pod that is to go, and SIGKILL a while later. In between a gateway with ``--drain``
+serves the sessions that there are; ``/readyz`` tells the Service that no new ones are wanted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from loom.errors import GatewayDraining
+from loom.wire.messages import Kind, Message
+from loom.wire.stream import unnumbered_frame
+from loom.wire.texts import pack_texts
+from loom_gateway.sessions.sessions import SessionManager
+
+__all__ = ["Draining"]
+
+logger = logging.getLogger(__name__)
+
+SendFrame: TypeAlias = Callable[..., None]
+"""Sends a client a frame, given in pieces: see `relay.ClientSocket`."""
+
+
+class Draining:
+    """Whether the gateway is about to end, and who has to know. For the gateway's event loop."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
+        self._clients: set[SendFrame] = set()
+        self._until: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the gateway has been told to stop."""
+        return self._until is not None
+
+    def begin(self, seconds: float) -> None:
+        """Refuse new sessions from now on, and tell every client. Does nothing the second time.
+
+        Args:
+            seconds: until the gateway ends.
+        """
+        if self._until is not None:
+            return
+        self._until = time.monotonic() + seconds
+        logger.info("told to stop: %d sessions, %g s", len(self._manager.sessions()), seconds)
+        for send_frame in list(self._clients):
+            self._tell(send_frame)
+
+    async def over(self) -> None:
+        """Wait until no session is left, or the seconds given to `begin` are over."""
+        assert self._until is not None
+        while sessions := self._manager.sessions():
+            ends = [asyncio.ensure_future(session.over.wait()) for session in sessions]
+            left = max(0.0, self._until - time.monotonic())
+            _, living = await asyncio.wait(ends, timeout=left)
+            for end in living:
+                end.cancel()
+            if living:
+                return
+
+    def check_open(self) -> None:
+        """Check that a new session may begin.
+
+        Raises:
+            GatewayDraining: the gateway is about to end.
+        """
+        if self._until is not None:
+            left = max(0.0, self._until - time.monotonic())
+            raise GatewayDraining(
+                f"the gateway was told to stop, ends in {left:.0f} s and takes no new sessions: connect again when "
+                f"the next one runs"
+            )
+
+    @contextmanager
+    def told(self, send_frame: SendFrame) -> Iterator[None]:
+        """While a client is connected, which is told when the gateway is to end; at once where it is already."""
+        self._clients.add(send_frame)
+        if self._until is not None:
+            self._tell(send_frame)
+        try:
+            yield
+        finally:
+            self._clients.discard(send_frame)
+
+    def _tell(self, send_frame: SendFrame) -> None:
+        assert self._until is not None
+        details = {
+            "seconds": max(0.0, self._until - time.monotonic()),
+            "sessions_end": self._manager.end_sessions,
+        }
+        # Not numbered: it is no word of the driver's, and need not be repeated to a client that comes back.
+        send_frame(*unnumbered_frame(Message(Kind.EVENT, 0, ["gateway_draining"], [pack_texts(details)])))

@@ -1,0 +1,232 @@
+"""A driver's process, as the gateway sees it: one that it started, or one that an earlier gateway did.
+
+The weaver's process is one, too; see `loom_gateway.weaver_process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import IO, Any, TypeVar
+
+from loom.errors import SessionLost
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
+
+__all__ = ["AdoptedDriver", "DriverProcess", "NotOurDriver", "OwnDriver"]
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT = 10.0
+"""Seconds that a driver may take to stop its meshes and exit before it is killed."""
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds that a driver's socket has to accept a connection."""
+
+_LONGEST_LINE = 8192
+_CREDENTIALS = struct.Struct("3i")
+
+Own = TypeVar("Own", bound="OwnDriver")
+
+
+class DriverProcess(ABC):
+    """A driver's process and its files, which are removed when it has ended."""
+
+    def __init__(self, files: DriverFiles, pid: int) -> None:
+        self.files = files
+        self.pid = pid
+        self.socket_path = files.socket
+        self.exited = asyncio.Event()
+        self.exit_code: int | None = None
+        """Negative: the signal that killed it. None: it lives, or nobody knows."""
+        self.output: list[str] = []
+        """The last lines that it printed, when it has ended."""
+        self.reason = ""
+        """Why it has ended; empty where nobody meant it to."""
+
+    def _ended(self, exit_code: int | None) -> None:
+        words = self.files.read_last_words()
+        self.exit_code = words.exit_code if exit_code is None else exit_code
+        self.reason = words.reason
+        self.output = self.files.last_output()
+        self.files.remove()
+        self.exited.set()
+
+    @property
+    def how_it_ended(self) -> str:
+        """What became of the process, as the end of a sentence."""
+        code = self.exit_code
+        if code is None:
+            return "ended; its exit code is not known"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def lost(self, message: str) -> SessionLost:
+        """The error that tells a client that this driver has ended."""
+        return SessionLost(message, self.exit_code, "\n".join(self.output))
+
+    async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
+        """Have the driver stop its meshes and exit; kill it after ``timeout`` seconds."""
+        self.files.say(LastWords(reason))
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.exited.wait(), timeout)
+        except asyncio.TimeoutError:
+            logger.warning("driver %d did not end within %g s and is killed", self.pid, timeout)
+            self.signal(signal.SIGKILL)
+            await self.exited.wait()
+
+    @abstractmethod
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process lives."""
+
+
+class OwnDriver(DriverProcess):
+    """A child of this process. It takes clients once `listening` is done."""
+
+    _name = "the driver"
+    _ready = "listening"
+    """The event in the line by which it says that it listens."""
+
+    def __init__(self, files: DriverFiles, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(files, process.pid)
+        self._process = process
+        self.announcement: dict[str, Any] = {}
+        """That line."""
+        self._loop = asyncio.get_running_loop()
+        self.listening: asyncio.Future[None] = self._loop.create_future()
+        # A thread works with every event loop and wherever there are no pidfds.
+        threading.Thread(target=self._follow, name=f"driver-{process.pid}", daemon=True).start()
+
+    @staticmethod
+    def _program(files: DriverFiles) -> list[str]:
+        """The module to run, and where it is to put its files."""
+        return ["loom_gateway.driver", "--socket", files.socket]
+
+    @classmethod
+    def start(cls: type[Own], files: DriverFiles, arguments: Sequence[str]) -> Own:
+        """Start a driver. Its standard input tells it when this process is gone; see `driver.lifetime`."""
+        output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *cls._program(files), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,  # until it listens
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        return cls(files, process)
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        self._read(self._process.stdout)
+        code = self._process.wait()
+        self._tell(self._ended, code)
+
+    def _read(self, stdout: IO[bytes]) -> None:
+        while line := stdout.readline(_LONGEST_LINE):
+            if line.startswith(f'{{"event": "{self._ready}"'.encode()):
+                self._tell(self._is_listening, json.loads(line))
+
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _is_listening(self, announcement: dict[str, Any]) -> None:
+        self.announcement = announcement
+        if not self.listening.done():
+            self.listening.set_result(None)
+
+    def _ended(self, exit_code: int | None) -> None:
+        super()._ended(exit_code)
+        if not self.listening.done():
+            last = "\n".join(self.output)
+            text = f"{self._name} ended before it listened (exit code {exit_code}); its last output:\n{last}"
+            self.listening.set_exception(self.lost(text))
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+
+class NotOurDriver(Exception):
+    """What a record speaks of is not the driver that it was written for; says why."""
+
+
+class AdoptedDriver(DriverProcess):
+    """A driver that an earlier gateway has started."""
+
+    def __init__(self, files: DriverFiles, record: DriverRecord, pidfd: int) -> None:
+        super().__init__(files, record.pid)
+        self.record = record
+        self._pidfd = pidfd
+        self._killed_by: int | None = None
+        asyncio.get_running_loop().add_reader(pidfd, self._gone)
+
+    @classmethod
+    def adopt(cls, files: DriverFiles) -> AdoptedDriver:
+        """Take over the driver that a record names.
+
+        Raises:
+            NotOurDriver: it does not run any more, or what runs there is not what the record was written for.
+        """
+        try:
+            record = files.read_record()
+        except (OSError, ValueError) as error:
+            raise NotOurDriver(f"its record cannot be read: {error}") from error
+        try:
+            pidfd = os.pidfd_open(record.pid)
+        except (OSError, OverflowError) as error:
+            raise NotOurDriver(f"process {record.pid} has ended") from error
+        try:
+            # The descriptor holds on to the process: what is true of it now does not become another's.
+            if start_time(record.pid) != record.started:
+                raise NotOurDriver(f"process {record.pid} is another one than the record's, which has ended")
+            _check_listener(files.socket, record.pid)
+            return cls(files, record, pidfd)
+        except BaseException:
+            os.close(pidfd)
+            raise
+
+    def _gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._ended(self._killed_by)
+
+    def signal(self, number: int) -> None:
+        if self.exited.is_set():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+            if number == signal.SIGKILL:
+                self._killed_by = -number
+
+
+def _check_listener(path: str, pid: int) -> None:
+    """Check that a process of this user with this id listens on a socket. Raises `NotOurDriver`."""
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+            raise NotOurDriver(f"{path} is not a socket of this user")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(CONNECT_TIMEOUT)
+            sock.connect(path)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError as error:
+        raise NotOurDriver(f"nobody listens on {path} ({error.strerror or error})") from error
+    peer, uid, _ = _CREDENTIALS.unpack(credentials)
+    if (peer, uid) != (pid, os.geteuid()):
+        raise NotOurDriver(f"process {peer} of user {uid} listens on {path}, not {pid} of {os.geteuid()}")

@@ -1,0 +1,228 @@
+"""Reading what sessions printed, from the files that their drivers write (`loom_gateway.driver.output.spool`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
+
+__all__ = ["LogQuery", "SessionLogs"]
+
+KEEP_ENDED = 16
+"""Sessions that have ended whose logs are kept, the last ones."""
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at a file that is followed; there is no event for files that works everywhere."""
+
+SIGN_OF_LIFE = 5.0
+"""Seconds of silence after which a follower gets an empty line."""
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines to read; None for all."""
+
+    mesh: str | None = None
+    rank: int | None = None
+    stream: str | None = None
+    tail: int | None = None
+    """The last so many."""
+
+    def check(self) -> None:
+        """Raise `WrongArguments` where it could match nothing in any session."""
+        if self.stream not in (None, "stdout", "stderr"):
+            raise WrongArguments(f"stream={self.stream!r}: it is stdout or stderr")
+        if self.tail is not None and self.tail < 0:
+            raise WrongArguments(f"tail={self.tail}: it is a number of lines, not negative")
+        if self.rank is not None and self.mesh is None:
+            raise WrongArguments(f"rank={self.rank} needs a mesh: ranks are counted in each")
+
+    def matches(self, entry: dict[str, Any]) -> bool:
+        return (
+            "text" in entry
+            and self.mesh in (None, entry["mesh"])
+            and self.rank in (None, entry["rank"])
+            and self.stream in (None, entry["stream"])
+        )
+
+
+@dataclass
+class _Log:
+    path: str
+    living: bool = True
+
+
+class SessionLogs:
+    """The logs of the living sessions and of the last `KEEP_ENDED` that have ended."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, _Log] = {}
+        self._closing = False
+
+    def add(self, session: str, path: str) -> None:
+        """Note where a new session's log is written."""
+        self._logs[session] = _Log(path)
+
+    def ended(self, session: str) -> None:
+        """Note that a session has ended: its log grows no more. The oldest such log is removed."""
+        log = self._logs.pop(session, None)
+        if log is None:
+            return
+        log.living = False
+        self._logs[session] = log  # the last
+        over = [name for name, log in self._logs.items() if not log.living][:-KEEP_ENDED]
+        for name in over:
+            old = self._logs.pop(name)
+            for path in (old.path, old.path + ".1"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def stop_following(self) -> None:
+        """End every `follow`: the gateway stops."""
+        self._closing = True
+
+    def read(self, session: str, query: LogQuery) -> list[bytes]:
+        """The lines of JSON that match.
+
+        Raises:
+            UnknownSession, NoSuchMesh, NoSuchRank: there is no such thing to have a log.
+            WrongArguments: see `LogQuery.check`.
+        """
+        lines, reader = self._open(session, query)
+        reader.close()
+        return lines
+
+    async def follow(self, session: str, query: LogQuery) -> AsyncIterator[bytes]:
+        """The lines of JSON that match, old and new, until the session ends. Raises as `read`, before the first."""
+        lines, reader = await asyncio.to_thread(self._open, session, query)
+        return self._follow(self._logs[session], query, lines, reader)
+
+    async def _follow(
+        self, log: _Log, query: LogQuery, lines: list[bytes], reader: _Reader
+    ) -> AsyncIterator[bytes]:
+        silence = 0.0
+        with contextlib.closing(reader):
+            while True:
+                if lines:
+                    yield b"".join(lines)
+                    silence = 0.0
+                living = log.living and not self._closing  # before the last look
+                lines = [line for line, _ in _matching(await asyncio.to_thread(reader.new_entries), query)]
+                if lines:
+                    continue
+                if not living:
+                    return
+                await asyncio.sleep(LOOK_EVERY)
+                silence += LOOK_EVERY
+                if silence >= SIGN_OF_LIFE:
+                    lines = [b"\n"]
+
+    def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _Reader]:
+        query.check()
+        log = self._logs.get(session)
+        if log is None:
+            known = ", ".join(repr(name) for name in self._logs) or "none"
+            raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
+        reader = _Reader(log.path)
+        sizes: dict[str, int] = {}
+        tail = None if query.tail is None else min(query.tail, sys.maxsize)  # a deque takes no more
+        lines = deque((line for line, _ in _matching(_noting(sizes, reader.old_entries()), query)), tail)
+        _check_exists(session, query, sizes)
+        return list(lines), reader
+
+
+class _Reader:
+    """Reads a spool from its oldest entry, and what is added to it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._rest = b""
+
+    def old_entries(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        self._file = _open_if_there(self._path)
+        older = _open_if_there(self._path + ".1")
+        if older is not None:
+            with older:
+                # They are one if the file was set aside just now.
+                if self._file is None or not os.path.sameopenfile(self._file.fileno(), older.fileno()):
+                    yield from _entries(older.read())
+        yield from self.new_entries()
+
+    def new_entries(self) -> list[tuple[bytes, dict[str, Any]]]:
+        found = self._read_on()
+        # What was written before the file was set aside has been read when a look after that finds no more.
+        if self._was_set_aside():
+            found += self._read_on()
+            self.close()
+            self._file = _open_if_there(self._path)
+            found += self._read_on()
+        return found
+
+    def _read_on(self) -> list[tuple[bytes, dict[str, Any]]]:
+        if self._file is None:
+            return []
+        data = self._rest + self._file.read()
+        end = data.rfind(b"\n") + 1
+        self._rest = data[end:]
+        return list(_entries(data[:end]))
+
+    def _was_set_aside(self) -> bool:
+        if self._file is None:
+            return True
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _open_if_there(path: str) -> IO[bytes] | None:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        return None
+
+
+def _entries(data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for line in data.splitlines(keepends=True):
+        yield line, json.loads(line)
+
+
+def _matching(
+    entries: Iterable[tuple[bytes, dict[str, Any]]], query: LogQuery
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    return ((line, entry) for line, entry in entries if query.matches(entry))
+
+
+def _noting(
+    sizes: dict[str, int], entries: Iterable[tuple[bytes, dict[str, Any]]]
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The entries; what they say of the meshes' sizes is noted on the way."""
+    for line, entry in entries:
+        if "processes" in entry:
+            sizes[entry["mesh"]] = entry["processes"]
+        yield line, entry
+
+
+def _check_exists(session: str, query: LogQuery, sizes: dict[str, int]) -> None:
+    if query.mesh is None:
+        return
+    if query.mesh not in sizes:
+        known = ", ".join(repr(name) for name in sizes) or "none"
+        raise NoSuchMesh(f"session {session!r} has no proc mesh named {query.mesh!r}; it has: {known}")
+    size = sizes[query.mesh]
+    if query.rank is not None and not 0 <= query.rank < size:
+        raise NoSuchRank(f"no rank {query.rank} in {query.mesh!r}: it has {size} processes, 0 to {size - 1}")

@@ -1,0 +1,427 @@
+"""The gateway's sessions: one driver process each, and a warm spare for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from loom.errors import LoomError, UnknownSession
+from loom.wire.handshake import PROTOCOL
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time
+from loom_gateway.sessions.driver_ports import FreshPorts
+from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
+from loom_gateway.sessions.history import EndedSession, EndedSessions
+from loom_gateway.sessions.log_reader import SessionLogs
+from loom_gateway.sessions.state_dir import StateFolder
+from loom_gateway.workers.sources import WorkerHosts
+from loom_gateway.workers.watcher import WorkerWatch
+
+__all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 60.0
+"""Seconds that a driver may take to come up."""
+
+STOPPED = "the gateway was stopped"
+
+
+class SessionState(enum.Enum):
+    """Where a session is in its life. A session only moves down this list."""
+
+    STARTING = "starting"
+    OPEN = "open"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+_ORDER = list(SessionState)
+
+
+class Carrier(Protocol):
+    """A connection between a client and a driver."""
+
+    bytes_in: int
+    """Towards the driver."""
+    bytes_out: int
+    """Towards the client."""
+
+
+class Traffic:
+    """Bytes that were passed on between a session's clients and its driver by this gateway."""
+
+    def __init__(self) -> None:
+        self._earlier_in = self._earlier_out = 0
+        self._carriers: set[Carrier] = set()
+
+    @contextlib.contextmanager
+    def on(self, carrier: Carrier) -> Iterator[None]:
+        """While a connection is open."""
+        self._carriers.add(carrier)
+        try:
+            yield
+        finally:
+            self._carriers.discard(carrier)
+            self._earlier_in += carrier.bytes_in
+            self._earlier_out += carrier.bytes_out
+
+    @property
+    def bytes_in(self) -> int:
+        """Towards the driver."""
+        return self._earlier_in + sum(carrier.bytes_in for carrier in self._carriers)
+
+    @property
+    def bytes_out(self) -> int:
+        """Towards the clients."""
+        return self._earlier_out + sum(carrier.bytes_out for carrier in self._carriers)
+
+
+@dataclass
+class Session:
+    """One user's session: a driver and what is known about it."""
+
+    name: str
+    driver: DriverProcess
+    record: DriverRecord
+    """What the next gateway finds."""
+    created_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    state: SessionState = SessionState.STARTING
+    clients: int = 0
+    """Clients that are connected."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its driver has ended and it is noted why."""
+    traffic: Traffic = field(default_factory=Traffic)
+    _frames: Callable[[], int] = lambda: 0
+    _earlier_frames: int = 0
+
+    @property
+    def owner(self) -> str:
+        """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
+        return self.record.owner
+
+    @property
+    def end_reason(self) -> str:
+        """Why it has ended, or is ending; empty if nobody has said so."""
+        return self.driver.reason
+
+    @property
+    def client_connected(self) -> bool:
+        """Whether any client is connected."""
+        return self.clients > 0
+
+    @property
+    def operations(self) -> int:
+        """Frames that clients have sent to this gateway."""
+        return self._earlier_frames + self._frames()
+
+    def move_to(self, state: SessionState) -> None:
+        """Change the state; ignored where the session is already there or further."""
+        if _ORDER.index(state) > _ORDER.index(self.state):
+            self.state = state
+
+    def ended_error(self) -> LoomError:
+        """What to tell a client whose driver has gone, or is going."""
+        reason = self.driver.reason or self.driver.files.read_last_words().reason
+        if reason:
+            return UnknownSession(f"session {self.name!r} has ended: {reason}. Open a new one with loom.connect.")
+        last = "\n".join(self.driver.output)
+        return self.driver.lost(
+            f"the driver of session {self.name!r} {self.driver.how_it_ended}; its meshes are stopped. Open a new "
+            f"one with loom.connect." + (f" Its last output:\n{last}" if last else "")
+        )
+
+
+class SessionManager:
+    """Starts, finds and ends sessions.
+
+    Args:
+        workers: the worker hosts, or the addresses of such that do not change.
+        linger: seconds that a session lives on without a client; its driver counts them.
+        folder: where drivers are found again; by default one that goes with this gateway.
+        exit_with_gateway: whether drivers end when this process does, however it ends.
+        driver_options: more of the command line of each driver.
+        patience: seconds that a new session waits for workers that are missing.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerHosts | Sequence[str],
+        linger: float = 3600.0,
+        folder: StateFolder | None = None,
+        exit_with_gateway: bool = False,
+        driver_options: Sequence[str] = (),
+        patience: float = 60.0,
+    ) -> None:
+        self._linger = linger
+        self._folder = StateFolder.make_temporary() if folder is None else folder
+        hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
+        self.worker_watch = WorkerWatch(hosts, os.path.join(self._folder.path, "workers.json"), patience)
+        """Looks for the worker hosts."""
+        self._exit_with_gateway = exit_with_gateway or self._folder.temporary
+        self._driver_options = list(driver_options)
+        self._sessions: dict[str, Session] = {}
+        self._ports = FreshPorts(path=self._folder.ports)
+        self._spare: asyncio.Task[OwnDriver] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.on_end: Callable[[Session], None] = lambda session: None
+        """Called with each session that has ended."""
+        self.end_sessions = self._exit_with_gateway
+        """Whether `close` ends the sessions too, or leaves them to the next gateway."""
+        self.logs = SessionLogs()
+        """What the sessions print, and what the last ones to end have printed."""
+        self.ended = EndedSessions(self._folder.ended)
+        """The sessions that are over."""
+
+    @property
+    def spare_ready(self) -> bool:
+        """Whether a warm driver waits for the next session."""
+        return self._spare is not None and self._spare.done() and self._spare.exception() is None
+
+    @property
+    def folder(self) -> StateFolder:
+        """Where drivers are found again."""
+        return self._folder
+
+    @property
+    def exit_with_gateway(self) -> bool:
+        """Whether what this gateway starts ends when it does, however it ends."""
+        return self._exit_with_gateway
+
+    @property
+    def workers(self) -> list[str]:
+        """Addresses of the worker hosts, in the order of the dimension ``hosts``."""
+        return self.worker_watch.hosts.addresses
+
+    def sessions(self) -> list[Session]:
+        """The living sessions, oldest first."""
+        return list(self._sessions.values())
+
+    def get(self, name: str) -> Session:
+        """A living session.
+
+        Raises:
+            SessionLost: its driver died lately.
+            UnknownSession: it has ended lately, and why; or naming the sessions that there are.
+        """
+        session = self._sessions.get(name)
+        if session is None or session.state in (SessionState.ENDING, SessionState.ENDED):
+            ended = self.ended.get(name)
+            if ended is not None:
+                raise ended.error()
+            if session is not None:
+                raise UnknownSession(f"session {name!r} is ending")
+            living = ", ".join(repr(other) for other in self._sessions) or "none"
+            raise UnknownSession(f"no session named {name!r}; living sessions: {living}. It may have ended.")
+        return session
+
+    # -- drivers of an earlier gateway ----------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Take over the drivers that an earlier gateway has left in the folder, and clear away what is stale."""
+        for ended in self.ended.all():
+            self.logs.add(ended.name, ended.log)
+            self.logs.ended(ended.name)
+        logs = {ended.log for ended in self.ended.all()}
+        spares = []
+        found = []
+        for files in self._folder.drivers():
+            try:
+                driver = AdoptedDriver.adopt(files)
+            except NotOurDriver as reason:
+                self._clear_away(files, str(reason), keep_log=files.log in logs)
+                continue
+            if driver.record.session:
+                found.append(driver)
+            else:
+                spares.append(driver.end("its gateway has ended"))
+        if found:
+            self.worker_watch.take_over()
+        for driver in sorted(found, key=lambda driver: driver.record.created):
+            record = driver.record
+            session = Session(record.session, driver, record, record.created, SessionState.OPEN)
+            self._add(session)
+            logger.info("session %s goes on: driver %d", session.name, driver.pid)
+        await asyncio.gather(*spares)
+
+    def _clear_away(self, files: DriverFiles, reason: str, keep_log: bool) -> None:
+        words = files.read_last_words()
+        try:
+            record = files.read_record()
+        except (OSError, ValueError):
+            record = None
+        if record is not None and record.session:
+            logger.warning("session %s is not adopted: %s", record.session, reason)
+            self.logs.add(record.session, files.log)
+            self._note_end(
+                EndedSession(
+                    record.session,
+                    words.reason or "its driver ended while no gateway ran; its exit code is not known",
+                    lost=not words.reason,
+                    exit_code=words.exit_code,
+                    created_at=record.created,
+                    ended_at=time.time(),
+                    output="\n".join(files.last_output()),
+                    log=files.log,
+                )
+            )
+            keep_log = True
+        files.remove(log=not keep_log)
+
+    # -- new ones -------------------------------------------------------------------------------------------
+
+    def prepare_spare(self) -> None:
+        """Start warming a driver for the next session, unless one is there."""
+        self.worker_watch.start()
+        if self._spare is None and not self._closing:
+            self._spare = asyncio.ensure_future(self._start_driver())
+
+    async def _start_driver(self) -> OwnDriver:
+        workers = await self.worker_watch.there()
+        files = self._folder.new_driver()
+        port = self._ports.take()
+        arguments = [arg for worker in workers.addresses for arg in ("--worker", worker)]
+        arguments += ["--workers-file", self.worker_watch.path]
+        arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
+        arguments += ["--weaver", self._folder.weaver]
+        if self._exit_with_gateway:
+            arguments.append("--exit-with-gateway")
+        if self._folder.temporary:
+            arguments.append("--remove-folder")
+        driver = OwnDriver.start(files, arguments)
+        files.write_record(DriverRecord(driver.pid, start_time(driver.pid) or 0, port, list(PROTOCOL)))
+        try:
+            await asyncio.wait_for(asyncio.shield(driver.listening), START_TIMEOUT)
+        except asyncio.TimeoutError:
+            await driver.end("it did not come up", 0)
+            raise driver.lost(f"a driver did not come up within {START_TIMEOUT:g} s") from None
+        return driver
+
+    async def create(self, owner: str = "gateway") -> Session:
+        """Give the spare driver to a new session and warm the next spare.
+
+        Args:
+            owner: id of the token that opens it; ``gateway`` for the gateway's own.
+
+        Raises:
+            SessionLost: no driver could be started.
+            WorkerUnreachable: workers are missing.
+        """
+        self.worker_watch.start()
+        await self.worker_watch.there_soon()
+        driver = await self._take_spare()
+        created = time.time()
+        name = f"session-{secrets.token_hex(4)}"
+        record = driver.files.read_record()
+        record = replace(record, session=name, created=created, owner=owner)
+        driver.files.write_record(record)
+        session = Session(name, driver, record, created)
+        self._add(session)
+        return session
+
+    def _add(self, session: Session) -> None:
+        self._sessions[session.name] = session
+        self.logs.add(session.name, session.driver.files.log)
+        self._background(self._watch(session))
+
+    async def _take_spare(self) -> OwnDriver:
+        self.prepare_spare()
+        spare, self._spare = self._spare, None
+        assert spare is not None
+        driver = await spare
+        if driver.exited.is_set():  # it died while it waited
+            driver = await self._start_driver()
+        return driver
+
+    async def _watch(self, session: Session) -> None:
+        driver = session.driver
+        await driver.exited.wait()
+        session.move_to(SessionState.ENDED)
+        self._sessions.pop(session.name, None)
+        self._note_end(
+            EndedSession(
+                session.name,
+                driver.reason or f"its driver {driver.how_it_ended}",
+                lost=not driver.reason,
+                exit_code=driver.exit_code,
+                created_at=session.created_at,
+                ended_at=time.time(),
+                output="\n".join(driver.output),
+                log=driver.files.log,
+            )
+        )
+        self.on_end(session)
+        session.over.set()
+
+    def _note_end(self, ended: EndedSession) -> None:
+        self.logs.ended(ended.name)
+        self.ended.add(ended)
+        logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
+
+    def persist(self, session: Session) -> None:
+        """Note that a session lives on without a client for as long as it takes."""
+        if not session.record.persist:
+            session.record = replace(session.record, persist=True)
+            session.driver.files.write_record(session.record)
+
+    def connected(self, session: Session, frames: Callable[[], int]) -> None:
+        """Note that a client is connected; ``frames`` tells how many frames it has sent."""
+        session._earlier_frames += session._frames()
+        session._frames = frames
+        session.clients += 1
+        session.move_to(SessionState.OPEN)
+        # Not before the session is open: warming a driver takes a core for a while.
+        asyncio.get_running_loop().call_later(0.5, self.prepare_spare)
+
+    def disconnected(self, session: Session) -> None:
+        """Note that a client is gone. Without one the driver ends after the linger time, see `driver.lifetime`."""
+        session.clients -= 1
+
+    async def end(self, session: Session, reason: str) -> None:
+        """End a session: its driver stops its meshes and exits."""
+        session.move_to(SessionState.ENDING)
+        await session.driver.end(reason)
+        await session.over.wait()
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""
+        await self.end_all()
+        if self._spare is not None:
+            await self._end_spare(self._spare)
+        self._folder.remove()
+
+    async def end_all(self) -> None:
+        """Where `end_sessions` says so, end every session, while its clients can still be told."""
+        self._closing = True
+        self.worker_watch.close()
+        if self.end_sessions:
+            await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
+
+    def abandon(self) -> None:
+        """Do what can be done at once where this process is about to end with its parent. On any thread."""
+        for session in self.sessions():
+            if isinstance(session.driver, AdoptedDriver):  # which does not see that standard input is closed
+                session.driver.signal(signal.SIGTERM)
+        self._folder.remove()
+
+    async def _end_spare(self, spare: asyncio.Task[OwnDriver]) -> None:
+        with contextlib.suppress(LoomError):
+            driver = await spare
+            await driver.end(STOPPED)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

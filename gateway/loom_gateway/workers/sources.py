@@ -1,0 +1,396 @@
+"""Where the workers are: their addresses, and how they are found.
+
+A `WorkerSource` finds the workers of one host mesh: named ones (`StaticWorkers`), those behind a headless service's
+name (`DnsWorkers`) or those in a file (`FileWorkers`). `WorkerHosts` puts several together and gives each
+worker a number, which stays: ``hosts=0`` is the same pod tomorrow, or the one that took its place.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from loom.errors import InvalidAddress, WorkerUnreachable
+from loom_gateway.workers.registry_file import WorkerList
+
+__all__ = [
+    "MONARCH_PORT",
+    "DnsWorkers",
+    "FileWorkers",
+    "FoundWorker",
+    "Pod",
+    "StaticWorkers",
+    "WorkerAddress",
+    "WorkerHosts",
+    "WorkerSource",
+    "parse_source",
+    "parse_worker_address",
+    "resolve_pods",
+]
+
+MONARCH_PORT = 26600
+"""Where a worker listens unless told otherwise."""
+
+WHOLE = "workers"
+"""The name of the mesh of sources that name none."""
+
+_ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+_ORDINAL = re.compile(r"[^.]*[a-z0-9]-(?P<ordinal>\d+)\..+")
+
+
+class WorkerAddress(NamedTuple):
+    """Host and port of a Monarch worker."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+
+def parse_worker_address(text: str) -> WorkerAddress:
+    """Read ``tcp://HOST:PORT``.
+
+    Raises:
+        InvalidAddress: the text has another form, or the port is not in 1 to 65535.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise InvalidAddress(
+            f"{text!r} is not a worker address: write tcp://HOST:PORT, such as tcp://10.0.0.5:26600"
+        )
+    return WorkerAddress(match["host"].strip("[]"), int(match["port"]))
+
+
+# -- by DNS -------------------------------------------------------------------------------------------------
+
+
+class Pod(NamedTuple):
+    """A pod behind a headless service."""
+
+    address: str
+    """IP address."""
+    ordinal: int | None
+    """The number at the end of its name, if it is a StatefulSet's; None: it has none, or DNS does not tell."""
+
+
+def resolve_pods(service: str) -> list[Pod]:
+    """The pods behind a headless service: by ordinal where all have one, else by address.
+
+    Args:
+        service: the DNS name that resolves to all their addresses.
+
+    Raises:
+        OSError: the name is not known, or the DNS does not answer.
+    """
+    found = socket.getaddrinfo(service, None, type=socket.SOCK_STREAM)
+    addresses = {ipaddress.ip_address(info[4][0]) for info in found}
+    pods = [Pod(str(address), _ordinal(str(address), service)) for address in addresses]
+    ordinals = [pod.ordinal for pod in pods]
+    if None in ordinals or len(set(ordinals)) < len(pods):
+        pods = [Pod(pod.address, None) for pod in pods]
+    return sorted(pods, key=_rank)
+
+
+def _rank(pod: Pod) -> tuple[int, int, int]:
+    address = ipaddress.ip_address(pod.address)
+    return (-1 if pod.ordinal is None else pod.ordinal, address.version, int(address))
+
+
+def _ordinal(address: str, service: str) -> int | None:
+    """The ordinal in the name that an address has within a service."""
+    try:
+        name = socket.gethostbyaddr(address)[0]
+    except OSError:
+        return None
+    # A pod of a Deployment has its address as a name, 10-0-0-5.SERVICE.…, which ends in a number, too.
+    if name.partition(".")[0] == address.replace(".", "-").replace(":", "-"):
+        return None
+    match = _ORDINAL.fullmatch(name)
+    within = name.partition(".")[2].split(".")[0] == service.split(".")[0]
+    return int(match["ordinal"]) if match and within else None
+
+
+# -- sources ------------------------------------------------------------------------------------------------
+
+
+class FoundWorker(NamedTuple):
+    """A worker that a source has found."""
+
+    address: str
+    """``tcp://HOST:PORT``."""
+    place: int | None = None
+    """Its number among the source's workers, where the source knows it."""
+
+
+class WorkerSource(Protocol):
+    """Finds the workers of one mesh."""
+
+    @property
+    def count(self) -> int:
+        """How many there are to be."""
+
+    def find(self) -> Sequence[FoundWorker]:
+        """Those that there are now, in order. May wait for the network.
+
+        Raises:
+            WorkerUnreachable: they cannot be looked for; says what to do.
+        """
+
+
+@dataclass(frozen=True)
+class StaticWorkers:
+    """Workers at addresses that do not change."""
+
+    addresses: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.addresses)
+
+    def find(self) -> Sequence[FoundWorker]:
+        return [FoundWorker(address, place) for place, address in enumerate(self.addresses)]
+
+
+@dataclass(frozen=True)
+class DnsWorkers:
+    """The workers in the pods behind a headless service."""
+
+    service: str
+    port: int
+    count: int
+
+    def find(self) -> Sequence[FoundWorker]:
+        try:
+            pods = resolve_pods(self.service)
+        except OSError as error:
+            raise WorkerUnreachable(
+                f"{self.service}, the headless service of {self.count} workers, cannot be resolved: "
+                f"{getattr(error, 'strerror', None) or error}. See `kubectl get endpoints`, and whether its "
+                "selector matches the workers' pods"
+            ) from error
+        numbered = all(pod.ordinal is not None and pod.ordinal < self.count for pod in pods)
+        return [
+            FoundWorker(str(WorkerAddress(pod.address, self.port)), pod.ordinal if numbered else None)
+            for pod in pods
+        ]
+
+
+@dataclass(frozen=True)
+class FileWorkers:
+    """Workers that a file lists: an address a line, and comments behind ``#``. It is read again when it changes."""
+
+    path: Path
+
+    @property
+    def count(self) -> int:
+        return max(len(self._addresses()), 1)
+
+    def find(self) -> Sequence[FoundWorker]:
+        # No places: a worker keeps its number when a line above its own goes.
+        return [FoundWorker(address) for address in self._addresses()]
+
+    def _addresses(self) -> list[str]:
+        try:
+            lines = [line.partition("#")[0].strip() for line in self.path.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkerUnreachable(f"the file of workers {self.path} cannot be read: {error}") from error
+        try:
+            addresses = [str(parse_worker_address(line)) for line in lines if line]
+        except InvalidAddress as error:
+            raise WorkerUnreachable(f"the file of workers {self.path}: {error}") from error
+        twice = {address for address in addresses if addresses.count(address) > 1}
+        if twice:
+            raise WorkerUnreachable(
+                f"the file of workers {self.path}: {', '.join(sorted(twice))} is given more than once: each worker "
+                "is one host"
+            )
+        return addresses
+
+
+def parse_source(text: str) -> tuple[str, WorkerSource]:
+    """Read ``[MESH=]SOURCE``; the mesh's name and where its workers are found.
+
+    A source is ``tcp://HOST:PORT``, ``dns://SERVICE[:PORT]?count=N`` or ``file:PATH``.
+
+    Raises:
+        InvalidAddress: it is none of these, or the name cannot be an attribute's.
+    """
+    named = re.match(r"(?P<mesh>[^=:/?]*)=", text)
+    mesh, source = (named["mesh"], text[named.end() :]) if named else (WHOLE, text)
+    if not mesh.isidentifier() or mesh.startswith("_"):
+        raise InvalidAddress(f"{mesh!r} cannot name a mesh: give a name such as workers, as in {WHOLE}={source}")
+    if source.startswith("tcp://"):
+        return mesh, StaticWorkers((str(parse_worker_address(source)),))
+    if source.startswith("file:"):
+        return mesh, FileWorkers(Path(source.removeprefix("file:").removeprefix("//")))
+    if source.startswith("dns://"):
+        return mesh, _dns_source(source)
+    raise InvalidAddress(
+        f"{source!r} says nothing of workers: write tcp://HOST:PORT, dns://SERVICE:PORT?count=N or file:PATH"
+    )
+
+
+def _dns_source(source: str) -> DnsWorkers:
+    form = "write dns://SERVICE:PORT?count=N, such as dns://workers.research.svc.cluster.local:26600?count=4"
+    try:
+        parts = urlsplit(source)
+        service, port = parts.hostname, parts.port or MONARCH_PORT
+        given = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        (count,) = given.pop("count")
+        number = int(count)
+    except (ValueError, KeyError) as error:
+        raise InvalidAddress(f"{source!r} is no headless service of workers: {form}") from error
+    if given or not service or parts.path not in ("", "/"):
+        raise InvalidAddress(f"{source!r} is no headless service of workers: {form}")
+    if number < 1:
+        raise InvalidAddress(f"{source!r} has no workers: count is 1 at least")
+    return DnsWorkers(service, port, number)
+
+
+# -- put together -------------------------------------------------------------------------------------------
+
+
+class WorkerHosts:
+    """The workers of a gateway, each with its number.
+
+    Args:
+        sources: the name of each one's mesh, and where its workers are found. Several of one name are one mesh.
+
+    Raises:
+        InvalidAddress: two sources name the same worker.
+    """
+
+    def __init__(self, sources: Sequence[tuple[str, WorkerSource]]) -> None:
+        meshes = list(dict.fromkeys(mesh for mesh, _ in sources))
+        self._sources = sorted(sources, key=lambda given: meshes.index(given[0]))
+        self._places: list[list[str | None]] = [[] for _ in sources]
+        self._numbered = False
+        """Whether sessions may use the numbers, which stay from then on."""
+        named = [
+            worker.address for _, source in sources if isinstance(source, StaticWorkers) for worker in source.find()
+        ]
+        twice = {address for address in named if named.count(address) > 1}
+        if twice:
+            raise InvalidAddress(f"{', '.join(sorted(twice))} is given more than once: each worker is one host")
+
+    @classmethod
+    def of(cls, addresses: Sequence[str]) -> WorkerHosts:
+        """Workers at addresses that do not change."""
+        hosts = cls([(WHOLE, StaticWorkers((address,))) for address in addresses])
+        hosts.look()
+        return hosts
+
+    @property
+    def changing(self) -> bool:
+        """Whether there may be others later."""
+        return not all(isinstance(source, StaticWorkers) for _, source in self._sources)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every host has had a worker."""
+        return all(places and None not in places for places in self._places)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each host, in the order of the dimension ``hosts``; of one that is gone, its last."""
+        return [address for places in self._places for address in places if address is not None]
+
+    @property
+    def meshes(self) -> dict[str, list[int]]:
+        """The numbers of the hosts of each mesh."""
+        found: dict[str, list[int]] = {}
+        number = 0
+        for (mesh, _), places in zip(self._sources, self._places, strict=True):
+            found.setdefault(mesh, []).extend(range(number, number + len(places)))
+            number += len(places)
+        return found
+
+    def listed(self) -> WorkerList:
+        """The hosts as a list, for those who use them."""
+        return WorkerList(self.addresses, self.meshes, [len(places) for places in self._places])
+
+    def take_over(self, listed: WorkerList) -> None:
+        """Begin with the numbers of a list that `listed` gave, if it is of as many sources."""
+        if len(listed.sizes) == len(self._sources) and sum(listed.sizes) == len(listed.addresses):
+            addresses = iter(listed.addresses)
+            self._places = [[next(addresses) for _ in range(size)] for size in listed.sizes]
+            self._numbered = True
+
+    def look(self) -> bool:
+        """Look for workers again; whether anything has changed.
+
+        Raises:
+            WorkerUnreachable: a source cannot be asked. What the others have found counts.
+        """
+        before = [list(places) for places in self._places]
+        errors = []
+        for (_, source), places in zip(self._sources, self._places, strict=True):
+            try:
+                found = source.find()
+                # A session's hosts keep their numbers: there are never fewer, and more only behind the last.
+                if not self._numbered or places is self._places[-1]:
+                    places += [None] * (source.count - len(places))
+            except WorkerUnreachable as error:
+                errors.append(error)
+                continue
+            if not self._numbered:  # order them anew
+                places[:] = [None] * len(places)
+            _put(places, found)
+        self._numbered = self._numbered or self.complete
+        if errors:
+            raise errors[0]
+        return self._places != before
+
+    def check_complete(self) -> None:
+        """Raise `WorkerUnreachable` where hosts have no worker yet, saying which."""
+        lines = []
+        advice = []
+        for (mesh, source), places in zip(self._sources, self._places, strict=True):
+            there = [address for address in places if address is not None]
+            if not places or len(there) < len(places):
+                missing = [str(number) for number, address in enumerate(places) if address is None]
+                where, what_to_do = _place_and_advice(source)
+                lines.append(
+                    f"{len(there)} of {max(len(places), 1)} workers of {mesh} have been found{where} "
+                    f"({', '.join(there) or 'none'}); missing: number {', '.join(missing) or '0'}"
+                )
+                advice.append(what_to_do)
+        if lines:
+            raise WorkerUnreachable(". ".join(["; ".join(lines), *dict.fromkeys(filter(None, advice))]))
+
+
+def _place_and_advice(source: WorkerSource) -> tuple[str, str]:
+    """Where the workers of a source were looked for, and what to do if some are missing."""
+    if isinstance(source, DnsWorkers):
+        return f" at {source.service}", (
+            "See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
+        )
+    if isinstance(source, FileWorkers):
+        return f" in the file {source.path}", (
+            f"Write the address of each into {source.path}, a line each, such as tcp://10.0.0.5:26600; it is read "
+            "again when it changes"
+        )
+    return "", ""
+
+
+def _put(places: list[str | None], found: Sequence[FoundWorker]) -> None:
+    """Give workers their places: those that they know, else the one that they have, else the next free one."""
+    here = {worker.address for worker in found}
+    for worker in found:
+        if worker.place is not None and worker.place < len(places):
+            if worker.address in places and places[worker.place] != worker.address:
+                places[places.index(worker.address)] = None
+            places[worker.place] = worker.address
+    new = [worker.address for worker in found if worker.place is None and worker.address not in places]
+    free = [number for number, address in enumerate(places) if address is None]
+    free += [number for number, address in enumerate(places) if address is not None and address not in here]
+    for number, address in zip(free, new, strict=False):
+        places[number] = address

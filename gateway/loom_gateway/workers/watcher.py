@@ -1,0 +1,103 @@
+"""`WorkerWatch`: looks for a gateway's workers for as long as it runs, and tells its drivers where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from loom.errors import WorkerUnreachable
+from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import WorkerHosts
+
+__all__ = ["WorkerWatch"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks; sooner while workers are missing."""
+
+LOOK_SOON = 0.5
+
+
+class WorkerWatch:
+    """Keeps the list of workers up to date.
+
+    Args:
+        hosts: the workers.
+        path: of the file that drivers read, see `loom_gateway.workers.registry_file`.
+        patience: seconds that a new session waits for workers that are missing.
+    """
+
+    def __init__(self, hosts: WorkerHosts, path: str, patience: float = 60.0) -> None:
+        self.hosts = hosts
+        self.path = path
+        self._patience = patience
+        self._complete = asyncio.Event()
+        self._error: WorkerUnreachable | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin. On the event loop."""
+        if not self.hosts.changing:
+            if not self._complete.is_set():
+                self.hosts.look()
+                self._tell()
+        elif self._task is None:
+            self._task = asyncio.create_task(self._look_on())
+
+    def take_over(self) -> None:
+        """Go on from the list that an earlier gateway has left, whose sessions know its hosts by their numbers."""
+        listed = WorkerList.read(self.path)
+        if listed is not None:
+            self.hosts.take_over(listed)
+
+    def close(self) -> None:
+        """Look no more, and have whoever waits give up."""
+        self._closing = True
+        self._error = WorkerUnreachable("the gateway ends")
+        self._complete.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def there(self, patience: float | None = None) -> WorkerList:
+        """Wait until every host has a worker.
+
+        Args:
+            patience: seconds; None: for ever.
+
+        Raises:
+            WorkerUnreachable: some are missing still; says which, and what to do.
+        """
+        try:
+            await asyncio.wait_for(self._complete.wait(), patience)
+        except asyncio.TimeoutError:
+            if self._error is not None:
+                raise self._error from None
+            self.hosts.check_complete()
+        if self._closing:
+            raise WorkerUnreachable("the gateway ends")
+        return self.hosts.listed()
+
+    async def there_soon(self) -> WorkerList:
+        """As `there`, with the patience of a new session."""
+        return await self.there(self._patience)
+
+    def _tell(self) -> None:
+        self.hosts.listed().write(self.path)
+        self._complete.set()
+
+    async def _look_on(self) -> None:
+        while True:
+            changed = False
+            try:
+                changed = await asyncio.to_thread(self.hosts.look)
+                self._error = None
+            except WorkerUnreachable as error:
+                if str(error) != str(self._error):
+                    logger.warning("%s", error)
+                self._error = error
+            if self.hosts.complete and (changed or not self._complete.is_set()):
+                logger.info("the workers: %s", ", ".join(self.hosts.addresses))
+                self._tell()
+            await asyncio.sleep(LOOK_EVERY if self._complete.is_set() else LOOK_SOON)

@@ -1,0 +1,399 @@
+"""`Job.sync`: ships a project folder to every host, for code that must be imported by name.
+
+What a synced folder defines travels by reference from then on, and everything else by value as before: see
+`SyncedFolders.by_name`.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import SyncFailed, SyncNameTaken, WaitTimeout, WrongArguments
+from loom.manifest import Entry, Manifest, check_sizes, human_size, size_limit
+from loom.wire.messages import Buffer, Kind
+from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
+from loom_proxy.display.progress import EVERY, Progress, Step, wanted
+
+if TYPE_CHECKING:
+    from loom_proxy.futures.future import FutureProxy
+    from loom_proxy.session.connection import Connection
+
+__all__ = ["SyncResult", "SyncedFolders"]
+
+BATCH = 2 << 20
+"""Bytes of contents in one message."""
+
+BATCH_PIECES = 512
+
+WINDOW = 4
+"""Messages that are on their way at a time."""
+
+ATTEMPTS = 3
+"""How often contents are sent again that the cluster has lost meanwhile."""
+
+QUICK = 0.5
+"""Seconds that a sync may take without showing anything."""
+
+_SAMPLE = 16 << 10
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """What `Job.sync` did."""
+
+    name: str
+    """Under which name the session knows the folder."""
+    files: int
+    """Files and links in the folder that are shipped."""
+    bytes: int
+    """Their size together."""
+    sent_files: int
+    """Contents that had to be sent; files that are equal are sent once."""
+    sent_bytes: int
+    """Their size together, before compression."""
+    skipped: int
+    """Files and folders that were left out; a folder counts as one."""
+    digest: str
+    """Tells the state of the folder: SHA-256 over all paths and contents."""
+    seconds: float
+    """How long it took."""
+    warnings: tuple[str, ...] = ()
+    """What may be other than you think, each a sentence."""
+
+
+@dataclass
+class _Folder:
+    """A folder that was synced."""
+
+    path: str
+    roots: tuple[str, ...]
+    """Folders that are on ``sys.path`` in the cluster, as they are called here, absolute."""
+    shipped: dict[str, int]
+    """Absolute path of each file, and the lowest id of proc meshes that have it."""
+    digests: dict[str, str]
+    """Digest of each module's file, by absolute path."""
+    specs: dict[str, ModuleSpec]
+    """The spec of each module that was loaded here at that time, by absolute path: a reload makes a new one."""
+
+
+class SyncedFolders:
+    """The folders that a job has synced."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._folders: dict[str, _Folder] = {}
+        self._lock = threading.Lock()
+        self._names: dict[tuple[str, str], int | None] = {}
+
+    # -- how code travels -----------------------------------------------------------------------------------
+
+    def by_name(self, module: str, procs: int | None) -> bool:
+        """Whether what a module defines travels by reference: it lies in a folder that the other side has.
+
+        Args:
+            procs: id of the proc mesh that it is for; those spawned before the sync do not have the file. None: the
+                driver, or a mesh that is being made.
+        """
+        path = getattr(sys.modules.get(module), "__file__", None)
+        if path is None or not self._folders or module == "__main__":
+            return False
+        key = (module, path)
+        if key not in self._names:
+            self._names[key] = self._since(module, path)
+        since = self._names[key]
+        return since is not None and (procs is None or procs >= since)
+
+    def _since(self, module: str, path: str) -> int | None:
+        path = os.path.realpath(path)
+        for folder in self._folders.values():
+            since = folder.shipped.get(path)
+            if since is not None and any(_module_name(path, root) == module for root in folder.roots):
+                return since
+        return None
+
+    # -- syncing --------------------------------------------------------------------------------------------
+
+    def sync(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        exclude: Sequence[str] = (),
+        progress: bool | None = None,
+    ) -> SyncResult:
+        """See `Job.sync`."""
+        started = time.perf_counter()
+        exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+        if not all(isinstance(line, str) for line in exclude) or not isinstance(name, (str, type(None))):
+            raise WrongArguments("sync takes a path, a name, and exclude= with patterns as in a .gitignore")
+        self._connection.check_open()
+        folder = os.path.realpath(os.fspath(path))
+        name = name or os.path.basename(folder) or "root"
+        shown = wanted(self._connection.progress if progress is None else progress)
+        with self._lock, _Bar(name, shown, at_once=bool(progress)) as bar:
+            self._check_name(name, folder)
+            result = self._sync(folder, name, exclude, bar)
+        return SyncResult(name=name, seconds=time.perf_counter() - started, **result)
+
+    def _check_name(self, name: str, folder: str) -> None:
+        taken = self._folders.get(name)
+        if taken is not None and taken.path != folder:
+            raise SyncNameTaken(
+                f"the folder {taken.path} was synced under the name {name!r} already: give {folder} another with "
+                f"name=…"
+            )
+
+    def _sync(self, folder: str, name: str, exclude: Sequence[str], bar: _Bar) -> dict[str, Any]:
+        bar.step("looking through it")
+        found = find_files(folder, exclude)
+        sizes = [(file.path, file.size) for file in found.files]
+        check_sizes(sizes, size_limit(), "LOOM_SYNC_LIMIT")
+        bar.step("reading", sum(size for _, size in sizes))
+        # A package itself is imported by its own name, from the folder that it is in.
+        is_package = any(file.path == "__init__.py" for file in found.files)
+        prefix = os.path.basename(folder) + "/" if is_package else ""
+        files = {prefix + file.path: file for file in found.files}
+        entries = []
+        for entry in hash_files(found.files, bar.advance):
+            entries.append(replace(entry, path=prefix + entry.path))
+            bar.tick()
+        base = os.path.dirname(folder) if is_package else folder
+        manifest = Manifest(name, _roots(base, folder, entries), tuple(entries))
+        sent, warnings = self._ship(manifest, files, bar)
+        warnings = [*found.warnings, *warnings]
+        if not entries:
+            warnings.append(f"there is nothing to ship in {folder}")
+        warnings += self._note(folder, base, manifest, files)
+        return {
+            "files": len(entries),
+            "bytes": manifest.size,
+            "sent_files": len(sent),
+            "sent_bytes": sum(sent.values()),
+            "skipped": found.skipped,
+            "digest": manifest.digest,
+            "warnings": tuple(warnings),
+        }
+
+    def _ship(
+        self, manifest: Manifest, files: Mapping[str, FoundFile], bar: _Bar
+    ) -> tuple[dict[str, int], list[str]]:
+        """Have every host assemble the tree; return what was sent, digests and sizes, and warnings."""
+        where = {entry.digest: files[entry.path] for entry in manifest.entries if not entry.target}
+        sent: dict[str, int] = {}
+        packed = manifest.pack()
+        for _ in range(ATTEMPTS):
+            upload = self._connection.next_id()
+            missing = bar.wait(self._connection.ask(Kind.SYNC, (upload,), [packed]))
+            lacking = {digest: manifest.blobs[digest] for digest in missing}
+            sent.update(lacking)
+            bar.step("sending", sum(lacking.values()))
+            self._send(upload, ((digest, where[digest]) for digest in lacking), bar)
+            bar.step("giving it to every host")
+            answer = bar.wait(self._connection.ask(Kind.SYNC_COMMIT, (upload,)))
+            if not answer["missing"]:
+                return sent, answer["warnings"]
+        raise SyncFailed("the gateway's cache loses files as fast as they come; is its LOOM_CACHE_LIMIT low?")
+
+    def _send(self, upload: int, contents: Iterable[tuple[str, FoundFile]], bar: _Bar) -> None:
+        on_their_way: deque[tuple[FutureProxy[None], int]] = deque()
+        for pieces, parts in _batches(contents):
+            if len(on_their_way) == WINDOW:
+                bar.arrived(*on_their_way.popleft())
+            # Without a place in the order: calls on meshes do not wait for it.
+            future = self._connection.ask(Kind.SYNC_PIECES, (upload, pieces), parts, None)
+            self._connection.flush()
+            on_their_way.append((future, sum(piece[2] for piece in pieces)))
+        for sent in on_their_way:
+            bar.arrived(*sent)
+
+    # -- what is known of the folders -----------------------------------------------------------------------
+
+    def _note(self, folder: str, base: str, manifest: Manifest, files: Mapping[str, FoundFile]) -> list[str]:
+        """Have the modules of a folder that every host has travel by reference; return warnings."""
+        before = self._folders.get(manifest.name)
+        since = self._connection.next_id()
+        shipped: dict[str, int] = {}
+        digests: dict[str, str] = {}
+        for entry in manifest.entries:
+            place = files[entry.path].place
+            if entry.target or not place.endswith(_SUFFIXES):
+                continue
+            shipped[place] = before.shipped.get(place, since) if before is not None else since
+            digests[place] = entry.digest
+        roots = tuple(os.path.join(base, root) if root else base for root in manifest.roots)
+        noted = _Folder(folder, roots, shipped, digests, _loaded(shipped))
+        self._folders = {manifest.name: noted, **{k: v for k, v in self._folders.items() if k != manifest.name}}
+        self._names = {}
+        return [] if before is None else _stale(before, noted)
+
+
+_SUFFIXES = tuple(importlib.machinery.all_suffixes())
+
+
+def _module_name(path: str, root: str) -> str | None:
+    """Under which name a file is imported from a folder on ``sys.path``; None if it does not lie in it."""
+    if not path.startswith(root + os.sep):
+        return None
+    path = path[len(root) + 1 :]
+    suffix = max((suffix for suffix in _SUFFIXES if path.endswith(suffix)), key=len, default="")
+    return path.removesuffix(suffix).removesuffix(os.sep + "__init__").replace(os.sep, ".")
+
+
+def _roots(base: str, folder: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Which folders of a tree go on ``sys.path``: the top, and what is on it here and shipped, such as ``src``."""
+    inside = [os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)]
+    below = [os.path.relpath(path, base) for path in inside if path == folder or path.startswith(folder + os.sep)]
+    below = ["" if path == "." else path.replace(os.sep, "/") for path in below]
+    shipped = [path for path in below if any(entry.path.startswith(f"{path}/") for entry in entries)]
+    return tuple(dict.fromkeys(["", *shipped]))
+
+
+def _loaded(paths: Iterable[str]) -> dict[str, ModuleSpec]:
+    """The specs of the modules that are loaded from some files, by file."""
+    wanted = set(paths)
+    found = {}
+    for module in list(sys.modules.values()):
+        path, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+        if isinstance(path, str) and spec is not None and os.path.realpath(path) in wanted:
+            found[os.path.realpath(path)] = spec
+    return found
+
+
+def _stale(before: _Folder, now: _Folder) -> list[str]:
+    """Warnings about modules that were changed since the last sync and are loaded here as they were."""
+    stale = [
+        spec.name
+        for path, spec in now.specs.items()
+        if before.specs.get(path) is spec and before.digests.get(path) != now.digests[path]
+    ]
+    if not stale:
+        return []
+    calls = ", ".join(f"importlib.reload({name})" for name in sorted(stale)[:5])
+    return [
+        f"changed modules are loaded here as they were, while the cluster has the new ones. To have new endpoints "
+        f"and signatures here, too: {calls}"
+    ]
+
+
+# -- sending ------------------------------------------------------------------------------------------------
+
+_Piece = tuple[str, int, int, bool]
+"""Digest, offset, length, and whether it is compressed."""
+
+
+def _batches(contents: Iterable[tuple[str, FoundFile]]) -> Iterator[tuple[list[_Piece], list[Buffer]]]:
+    """Pieces of contents and their bytes, in batches of about `BATCH` bytes before compression."""
+    pieces: list[_Piece] = []
+    parts: list[Buffer] = []
+    room = BATCH
+    for digest, file in contents:
+        with UnchangedFile(file) as reading:
+            offset, compress = 0, None
+            while True:
+                data = reading.read(room)
+                compress = _shrinks(data) if compress is None else compress
+                packed = zlib.compress(data, 1) if compress else data
+                pieces.append((digest, offset, len(data), compress))
+                parts.append(packed)
+                offset += len(data)
+                room -= len(data)
+                if room <= 0 or len(pieces) == BATCH_PIECES:
+                    yield pieces, parts
+                    pieces, parts, room = [], [], BATCH
+                if offset >= file.size or not data:
+                    break
+            reading.check()
+            if offset != file.size:
+                raise reading.changed()
+    if pieces:
+        yield pieces, parts
+
+
+def _shrinks(data: bytes) -> bool:
+    """Whether it is worth the time to compress data that begins like this."""
+    sample = data[:_SAMPLE]
+    return len(sample) > 64 and len(zlib.compress(sample, 1)) < 0.9 * len(sample)
+
+
+# -- the progress bar ---------------------------------------------------------------------------------------
+
+
+class _Bar:
+    """Shows what a sync does. Used by one thread, but for `advance`.
+
+    Args:
+        name: of the folder.
+        shown: whether to show it at all.
+        at_once: whether to show also what is quick.
+    """
+
+    def __init__(self, name: str, shown: bool, at_once: bool) -> None:
+        self._name = name
+        self._step = Step(f"syncing {name}")
+        self._done = 0
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._ticked = 0.0
+        self._after = 0.0 if at_once else QUICK
+        self._progress: Progress | None = None
+        self._shown = shown
+
+    def step(self, text: str, total: int = 0) -> None:
+        """Go on to another step; ``total`` is the bytes that it handles, if it does."""
+        self._done = 0
+        self._step = Step(f"syncing {self._name}: {text}", 0, total)
+        self._ticked = 0.0
+        self.tick()
+
+    def advance(self, count: int) -> None:
+        """Note that bytes were handled; on any thread."""
+        with self._lock:
+            self._done += count
+
+    def tick(self) -> None:
+        """Show how far it is, unless that was done just now."""
+        now = time.monotonic()
+        if not self._shown or now - self._began < self._after or now - self._ticked < EVERY:
+            return
+        self._ticked = now
+        if self._progress is None:
+            self._progress = Progress(self._now, now - self._began).__enter__()
+        else:
+            self._progress.tick()
+
+    def _now(self) -> Step:
+        total = self._step.total
+        if not total:
+            return self._step
+        done = human_size(self._done)
+        return Step(f"{self._step.text} {done} of {human_size(int(total))}", self._done, total)
+
+    def wait(self, future: FutureProxy[Any]) -> Any:
+        """The result of a future."""
+        while True:
+            try:
+                return future.get(EVERY)
+            except WaitTimeout:
+                self.tick()
+
+    def arrived(self, future: FutureProxy[None], count: int) -> None:
+        """Wait until bytes have arrived."""
+        self.wait(future)
+        self.advance(count)
+        self.tick()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(*error)

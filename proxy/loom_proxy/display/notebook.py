@@ -1,0 +1,281 @@
+"""What Jupyter shows of meshes, results, futures and jobs: HTML without scripts, readable in light and dark themes.
+
+Everything is made of what this side knows already; showing something never asks the cluster. A state is told by a
+sign and a text as well as by its colour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loom.shape import Extent, Shape
+from loom_proxy.mesh.rank_states import RankState
+
+if TYPE_CHECKING:
+    from loom_proxy.futures.future import FutureProxy
+    from loom_proxy.job import Job
+    from loom_proxy.mesh.meshes import EndpointProxy, MeshProxy
+    from loom_proxy.mesh.values import ValueMeshProxy
+
+__all__ = ["Cell", "endpoint_html", "future_html", "grid_html", "job_html", "mesh_html", "value_mesh_html"]
+
+MOST_CELLS = 512
+"""Cells of a grid that are drawn; of a larger mesh the rest is counted."""
+
+MOST_COLUMNS = 32
+"""Cells next to each other; a longer row is broken."""
+
+SHORT, LONG = 24, 400
+"""Characters of a value in its cell, and in the text that appears when the pointer rests on it."""
+
+# White on each of these has a contrast of at least 4.5 (WCAG 2.1, AA), whatever is around the cell.
+_COLOURS = {
+    RankState.STARTING: "#8a5a00",
+    RankState.ALIVE: "#1a7f37",
+    RankState.FAILED: "#cf222e",
+    RankState.STOPPED: "#59636e",
+}
+_SIGNS = {RankState.STARTING: "…", RankState.ALIVE: "", RankState.FAILED: "✕", RankState.STOPPED: "■"}
+_NOUNS = {"HostMeshProxy": "host", "ProcMeshProxy": "process", "ActorMeshProxy": "actor"}
+_PLURALS = {"host": "hosts", "process": "processes", "actor": "actors", "value": "values"}
+
+_TABLE = "border-collapse:separate;border-spacing:2px;margin:2px 0"
+_HEAD = "font-weight:normal;opacity:.75;padding:0 6px;text-align:right;background:transparent;border:0"
+_CELL = "padding:1px 7px;text-align:center;border-radius:3px;min-width:1.6em"
+_PLAIN_CELL = f"{_CELL};border:1px solid rgba(128,128,128,.5);background:transparent;font-family:monospace"
+_SMALL = "opacity:.75;font-size:90%"
+
+
+class Cell(NamedTuple):
+    """One element of a mesh, as it is shown."""
+
+    text: str
+    """What stands in the cell."""
+    title: str
+    """What is shown when the pointer rests on it, and read aloud."""
+    colour: str | None = None
+    """Background, under white; None for a frame around it."""
+
+
+# -- the grid -----------------------------------------------------------------------------------------------
+
+
+def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
+    """A table of cells in row-major order: a row for each index of all dimensions but the last.
+
+    Args:
+        extent: the dimensions of the mesh.
+        cells: its elements, or only the first of them.
+        label: what is read aloud for the table.
+    """
+    columns = extent.sizes[-1] if extent.sizes else 1
+    rows = []
+    if 1 < columns <= MOST_COLUMNS:
+        heads = "".join(_head(str(column), "col") for column in range(columns))
+        rows.append(f"<tr>{_head(extent.labels[-1], 'col')}{heads}</tr>")
+    outer = itertools.product(*map(range, extent.sizes[:-1]))
+    for start, indices in zip(range(0, len(cells), columns), outer, strict=False):
+        name = ", ".join(f"{label} {index}" for label, index in zip(extent.labels, indices, strict=False))
+        for first in range(start, min(start + columns, len(cells)), MOST_COLUMNS):
+            last = min(first + MOST_COLUMNS, start + columns, len(cells))
+            span = name
+            if columns > MOST_COLUMNS:
+                span = f"{name} {extent.labels[-1]} {first - start} to {last - 1 - start}".strip()
+            rows.append(f"<tr>{_head(span, 'row')}{''.join(map(_cell, cells[first:last]))}</tr>")
+    table = f'<table style="{_TABLE}" aria-label="{escape(label)}">{"".join(rows)}</table>'
+    rest = extent.nelements - len(cells)
+    more = f'<div style="{_SMALL}">… and {rest:,} more</div>' if rest > 0 else ""
+    return f'<div style="overflow-x:auto">{table}</div>{more}'
+
+
+def _head(text: str, scope: str) -> str:
+    return f'<th scope="{scope}" style="{_HEAD}">{escape(text)}</th>'
+
+
+def _cell(cell: Cell) -> str:
+    style = _PLAIN_CELL if cell.colour is None else f"{_CELL};color:#fff;background:{cell.colour}"
+    title = escape(cell.title)
+    return f'<td style="{style}" title="{title}" aria-label="{title}">{escape(cell.text)}</td>'
+
+
+def _block(*parts: str) -> str:
+    return f'<div style="margin:2px 0">{"".join(parts)}</div>'
+
+
+def _line(text: str, small: str = "") -> str:
+    """A heading of escaped text, and something less important behind it."""
+    behind = f' <span style="{_SMALL}">{small}</span>' if small else ""
+    return f"<div>{text}{behind}</div>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else _PLURALS[noun]}"
+
+
+def _coordinates(extent: Extent, rank: int) -> str:
+    indices = []
+    for size in reversed(extent.sizes):
+        rank, index = divmod(rank, size)
+        indices.append(index)
+    pairs = zip(extent.labels, reversed(indices), strict=True)
+    return ", ".join(f"{label} {index}" for label, index in pairs) or "the only one"
+
+
+# -- meshes -------------------------------------------------------------------------------------------------
+
+
+def mesh_html(mesh: MeshProxy) -> str:
+    """A mesh of hosts, processes or actors, as a grid that is coloured by state."""
+    whole, shape = mesh._whole, mesh._shape
+    noun = _NOUNS.get(type(mesh).__name__, "actor")
+    states = whole.connection.states.of(whole.ident, shape.ranks())
+    class_name = vars(mesh).get("_class_name", "")  # not an attribute: an actor mesh has any endpoint of its class
+    of = f" of {escape(class_name)}" if class_name else ""
+    part = "" if shape == whole.shape else f", part of {escape(repr(whole.shape.extent))}"
+    title = f"<b>{escape(whole.name)}</b>{of}"
+    return _block(
+        _line(title, f"{type(mesh).__name__} {escape(repr(shape.extent))}{part}"),
+        grid_html(shape.extent, _state_cells(shape, states), f"{whole.name}: {_summary(states, noun)}"),
+        f"<div>{_summary(states, noun)}</div>",
+        _over(whole.connection),
+    )
+
+
+def _state_cells(shape: Shape, states: Sequence[tuple[RankState, str]]) -> list[Cell]:
+    cells = []
+    for rank, (state, reason) in enumerate(states[:MOST_CELLS]):
+        title = f"{_coordinates(shape.extent, rank)}: {state.value}{f' ({reason})' if reason else ''}"
+        cells.append(Cell(f"{_SIGNS[state]}{rank}", title, _COLOURS[state]))
+    return cells
+
+
+def _summary(states: Sequence[tuple[RankState, str]], noun: str) -> str:
+    counts = Counter(state for state, _ in states)
+    found = ", ".join(f"{counts[state]:,} {state.value}" for state in RankState if counts[state])
+    return f"{_count(len(states), noun)}: {found}"
+
+
+def _over(connection: Any) -> str:
+    """A remark that the states are old, where the connection is over."""
+    error = connection._error
+    return "" if error is None else f'<div style="{_SMALL}">as last seen: {escape(str(error))}</div>'
+
+
+def endpoint_html(endpoint: EndpointProxy) -> str:
+    """An endpoint: its signature, what it is called on, and how to call it."""
+    mesh = endpoint._mesh
+    return _block(
+        _line(f"<b>{escape(str(endpoint._signature))}</b>", f"endpoint of {escape(repr(mesh))}"),
+        f'<div style="{_SMALL}">.call(…), .call_one(…), .choose(…), .stream(…), .broadcast(…)</div>',
+    )
+
+
+# -- values -------------------------------------------------------------------------------------------------
+
+
+class _Short(reprlib.Repr):
+    """Reprs of bounded length that are cheap also for large values, and never raise."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.maxstring = self.maxother = limit
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = max(4, limit // 20)
+
+    def of(self, value: Any) -> str:
+        try:
+            text = self.repr(_without_data(value))
+        except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise
+            text = f"<{type(value).__name__}: its __repr__ raised {type(error).__name__}>"
+        return text if len(text) <= self.limit else text[: self.limit - 1] + "…"
+
+
+class _Described:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _without_data(value: Any) -> Any:
+    """An array or tensor as its type and shape: their own repr may be long in the making."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and shape and dtype is not None:
+        return _Described(f"{type(value).__name__}{tuple(shape)} {dtype}")
+    if isinstance(value, (bytes, bytearray)) and len(value) > LONG:
+        return _Described(f"{type(value).__name__} of {len(value):,} bytes")
+    return value
+
+
+_short, _long = _Short(SHORT), _Short(LONG)
+
+
+def value_mesh_html(values: ValueMeshProxy[Any]) -> str:
+    """A value mesh, as a grid of the values' short reprs."""
+    extent = values.extent
+    cells = [
+        Cell(_short.of(value), f"{_coordinates(extent, rank)}: {_long.of(value)}")
+        for rank, value in enumerate(itertools.islice(values.values(), MOST_CELLS))
+    ]
+    count = _count(len(values), "value")
+    return _block(
+        _line("<b>ValueMesh</b>", f"{escape(repr(extent))}, {count}"), grid_html(extent, cells, f"values: {count}")
+    )
+
+
+# -- futures and jobs ---------------------------------------------------------------------------------------
+
+
+def future_html(future: FutureProxy[Any]) -> str:
+    """A future: whether its answer is here, what it is, and where the time went. It is not waited for."""
+    state = repr(future).removeprefix("<FutureProxy ").removesuffix(">")
+    colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
+    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
+    timing = future.timing
+    small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
+    parts = [_line(f"<b>FutureProxy</b> {badge}", small)]
+    if future._error is not None:
+        error = f"{type(future._error).__name__}: {future._error}"
+        parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(error))}</div>')
+    elif state == "done":
+        value = future._value
+        is_ours = type(value).__module__.startswith("loom_proxy.") and hasattr(type(value), "_repr_html_")
+        parts.append(value._repr_html_() if is_ours else f"<code>{escape(_long.of(value))}</code>")
+    elif state == "pending":
+        parts.append(f'<div style="{_SMALL}">.get(timeout) waits for it, and so does await</div>')
+    return _block(*parts)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 4 * LONG else text[: 4 * LONG - 1] + "…"
+
+
+def job_html(job: Job) -> str:
+    """A job: where it runs, its hosts, and the meshes that this program made or has asked for."""
+    meshes: Mapping[str, MeshProxy] = dict(job._connection.meshes)
+    rows = "".join(
+        f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'
+        f'<td style="border:0;text-align:left;background:transparent">{escape(_mesh_line(mesh))}</td></tr>'
+        for name, mesh in itertools.islice(meshes.items(), MOST_COLUMNS)
+    )
+    more = len(meshes) - MOST_COLUMNS
+    versions = ", ".join(f"{name} {version}" for name, version in job.versions.items())
+    state = "closed" if job.closed else "open"
+    return _block(
+        _line(f"<b>Job {escape(job.session)}</b>", f"{state}, at {escape(job.url)}; {escape(versions)}"),
+        mesh_html(job.hosts),
+        f'<table style="{_TABLE}" aria-label="meshes">{rows}</table>' if rows else "",
+        f'<div style="{_SMALL}">… and {more:,} more meshes</div>' if more > 0 else "",
+    )
+
+
+def _mesh_line(mesh: MeshProxy) -> str:
+    whole = mesh._whole
+    states = whole.connection.states.of(whole.ident, mesh._shape.ranks())
+    return f"{mesh!r}: {_summary(states, _NOUNS.get(type(mesh).__name__, 'actor'))}"

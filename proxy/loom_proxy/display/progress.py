@@ -1,0 +1,311 @@
+"""A line that says what a long wait waits for: processes that start, a large transfer, or just an answer.
+
+It appears after a wait of `AFTER` seconds, so that a quick one pays nothing for it: on stderr in a terminal, as an
+output of the cell in a notebook. It is only a courtesy: whatever goes wrong with it is logged and ends it, never
+the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from loom.wire.messages import Kind
+from loom_proxy.mesh.rank_states import ON_MESHES
+
+if TYPE_CHECKING:
+    from loom_proxy.futures.future import FutureProxy
+    from loom_proxy.session.connection import Connection
+
+__all__ = ["AFTER", "EVERY", "Display", "Progress", "Step", "Steps", "bar_html", "shown_on", "wait", "wanted"]
+
+logger = logging.getLogger(__name__)
+
+AFTER = 1.0
+"""Seconds that a wait lasts before anything is shown."""
+
+EVERY = 0.2
+"""Seconds between two looks at how far it is."""
+
+LARGE = 1 << 20
+"""Bytes on their way from which on a transfer is worth telling of."""
+
+_shown = threading.Lock()
+"""Held by the one wait that is shown: others, in other threads, wait unseen."""
+
+
+class Step(NamedTuple):
+    """What is waited for right now."""
+
+    text: str
+    done: float = 0
+    total: float = 0
+    """As much as ``done`` becomes; 0 where that is not known."""
+
+
+class Display(Protocol):
+    """Where a `Step` is shown."""
+
+    def show(self, step: Step, seconds: float) -> None:
+        """Show what is waited for, and for how long it has been."""
+
+    def close(self) -> None:
+        """Take it away."""
+
+
+# -- whether, and where -------------------------------------------------------------------------------------
+
+
+def wanted(choice: bool | None) -> bool:
+    """Whether to show progress.
+
+    Args:
+        choice: the program's own, which counts most; after it ``LOOM_PROGRESS`` (0 or 1), and without both it is
+            shown where somebody looks at stderr or there is a notebook.
+    """
+    if choice is None:
+        variable = os.environ.get("LOOM_PROGRESS")
+        if variable:
+            choice = variable.lower() not in ("0", "off", "no", "false")
+    if choice is not None:
+        return choice
+    stderr: Any = sys.stderr
+    return in_notebook() or (stderr is not None and not stderr.closed and bool(stderr.isatty()))
+
+
+def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class TerminalDisplay:
+    """A line of rich, which vanishes when it is done."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24))
+        self._progress = Progress(
+            *columns,
+            console=console or Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=None)
+        self._progress.start()
+
+    def show(self, step: Step, seconds: float) -> None:
+        from rich.markup import escape as escape_markup
+
+        text = f"{escape_markup(step.text)}, {seconds:.0f} s"
+        self._progress.update(self._task, description=text, completed=step.done, total=step.total or None)
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class NotebookDisplay:
+    """An output of the running cell, updated in place. rich would need ipywidgets for that."""
+
+    def __init__(self) -> None:
+        shown: Any = import_module("IPython.display")
+        self._html: Callable[[str], Any] = shown.HTML
+        self._handle = shown.display(shown.HTML(""), display_id=True)
+
+    def show(self, step: Step, seconds: float) -> None:
+        self._handle.update(self._html(bar_html(step, seconds)))
+
+    def close(self) -> None:
+        self._handle.update(self._html(""))
+
+
+def bar_html(step: Step, seconds: float) -> str:
+    """A step as HTML."""
+    text = escape(step.text)
+    bar = ""
+    if step.total:
+        bar = f'<progress max="{step.total:g}" value="{step.done:g}" aria-label="{text}"></progress> '
+    return f'<div role="status">{bar}{text}, {seconds:.0f} s</div>'
+
+
+# -- what is waited for -------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Says what is waited for, each time it is called.
+
+    Args:
+        connection: what it is waited for on.
+        asked: kind and body of the operation; None for a place in the queue.
+    """
+
+    def __init__(self, connection: Connection, asked: tuple[int, Sequence[Any]] | None) -> None:
+        self._connection = connection
+        self._asked = asked
+        self._most_to_send = 0
+
+    def __call__(self) -> Step:
+        to_send, received, to_receive = self._connection.moving()
+        self._most_to_send = max(self._most_to_send, to_send)
+        if to_send >= LARGE:
+            return _transfer("sending", self._most_to_send - to_send, self._most_to_send)
+        if to_receive >= LARGE:
+            return _transfer("receiving", received, to_receive)
+        return Step("waiting for the cluster") if self._asked is None else self._operation(*self._asked)
+
+    def _operation(self, kind: int, body: Sequence[Any]) -> Step:
+        if kind in (Kind.RUN, Kind.RUN_RESULT, Kind.RUN_OUTPUT):
+            return Step("running in the driver")
+        states = self._connection.states
+        found = states.name_and_shape(body[0]) if kind in ON_MESHES or kind == Kind.STOP else None
+        if found is None:
+            return Step("waiting for the cluster")
+        name, shape = found
+        if kind == Kind.STOP:
+            return Step(f"stopping {name}")
+        started, total = states.started(body[0])
+        if started < total and body[0] in states.unseen:
+            return Step(f"starting {name}: {started} of {total} processes", started, total)
+        if kind == Kind.INITIALIZED:
+            return Step(f"starting {name} {shape.extent}")
+        return Step(f"waiting for {name}.{body[1]}")
+
+
+def _transfer(what: str, done: int, total: int) -> Step:
+    return Step(f"{what} {done / (1 << 20):,.0f} of {total / (1 << 20):,.0f} MiB", done, total)
+
+
+# -- showing it ---------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """What is shown of one wait. Nothing of it raises, except for an interrupt.
+
+    Args:
+        steps: says what is waited for.
+        waited: seconds that the wait has lasted.
+        display: makes what it is shown on; None picks the notebook or the terminal.
+    """
+
+    def __init__(
+        self, steps: Callable[[], Step], waited: float = AFTER, display: Callable[[], Display] | None = None
+    ) -> None:
+        self._steps = steps
+        self._began = time.monotonic() - waited
+        self._make = display or (NotebookDisplay if in_notebook() else TerminalDisplay)
+        self._display: Display | None = None
+        self._failed = False
+        self._mine = False
+
+    def __enter__(self) -> Progress:
+        self._mine = _shown.acquire(blocking=False)
+        try:
+            if self._mine:
+                with _logged():
+                    self._display = self._make()
+                self.tick()
+        except BaseException:  # interrupted
+            self.__exit__()
+            raise
+        return self
+
+    def tick(self) -> None:
+        """Show how far it is now."""
+        if self._display is not None and not self._failed:
+            self._failed = True
+            with _logged():
+                self._display.show(self._steps(), time.monotonic() - self._began)
+                self._failed = False
+
+    def __exit__(self, *error: object) -> None:
+        if self._mine:
+            self._mine = False
+            try:
+                with _logged():
+                    if self._display is not None:
+                        self._display.close()
+            finally:
+                _shown.release()
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a terminal or a notebook that is gone, a stderr that is none
+        logger.debug("progress is not shown: %s", error, exc_info=True)
+
+
+def wait(
+    until: Callable[[float | None], bool],
+    timeout: float | None,
+    connection: Connection,
+    asked: tuple[int, Sequence[Any]] | None = None,
+) -> bool:
+    """Go on with a wait that has lasted `AFTER` seconds, and show it.
+
+    Args:
+        until: waits for some seconds, None for ever; True when it is over.
+        timeout: seconds to wait at most.
+        connection: what it is waited for on.
+        asked: kind and body of the operation that is waited for; None where it is only for room to send.
+    """
+    if (timeout is not None and timeout <= 0) or not wanted(connection.progress):
+        return until(timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with Progress(Steps(connection, asked)) as progress:
+        while True:
+            left = EVERY if deadline is None else min(EVERY, max(0.0, deadline - time.monotonic()))
+            if until(left):
+                return True
+            if left < EVERY:
+                return False
+            progress.tick()
+
+
+@contextlib.contextmanager
+def shown_on(loop: asyncio.AbstractEventLoop, future: FutureProxy[Any]) -> Iterator[None]:
+    """While the block waits for a future on an event loop, show progress once that has lasted `AFTER` seconds."""
+    shown = _OnLoop(loop, future)
+    try:
+        yield
+    finally:
+        shown.close()
+
+
+class _OnLoop:
+    def __init__(self, loop: asyncio.AbstractEventLoop, future: FutureProxy[Any]) -> None:
+        self._loop = loop
+        self._future = future
+        self._progress: Progress | None = None
+        self._timer = loop.call_later(AFTER, self._tick)
+
+    def _tick(self) -> None:
+        if self._progress is None:
+            connection = self._future._connection
+            if not wanted(connection.progress):
+                return
+            self._progress = Progress(Steps(connection, self._future._asked)).__enter__()
+        else:
+            self._progress.tick()
+        self._timer = self._loop.call_later(EVERY, self._tick)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self._progress is not None:
+            self._progress.__exit__()

@@ -1,0 +1,1 @@
+"""Results that are on their way, and waiting for them."""

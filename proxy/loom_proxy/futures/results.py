@@ -1,0 +1,110 @@
+"""What an operation comes to: a result or an error that has arrived, and not been unpickled yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loom.errors import (
+    ActorError,
+    LoomError,
+    OperationFailed,
+    RemoteException,
+    UnpicklableError,
+    error_for_code,
+    operation_failed,
+)
+from loom.wire.codec import Decoder
+from loom.wire.messages import Buffer, Message
+from loom.wire.texts import unpack_texts
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.runs import own_exception
+
+__all__ = ["Failure", "Raise", "StreamFutures", "Success", "error_of", "text_of"]
+
+
+class StreamFutures:
+    """The futures of one `stream` call, completed in the order in which results arrive."""
+
+    def __init__(self, futures: list[FutureProxy[Any]]) -> None:
+        self._futures = futures
+        self._left = len(futures)
+        self._asked = futures[0]._asked if futures else None
+
+    def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
+        """Complete one; True if it was the last. Without an index the call failed as a whole."""
+        if index is None:
+            self.fail(unpack)
+            return True
+        self._futures[index]._complete(unpack, rpc_ms)
+        self._left -= 1
+        return self._left == 0
+
+    def fail(self, unpack: Callable[[], Any]) -> None:
+        """Complete all that have not been, in the same way."""
+        for future in self._futures:
+            future._complete(unpack)
+
+
+class Success:
+    """A result that has not been unpickled yet."""
+
+    def __init__(self, decoder: Decoder, parts: Sequence[Buffer]) -> None:
+        self._decoder = decoder
+        self._parts = parts
+
+    def __call__(self) -> Any:
+        return self._decoder.loads(self._parts, "the result")
+
+
+class Failure:
+    """An error that has not been unpickled yet."""
+
+    def __init__(self, decoder: Decoder, message: Message) -> None:
+        self._decoder = decoder
+        self._message = message
+
+    def __call__(self) -> Any:
+        error = error_of(self._decoder, self._message)
+        pickled = self._message.parts[1:]
+        if pickled and isinstance(error, OperationFailed):
+            raise own_exception(error, self._decoder, pickled)
+        raise error
+
+
+class Raise:
+    """An error of this side."""
+
+    def __init__(self, error: LoomError) -> None:
+        self._error = error
+
+    def __call__(self) -> Any:
+        raise self._error
+
+
+def text_of(message: Message) -> str:
+    """What an error message says."""
+    return str(unpack_texts(message.parts[0]).get("text", ""))
+
+
+def error_of(decoder: Decoder, message: Message) -> LoomError:
+    """The exception that an error message stands for."""
+    code = str(message.body[1])
+    texts = unpack_texts(message.parts[0])
+    text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
+    if code != ActorError.code:
+        error = error_for_code(code, text)
+        if isinstance(error, OperationFailed):
+            error = operation_failed(text, str(texts.get("type", "")))
+        if formatted:
+            error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
+        return error
+    pickled = message.parts[1:]
+    stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
+    original: BaseException = RemoteException(*stand_in, "it could not be pickled in the cluster")
+    if pickled:
+        try:
+            original = decoder.loads(pickled, "the exception")
+        except UnpicklableError as reason:
+            original = RemoteException(*stand_in, str(reason))
+    return ActorError(original, text, formatted)

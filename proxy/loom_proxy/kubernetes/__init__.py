@@ -1,0 +1,1 @@
+"""`loom.KubernetesJob`: pods that Kubetorch deploys, and the way to them."""

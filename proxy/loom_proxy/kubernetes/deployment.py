@@ -1,0 +1,211 @@
+"""`PodMesh`: the pods of one mesh of a job, and what Kubetorch does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from loom.errors import DeploymentFailed, WrongArguments
+from loom_proxy.kubernetes.pod_answers import answer
+from loom_proxy.kubernetes.pod_status import PodState, pod_states
+
+__all__ = ["PodMesh"]
+
+logger = logging.getLogger(__name__)
+
+LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")
+"""What runs in each pod, where Python finds it in the pod's installation of Loom."""
+
+REMOVE_WITHIN = 60.0
+"""Seconds for which the removal of pods is tried again where Kubetorch is not reached: after a dead link, the
+``kubectl`` that it has started may end only then."""
+
+AGAIN_AFTER = 0.5
+
+
+class PodMesh:
+    """The pods of one mesh.
+
+    Args:
+        name: of the mesh, an attribute of what ``state()`` gives.
+        of: a ``kubetorch.Compute``, or labels of pods that are there already.
+        namespace: where they are.
+        deployed_as: what the class in the pods is called; Kubetorch puts the user's name before it.
+        service: DNS name, in the namespace, of their headless service; None: the one that Kubetorch makes.
+
+    Raises:
+        WrongArguments: the name or the pods make no sense.
+    """
+
+    def __init__(self, name: str, of: Any, namespace: str, deployed_as: str, service: str | None = None) -> None:
+        import kubetorch
+
+        if not name.isidentifier() or name.startswith("_"):
+            raise WrongArguments(f"{name!r} cannot name a mesh: state() is to have an attribute of that name")
+        if isinstance(of, Mapping):
+            compute = kubetorch.Compute(selector=dict(of), namespace=namespace)
+        elif not isinstance(of, kubetorch.Compute):
+            raise WrongArguments(
+                f"the pods of {name} are {of!r:.80}: give a kt.Compute or a selector, a dict of labels"
+            )
+        elif of.namespace != namespace:
+            raise WrongArguments(
+                f"the pods of {name} are to be in namespace {of.namespace!r}, and the job in {namespace!r}: "
+                "give one namespace to both"
+            )
+        else:
+            compute = of
+        self.name = name
+        self.namespace = namespace
+        self.compute: Any = compute
+        """A ``kubetorch.Compute``."""
+        self.ours: bool = not compute.selector_only
+        """Whether the job deploys them, or they are there already."""
+        self._deployed_as = deployed_as
+        self._service = service
+        self._remote: Any = None
+
+    @property
+    def remote(self) -> Any:
+        """What Kubetorch calls the class in the pods."""
+        if self._remote is None:
+            from kubetorch.resources.callables.cls.cls import Cls
+
+            # As kubetorch.cls(LoomPod) makes it; the class itself is not needed here, nor what it imports.
+            self._remote = Cls(self._deployed_as, pointers=LOOM_POD, sync_dir=False)
+            self._remote.reload_prefixes = []
+            self._remote.compute = self.compute
+        return self._remote
+
+    @property
+    def service_name(self) -> str:
+        """Of the service that Kubetorch deploys."""
+        name: str = self.remote.service_name
+        return name
+
+    @property
+    def headless(self) -> str:
+        """The name of the service that resolves to the addresses of all the pods."""
+        return self._service or f"{self.service_name}-headless"
+
+    @property
+    def pods_wanted(self) -> int:
+        """How many pods there are to be.
+
+        Raises:
+            DeploymentFailed: they are selected by labels, and no pod has them.
+        """
+        if self.ours:
+            replicas: int = self.compute.replicas
+            return replicas
+        found = len(self.pods())
+        if not found:
+            labels = ",".join(f"{key}={value}" for key, value in self.compute._pod_selector.items())
+            raise DeploymentFailed(
+                f"no pod in namespace {self.namespace} has the labels {labels}: see `kubectl get pods -n "
+                f"{self.namespace} --show-labels`"
+            )
+        return found
+
+    def pods(self) -> list[PodState]:
+        """The pods, as Kubernetes sees them."""
+        _reach_controller()
+        return pod_states(self.compute.pods() or ())
+
+    def exists(self) -> bool:
+        """Whether somebody has deployed it before, or may have: what is not known to be ours is not removed."""
+        from kubetorch import globals as kubetorch_globals
+
+        try:
+            _reach_controller()
+            return bool(kubetorch_globals.controller_client().get_workload(self.namespace, self.service_name))
+        except Exception as error:  # noqa: BLE001 - Kubetorch's own classes; deploying will tell
+            logger.warning(
+                "whether %s is there already is not known; its pods will stay until they are removed by kill(): %s",
+                self.service_name,
+                error,
+            )
+            return True
+
+    def complete_compute(self) -> None:
+        """Give pods that the job deploys the image and the headless service that they need."""
+        compute = self.compute
+        if not self.ours:
+            return
+        if compute.image is None:
+            from loom.images import cpu_image, gpu_image
+
+            compute.image = gpu_image() if compute.gpus else cpu_image()
+        if not compute.distributed_config:
+            # Monarch distributes; Kubetorch only makes the headless service.
+            compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
+
+    def deploy(self, init_args: Mapping[str, Any]) -> None:
+        """Deploy the pods, and the class in them; pods that are as wanted stay, and get the class anew.
+
+        Args:
+            init_args: of `LoomPod`.
+
+        Raises:
+            DeploymentFailed: Kubetorch or Kubernetes refuses; says why.
+        """
+        try:
+            _reach_controller()
+            self.remote.to(self.compute, init_args=dict(init_args), stream_logs=False)
+        except Exception as error:
+            raise DeploymentFailed(self._why_not(error)) from error
+
+    def status(self) -> dict[str, Any]:
+        """What `LoomPod.status` gives, in any pod of the mesh.
+
+        Raises:
+            NotLoaded: the pod has not loaded it yet.
+            Exception: Kubetorch's own, or of the name that it had in the pod.
+        """
+        return answer(self.remote.status(stream_logs=False))
+
+    def remove(self) -> None:
+        """End what runs in the pods, and remove them unless they were selected by labels.
+
+        Raises:
+            DeploymentFailed: Kubetorch cannot remove them, or is not reached in `REMOVE_WITHIN` seconds.
+        """
+        import kubetorch
+
+        if not self.ours:
+            with contextlib.suppress(Exception):
+                self.remote.shutdown(stream_logs=False)
+            return
+        deadline = time.monotonic() + REMOVE_WITHIN
+        while True:
+            try:
+                _reach_controller()
+                self.remote.teardown()
+                return
+            except Exception as error:
+                if isinstance(error, kubetorch.ControllerRequestError) or time.monotonic() > deadline:
+                    raise DeploymentFailed(f"{self.service_name} was not removed: {error}") from error
+                logger.info("%s is not removed yet: %s", self.service_name, error)
+            time.sleep(AGAIN_AFTER)
+
+    def _why_not(self, error: BaseException) -> str:
+        text = (
+            f"{self.service_name} in namespace {self.namespace} was not deployed: {error or type(error).__name__}"
+        )
+        if "not found" in text.lower() and "namespace" in text.lower():
+            text += f". See `kubectl get namespaces`, and make it: kubectl create namespace {self.namespace}"
+        with contextlib.suppress(Exception):
+            states = [str(state) for state in self.pods() if not state.ready]
+            text += f". Pods: {'; '.join(states)}" if states else ""
+        return text
+
+
+def _reach_controller() -> None:
+    """See that Kubetorch's client can be used: it keeps the address of a port-forward that has ended."""
+    from kubetorch import globals as kubetorch_globals
+
+    client = kubetorch_globals.controller_client()
+    client.base_url = kubetorch_globals.service_url().rstrip("/")

@@ -1,0 +1,293 @@
+"""`KubernetesJob`: a job in pods that Kubetorch deploys, with its gateway in one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from loom.errors import DeploymentFailed, LoomError, WrongArguments
+from loom.extras import require
+from loom.token_file import digest
+from loom_proxy.code_sync.folders import SyncResult
+from loom_proxy.job import Job, JobState, connect
+from loom_proxy.kubernetes.deployment import PodMesh
+from loom_proxy.kubernetes.pod_status import PodState
+from loom_proxy.kubernetes.progress import pods_shown
+from loom_proxy.kubernetes.repair import PodCare
+from loom_proxy.kubernetes.rollout import PodStart
+from loom_proxy.kubernetes.tokens import token_for
+
+__all__ = ["KubernetesJob"]
+
+GATEWAY_PORT = 8470
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
+
+_KUBETORCH = {"kubetorch": "kubetorch"}
+
+
+class KubernetesJob:
+    """A job in Kubernetes: pods with a worker each, of which one has the gateway, and a session on them.
+
+    Give ``compute`` to have pods deployed, ``selector`` to use pods that run Kubetorch's server already, ``meshes``
+    for several. Nothing happens before `apply`, `state` or ``with``. Afterwards it is used as the `Job` that it has
+    opened: ``hosts``, ``run``, ``events`` and all else of it are here, too.
+
+    While it is open, pods that were lost and come back without what Kubetorch was to load are deployed again.
+
+    Leaving it as a context manager closes the session, and removes the pods if it has deployed them; pods that were
+    there before stay, and all do after `detach`. `kill` removes them whenever it is called.
+
+    Args:
+        compute: the pods, as a ``kubetorch.Compute``: each of its ``replicas`` is a host. Without an image it gets
+            Loom's own, `loom.images`; an image that it has must have torchmonarch and Loom in it.
+        selector: labels of pods that are there already.
+        name: of the job, in the namespace; default ``loom``. Kubetorch puts the user's name before it.
+        namespace: default Kubetorch's.
+        monarch_port: where each pod's worker listens.
+        sync_dirs: folders to ship to every host, as by `Job.sync`.
+        transport: ``"websocket"`` or ``"http"``, as for `loom.connect`; None tries both.
+        meshes: several named meshes, each a ``kubetorch.Compute`` or a selector; ``state()`` has them by name. The
+            gateway is in a pod of the first.
+        service: DNS name, in the namespace, of the headless service of selected pods; default
+            ``NAME-headless``. With several meshes a mapping from the mesh's name.
+        session: name of a living session to attach to, as for `loom.connect`.
+        token: of the gateway; default one that is made and kept for this user.
+        session_linger: seconds that a session lives without a client.
+        launch_timeout: seconds that the pods have to become ready.
+
+    Raises:
+        WrongArguments: not exactly one of ``compute``, ``selector`` and ``meshes`` is given, or one makes no sense.
+        MissingDependency: Kubetorch is not installed.
+    """
+
+    def __init__(
+        self,
+        compute: Any = None,
+        selector: Mapping[str, str] | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        monarch_port: int = 26600,
+        sync_dirs: Sequence[str | os.PathLike[str]] = (),
+        transport: str | None = None,
+        *,
+        meshes: Mapping[str, Any] | None = None,
+        service: str | Mapping[str, str] | None = None,
+        session: str | None = None,
+        token: str | None = None,
+        session_linger: float = 3600.0,
+        launch_timeout: float = 600.0,
+    ) -> None:
+        given = [what for what in (compute, selector, meshes) if what is not None]
+        if len(given) != 1 or not given[0]:
+            raise WrongArguments(
+                "a job has its pods from exactly one of compute=kt.Compute(…), which deploys them, selector={…}, "
+                f"labels of pods that run already, and meshes={{…}}; {len(given)} were given"
+            )
+        if not 0 < monarch_port < 65536:
+            raise WrongArguments(f"monarch_port is {monarch_port}: give 1 to 65535")
+        self._given_name = name or "loom"
+        if not _NAME.fullmatch(self._given_name):
+            raise WrongArguments(
+                f"{name!r} cannot name a job in Kubernetes: give 1 to 42 of a-z, 0-9 and -, not - at its ends"
+            )
+        require(_KUBETORCH, "a KubernetesJob", "kubetorch")
+        import kubetorch
+
+        self.namespace: str = namespace or getattr(compute, "namespace", None) or kubetorch.config.namespace
+        """Where the pods are."""
+        wanted_meshes = meshes or {"workers": compute if selector is None else dict(selector)}
+        services = {next(iter(wanted_meshes)): service} if isinstance(service, str) else service or {}
+        self._meshes = [
+            PodMesh(mesh, of, self.namespace, self._deployed_as(mesh, len(wanted_meshes)), services.get(mesh))
+            for mesh, of in wanted_meshes.items()
+        ]
+        self._port = monarch_port
+        self._sync_dirs = list(sync_dirs)
+        self._transport = transport
+        self._session = session
+        self._token = token
+        self._linger = session_linger
+        self._timeout = launch_timeout
+        self._deployed: list[str] = []
+        self._job: Job | None = None
+        self._detached = False
+        self._removing = threading.Lock()
+        self.synced: list[SyncResult] = []
+        """What became of ``sync_dirs``, in their order."""
+
+    def _deployed_as(self, mesh: str, meshes: int) -> str:
+        return self._given_name if meshes == 1 else f"{self._given_name}-{mesh.replace('_', '-')}"
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Of the service that Kubetorch deploys for the first mesh, which has the gateway."""
+        return self._meshes[0].service_name
+
+    @property
+    def service_url(self) -> str:
+        """Where the gateway is reached, for `loom.connect`: through Kubetorch's nginx.
+
+        ``ws://…`` or ``wss://…`` where Kubetorch has an address of it, in ``KT_API_URL`` or within the cluster;
+        else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
+        """
+        return f"{_nginx_url()}/{self.namespace}/{self._meshes[0].headless}:{GATEWAY_PORT}"
+
+    @property
+    def token(self) -> str:
+        """The token of the gateway, for other programs that are to join."""
+        if self._token is None:
+            self._token = token_for(self.namespace, self.name)
+        return self._token
+
+    @property
+    def job(self) -> Job:
+        """The open session.
+
+        Raises:
+            LoomError: nothing has been applied yet.
+        """
+        if self._job is None:
+            raise LoomError("this KubernetesJob has no session yet: call apply(), or use it in a with statement")
+        return self._job
+
+    def __getattr__(self, name: str) -> Any:
+        # Not for what this class has itself, nor for what copy and pickle look for.
+        if name.startswith("__") or "_job" not in self.__dict__:
+            raise AttributeError(f"a KubernetesJob has no {name!r}")
+        if self._job is None:
+            raise AttributeError(
+                f"a KubernetesJob has no {name!r} before it has a session: call apply(), or use it with `with`"
+            )
+        return getattr(self.job, name)
+
+    # -- applying it --------------------------------------------------------------------------------------------
+
+    def apply(self) -> KubernetesJob:
+        """Deploy the pods, wait for them and open a session. Where that is done already, it does nothing.
+
+        Pods that an earlier program has deployed under this name are brought to what is wanted now; a change that
+        needs no new pods leaves the sessions in them alone.
+
+        Raises:
+            DeploymentFailed: pods cannot be deployed or do not become ready; says which, and why.
+            PythonVersionMismatch: the pods' Python has another minor version.
+            ProtocolMismatch: the pods' Loom has another major version.
+            LoomError: as `loom.connect`.
+        """
+        if self._job is not None and not self._job.closed:
+            return self
+        self._detached = False
+        for mesh in self._meshes:
+            self._deploy(mesh)
+        start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
+        with pods_shown(lambda: start.doing, self._pods):
+            start.wait()
+        job = self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
+        PodCare(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
+        self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
+        return self
+
+    def state(self) -> JobState:
+        """The host meshes by name; `apply` comes first where it has not been called."""
+        return self.apply().job.state()
+
+    def _deploy(self, mesh: PodMesh) -> None:
+        mesh.complete_compute()
+        there_before = mesh.ours and mesh.exists()
+        init_args = self._init_args(mesh)
+        with pods_shown(lambda: f"deploying {mesh.service_name}", mesh.pods):
+            mesh.deploy(init_args)
+        if mesh.ours and not there_before:
+            self._deployed.append(mesh.name)
+
+    def _deploy_again(self, mesh: PodMesh) -> None:
+        """For pods that have been lost while the job is open, which `kill` waits for."""
+        with self._removing:
+            if self._job is not None and not self._job.closed:
+                mesh.deploy(self._init_args(mesh))
+
+    def _pods(self) -> list[PodState]:
+        return [pod for mesh in self._meshes for pod in mesh.pods()]
+
+    def _init_args(self, mesh: PodMesh) -> dict[str, Any]:
+        """What `LoomPod` is made with, in the pods of a mesh."""
+        return {
+            "mesh": mesh.name,
+            "meshes": [
+                [one.name, f"{one.headless}.{self.namespace}.svc.cluster.local", one.pods_wanted]
+                for one in self._meshes
+            ],
+            "token_sha256": digest(self.token),
+            "monarch_port": self._port,
+            "gateway_port": GATEWAY_PORT,
+            "session_linger": self._linger,
+        }
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End the session, the workers and the gateway, and remove the pods, unless they were selected by labels.
+
+        Raises:
+            DeploymentFailed: Kubetorch cannot remove some, or is not reached for a minute; call it again then.
+        """
+        self._close_session()
+        failures = []
+        with self._removing:
+            for mesh in self._meshes:
+                try:
+                    mesh.remove()
+                except DeploymentFailed as failure:  # the pods of the others are to go nevertheless
+                    failures.append(failure)
+        if failures:
+            raise failures[0]
+        self._deployed.clear()
+
+    def detach(self) -> None:
+        """Leave the pods and the session running, also when the ``with`` is left; see `Job.detach`."""
+        self._detached = True
+        self.job.detach()
+
+    def _close_session(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            with contextlib.suppress(LoomError):  # its pods may be gone
+                job.close()
+
+    def __enter__(self) -> KubernetesJob:
+        return self.apply()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._detached:
+            return
+        self._close_session()
+        if self._deployed:
+            self.kill()
+
+    def __repr__(self) -> str:
+        meshes = ", ".join(mesh.name for mesh in self._meshes)
+        return f"<KubernetesJob {self._given_name!r} in namespace {self.namespace!r}: {meshes}>"
+
+
+def _nginx_url() -> str:
+    # Kubetorch starts its own kubectl again when it calls something, which a session does not wait for.
+    from kubetorch import globals as kubetorch_globals
+    from kubetorch.serving.utils import is_running_in_kubernetes
+
+    if kubetorch_globals.config.api_url or is_running_in_kubernetes():
+        parts = urlsplit(kubetorch_globals.service_url())
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        return str(urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")))
+    namespace = kubetorch_globals.config.install_namespace
+    return f"kube://{namespace}/{kubetorch_globals.KUBETORCH_CONTROLLER}:{kubetorch_globals.DEFAULT_NGINX_PORT}"

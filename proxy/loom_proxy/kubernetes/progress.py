@@ -1,0 +1,66 @@
+"""Shows, while a job's pods are waited for, how many are ready and why the others are not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from loom_proxy.display.progress import AFTER, EVERY, Progress, Step, wanted
+from loom_proxy.kubernetes.pod_status import PodState
+
+__all__ = ["pods_shown"]
+
+LOOK_EVERY = 1.0
+"""Seconds between two questions to Kubernetes."""
+
+NAMED = 3
+"""Pods of which it is said why they are not ready."""
+
+
+@contextlib.contextmanager
+def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> Iterator[None]:
+    """Show, while the block runs, what the pods do.
+
+    Args:
+        what: says what is waited for.
+        pods: asks Kubernetes for them.
+    """
+    if not wanted(None):
+        yield
+        return
+    over = threading.Event()
+    showing = threading.Thread(target=_show, args=(what, pods, over), name="pods", daemon=True)
+    showing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        showing.join(LOOK_EVERY)
+
+
+def _show(what: Callable[[], str], pods: Callable[[], list[PodState]], over: threading.Event) -> None:
+    step = Step(what())
+    looked = 0.0
+
+    def now() -> Step:
+        nonlocal step, looked
+        if time.monotonic() - looked > LOOK_EVERY:
+            found = pods()
+            looked = time.monotonic()
+            step = _step(what(), found)
+        return step
+
+    if over.wait(AFTER):
+        return
+    with Progress(now) as progress:
+        while not over.wait(EVERY):
+            progress.tick()
+
+
+def _step(what: str, pods: list[PodState]) -> Step:
+    waiting = [str(pod) for pod in pods if not pod.ready]
+    ready = len(pods) - len(waiting)
+    reasons = f": {'; '.join(waiting[:NAMED])}" if waiting else ""
+    return Step(f"{what}: {ready} of {len(pods)} pods ready{reasons}", ready, len(pods))

@@ -1,0 +1,1 @@
+"""Proxies of Monarch's host, proc and actor meshes."""

@@ -1,0 +1,237 @@
+"""What the laptop knows of each element of a mesh, without asking: whether it lives, has failed or was stopped.
+
+It is put together from what comes anyway: answers, failures of calls, the driver's events, and what this client
+stopped. So it may be behind, and an element of which nothing has been heard yet is `RankState.STARTING`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from loom.errors import ActorError, SupervisionError
+from loom.shape import Shape
+from loom.wire.messages import Kind
+
+__all__ = ["ON_MESHES", "UNLOGGED", "MeshStates", "RankState"]
+
+_STARTED, _STOPPED = "processes_started", "processes_stopped"
+UNLOGGED = frozenset({_STARTED, _STOPPED})
+"""Names of the events that tell of processes that went as they should. There may be thousands, so `Job.events`
+leaves them out."""
+
+LONGEST_REASON = 300
+"""Characters of a failure's text that are kept."""
+
+_HOSTS = 0
+"""Id of the session's host mesh."""
+
+ON_MESHES = frozenset({Kind.CALL, Kind.CALL_ONE, Kind.CHOOSE, Kind.STREAM, Kind.INITIALIZED})
+"""Operations whose body begins with the id of a mesh and whose answer shows that it lives."""
+
+_COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
+
+
+class RankState(enum.Enum):
+    """What is known of an element of a mesh: a host, a process or an actor."""
+
+    STARTING = "starting"
+    """Nothing has been heard of it yet."""
+    ALIVE = "alive"
+    FAILED = "failed"
+    """It died, or its process or its host did."""
+    STOPPED = "stopped"
+
+
+class _Whole:
+    """The states of a whole mesh, by the ranks of its proc mesh."""
+
+    def __init__(self, name: str, shape: Shape, procs: int | None) -> None:
+        self.name = name
+        self.shape = shape
+        self.procs = procs
+        self.alive: set[int] = set()
+        self.failed: dict[int, str] = {}
+        self.stopped: set[int] = set()
+
+
+class MeshStates:
+    """The states of all meshes of a session. Any thread may read while the connection's reader thread notes."""
+
+    def __init__(self) -> None:
+        self._wholes: dict[int, _Whole] = {}
+        self._parts: dict[int, tuple[int, Shape]] = {}
+        self._lost: dict[int, dict[int, str]] = {}
+        self._started: dict[int, set[int]] = {}
+        self.unseen: set[int] = set()
+        """Ids of meshes and parts of meshes that have not answered as a whole yet."""
+
+    # -- which meshes there are -----------------------------------------------------------------------------
+
+    def add(self, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
+        """Add a whole mesh; ``procs`` is the id of the proc mesh that an actor mesh is on."""
+        whole = self._wholes[ident] = _Whole(name, shape, procs)
+        self._parts[ident] = (ident, shape)
+        self.unseen.add(ident)
+        if ident == _HOSTS:
+            whole.alive.update(shape.ranks())  # the session was opened on them
+        # The driver may have told of it before this client knew it, as of meshes of an earlier client.
+        whole.alive.update(self._started.pop(ident, ()))
+        whole.failed.update(self._lost.pop(ident, {}))
+
+    def add_part(self, ident: int, of: int, shape: Shape) -> None:
+        """Add a part of a mesh that has an id of its own."""
+        self._parts[ident] = (of, shape)
+        self.unseen.add(ident)
+
+    def forget(self, ident: int) -> None:
+        """Drop a mesh that has no proxy any more."""
+        self._wholes.pop(ident, None)
+        self._parts.pop(ident, None)
+        self.unseen.discard(ident)
+
+    # -- what is known --------------------------------------------------------------------------------------
+
+    def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
+        """The state of each rank of a whole mesh, and for one that has failed, why."""
+        whole = self._wholes.get(ident)
+        return [(RankState.STARTING, "") if whole is None else self._of(whole, rank) for rank in ranks]
+
+    def _of(self, whole: _Whole, rank: int) -> tuple[RankState, str]:
+        procs = self._wholes.get(whole.procs) if whole.procs is not None else None
+        if rank in whole.stopped or (procs is not None and rank in procs.stopped):
+            return RankState.STOPPED, ""
+        reason = whole.failed.get(rank)
+        if reason is None and procs is not None:
+            reason = procs.failed.get(rank)
+        if reason is not None:
+            return RankState.FAILED, reason
+        return (RankState.ALIVE if rank in whole.alive else RankState.STARTING), ""
+
+    def name_and_shape(self, ident: int) -> tuple[str, Shape] | None:
+        """Name and shape of a mesh or a part of one."""
+        part = self._parts.get(ident)
+        whole = self._wholes.get(part[0]) if part is not None else None
+        return None if part is None or whole is None else (whole.name, part[1])
+
+    def started(self, ident: int) -> tuple[int, int]:
+        """How many elements of a mesh, or of the proc mesh that it is on, have been heard of; and of how many."""
+        part = self._parts.get(ident)
+        if part is None:
+            return 0, 0
+        root, shape = part
+        whole = self._wholes.get(root)
+        if whole is not None and whole.procs is not None and whole.procs in self._wholes:
+            root = whole.procs
+        states = self.of(root, shape.ranks())
+        return sum(state is not RankState.STARTING for state, _ in states), len(states)
+
+    # -- what comes in --------------------------------------------------------------------------------------
+
+    def answered(self, asked: tuple[int, Sequence[Any]], index: int | None = None) -> None:
+        """Note that one of `ON_MESHES` was answered. ``index`` is that of one of several answers."""
+        kind, body = asked
+        ident = body[0]
+        part = self._parts.get(ident)
+        if part is None:
+            return
+        root, shape = part
+        whole = self._wholes.get(root)
+        if whole is None or (kind == Kind.CHOOSE and len(shape) > 1):  # whichever it was that answered
+            return
+        self._note_alive(whole, _ranks(shape, index))
+        if index is None:
+            self.unseen.discard(ident)
+
+    def _note_alive(self, whole: _Whole, ranks: Iterable[int]) -> None:
+        ranks = list(ranks)
+        whole.alive.update(ranks)
+        if whole.procs is not None and whole.procs in self._wholes:
+            self._wholes[whole.procs].alive.update(ranks)
+
+    def failed(self, asked: tuple[int, Sequence[Any]], code: str, text: str, index: int | None = None) -> None:
+        """Note that an operation on a mesh failed; only where it tells which element is dead."""
+        _, body = asked
+        part = self._parts.get(body[0]) if body and type(body[0]) is int else None
+        if part is None:
+            return
+        root, shape = part
+        whole = self._wholes.get(root)
+        if whole is None or (index is None and len(shape) > 1):
+            return
+        ranks = _ranks(shape, index)
+        if code == ActorError.code:  # it raised, so it lives
+            self._note_alive(whole, ranks)
+        elif code == SupervisionError.code:
+            whole.failed.update(dict.fromkeys(ranks, _short(text)))
+
+    def not_made(self, ident: int, text: str) -> None:
+        """Note that a mesh could not be made, if it is one."""
+        whole = self._wholes.get(ident)
+        if whole is not None:
+            whole.failed.update(dict.fromkeys(whole.shape.ranks(), _short(text)))
+
+    def stopped(self, ident: int) -> None:
+        """Note that a mesh, or a part of one, has been told to stop."""
+        part = self._parts.get(ident)
+        if part is not None and part[0] in self._wholes:
+            self._wholes[part[0]].stopped.update(part[1].ranks())
+            self.unseen.discard(ident)
+
+    def event(self, name: str, details: Mapping[str, Any]) -> None:
+        """Note what an event of the driver tells."""
+        if name == _STARTED:
+            whole = self._wholes.get(details["id"])
+            known = self._started.setdefault(details["id"], set()) if whole is None else whole.alive
+            known.update(details["ranks"])
+        elif name == _STOPPED and details["id"] in self._wholes:
+            self._wholes[details["id"]].stopped.update(details["ranks"])
+        elif name == "process_lost":
+            text = f"process {details['rank']} of proc mesh {details['mesh']!r} is gone"
+            for ident in (details["id"], *details.get("actors", ())):
+                whole = self._wholes.get(ident)
+                lost = self._lost.setdefault(ident, {}) if whole is None else whole.failed
+                lost.setdefault(details["rank"], text)
+        elif name == "actors_lost":
+            whole = self._wholes.get(details["id"])
+            if whole is not None:
+                text = f"Monarch has stopped it: {details['report']}"
+                whole.failed.update(dict.fromkeys(details["ranks"], _short(text)))
+        elif name == "host_lost" and _HOSTS in self._wholes:
+            self._wholes[_HOSTS].failed[details["host"]] = f"worker {details['address']} is gone"
+        elif name == "host_back" and _HOSTS in self._wholes:
+            self._wholes[_HOSTS].failed.pop(details["host"], None)
+        elif name == "failure":
+            self._fault(str(details.get("mesh", "")), str(details.get("report", "")))
+
+    def _fault(self, mesh: str, report: str) -> None:
+        """Note a fault that Monarch reported. It names the mesh, with a suffix of its own, and the coordinates."""
+        name = mesh.rpartition("-")[0] or mesh
+        found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
+        if found is None:
+            return
+        point = {label: (int(index), int(size)) for label, index, size in _COORDINATE.findall(found[1])}
+        sizes = {label: size for label, (_, size) in point.items()}
+        meshes = [
+            whole
+            for whole in self._wholes.copy().values()
+            if whole.name == name and dict(whole.shape.extent) == sizes
+        ]
+        if len(meshes) == 1:  # of several with the same name, the report does not say which it is
+            shape = meshes[0].shape
+            rank = shape.offset + sum(
+                point[label][0] * stride for label, stride in zip(shape.labels, shape.strides, strict=True)
+            )
+            meshes[0].failed[rank] = _short(report)
+
+
+def _ranks(shape: Shape, index: int | None) -> list[int]:
+    ranks = shape.ranks()
+    return ranks if index is None else ranks[index : index + 1]
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"

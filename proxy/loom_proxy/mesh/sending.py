@@ -1,0 +1,140 @@
+"""Monarch's ways to send to actors beside the adverbs of an endpoint: `send`, `as_endpoint`, `Accumulator`.
+
+Each is also what it is in Monarch where it is given Monarch's own endpoints: inside an actor, or in a function that
+`Job.run` runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+from loom.errors import NotAMethod, UnknownSelection, WrongArguments
+from loom.signatures import CallSignature
+from loom.wire.messages import Kind
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.meshes import EndpointProxy, NotAnEndpointProxy
+from loom_proxy.ports.ports import Port, in_cluster, monarchs
+
+__all__ = ["Accumulator", "as_endpoint", "send"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+_SELECTIONS = ("all", "choose")
+
+
+def send(
+    endpoint: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Send to actors without waiting; what they return, or raise, goes to a port. As ``monarch.actor.send``.
+
+    Args:
+        endpoint: such as ``mesh.add``.
+        args, kwargs: its arguments.
+        port: where the replies go. Without one they are dropped, and an exception kills its actor.
+        selection: ``"all"`` actors of the mesh, or ``"choose"`` one of them at random.
+
+    Raises:
+        UnknownSelection: the selection is neither.
+        WrongArguments: the arguments do not fit the endpoint, or ``port`` is no port.
+        NoSuchMesh: the port belongs to another session.
+    """
+    if not isinstance(endpoint, EndpointProxy):
+        if in_cluster():
+            monarchs().send(endpoint, args, kwargs, port, selection)
+            return
+        raise WrongArguments(f"send() takes an endpoint of an actor mesh, not {endpoint!r:.80}")
+    if selection not in _SELECTIONS:
+        raise UnknownSelection(f"selection is {selection!r}; it can be 'all' or 'choose'")
+    if port is not None and not isinstance(port, Port):
+        raise WrongArguments(f"send() takes a Port of Channel.open(), not {port!r:.80}")
+    connection = endpoint._connection
+    reference = None if port is None else port.__loom_reference__(connection)
+    (mesh, name), parts = endpoint._prepare(tuple(args), dict(kwargs))
+    connection.send(Kind.SEND, (mesh, name, selection, reference), parts, endpoint._key)
+
+
+def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+    """Treat an actor method that is not an endpoint as one: ``as_endpoint(mesh.method).call(…)``.
+
+    As ``monarch.actor.as_endpoint``.
+
+    Args:
+        not_an_endpoint: the method, as an attribute of an actor mesh.
+        propagate: only for the tensor engine; not used.
+        explicit_response_port: the method is given a port as its first argument, and replies through that.
+
+    Raises:
+        NotAMethod: it is not a method of an actor mesh, or an endpoint already (a `ValueError`).
+    """
+    if not isinstance(not_an_endpoint, NotAnEndpointProxy):
+        if in_cluster():
+            return monarchs().as_endpoint(
+                not_an_endpoint, propagate=propagate, explicit_response_port=explicit_response_port
+            )
+        raise NotAMethod(f"expected a method of a spawned actor that is no endpoint, not {not_an_endpoint!r:.80}")
+    mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
+    method = inspect.getattr_static(mesh._class, name)
+    full_name = f"{mesh._class_name}.{name}"
+    if inspect.isfunction(method):
+        signature = CallSignature.of(full_name, method, 2 if explicit_response_port else 1)
+    else:  # a static method, a partial: the actor says whether the arguments fit
+        signature = CallSignature.of(full_name, lambda *args, **kwargs: None, 0)
+    return EndpointProxy(mesh, f"{name}(port)" if explicit_response_port else f"{name}()", signature)
+
+
+class Accumulator(Generic[R, A]):
+    """Folds the results of all actors of a mesh into one value. As ``monarch.actor.Accumulator``.
+
+    ``Accumulator(mesh.count, 0, operator.add).accumulate().get()``
+
+    Args:
+        endpoint: the endpoint that is called.
+        identity: the value before the first result.
+        combine: called with the value so far and a result, in the order in which the results come.
+    """
+
+    def __init__(self, endpoint: Any, identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> FutureProxy[A]:
+        """Call every actor now; the future has the folded value.
+
+        ``combine`` runs in the thread of whoever asks for the value first. The first result that is an error is
+        the outcome, without waiting for those after it.
+        """
+        if not isinstance(self._endpoint, EndpointProxy):
+            if in_cluster():
+                native = monarchs().Accumulator(self._endpoint, self._identity, self._combine)
+                return native.accumulate(*args, **kwargs)  # type: ignore[no-any-return]
+            raise WrongArguments(f"Accumulator takes an endpoint of an actor mesh, not {self._endpoint!r:.80}")
+        results = list(self._endpoint.stream(*args, **kwargs))
+        folded: FutureProxy[A] = FutureProxy(self._endpoint._connection)
+        self._follow(results, 0, folded)
+        return folded
+
+    def _follow(self, results: Sequence[FutureProxy[R]], position: int, folded: FutureProxy[A]) -> None:
+        """Complete the outcome when the results from a position on are there, or one of them is an error."""
+        while position < len(results):
+            result = results[position]
+            if result._add(functools.partial(self._follow, results, position, folded)):
+                return
+            if result.exception() is not None:
+                break
+            position += 1
+        folded._complete(functools.partial(self._fold, results))
+
+    def _fold(self, results: Sequence[FutureProxy[R]]) -> A:
+        value = self._identity
+        for result in results:
+            value = self._combine(value, result.get())
+        return value

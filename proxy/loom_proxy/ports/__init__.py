@@ -1,0 +1,1 @@
+"""Ports: where actors send messages to a program outside the cluster."""

@@ -1,0 +1,258 @@
+"""`loom.cls` and `loom.fn`: any class or function in the cluster, with Kubetorch's names.
+
+What they give is put into processes of a job with ``to``, or reached where Kubetorch has deployed it with ``at``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loom.errors import EndpointNameTaken, ObjectNameTaken, WrongArguments, WrongConnectionMode
+from loom.hosted import AsyncHosted, Hosted
+from loom.methods import constructor_of, function_of, methods_of
+from loom_proxy.job import Job
+from loom_proxy.mesh.meshes import ActorMeshProxy, ProcMeshProxy
+from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject
+from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
+
+__all__ = ["RemoteClass", "RemoteFunctionMaker", "cls", "fn"]
+
+CONNECTION_MODES = ("websocket", "http")
+
+
+def cls(class_obj: Any, name: str | None = None) -> Any:
+    """A class whose objects are to live in the cluster. As ``kubetorch.cls``.
+
+    ::
+
+        with loom.cls(Trainer).to(job, init_args=(0.1,)) as trainer:
+            print(trainer.step(batch))
+
+    Args:
+        class_obj: the class, which is no `Actor`; what ``kubetorch.cls`` gave and has been deployed; or, for
+            `RemoteClass.at`, the class's name.
+        name: of its meshes; default the class's name, and a number if that is taken.
+
+    Returns:
+        `RemoteClass`; for what Kubetorch has deployed, a `DeployedObject`.
+
+    Raises:
+        WrongArguments: it is none of these.
+    """
+    if _is_module(class_obj, "cls"):
+        called, serialization = class_obj.callable_name, class_obj.serialization
+        return DeployedObject(lambda: class_obj.base_endpoint, called, None, serialization)
+    if not isinstance(class_obj, (type, str)):
+        raise WrongArguments(f"loom.cls takes a class, not {class_obj!r:.80}; loom.fn takes a function")
+    if isinstance(class_obj, type) and _is_actor(class_obj):
+        raise WrongArguments(f"{class_obj.__name__} is an actor: spawn it with job.hosts.spawn_procs(…).spawn(…)")
+    return RemoteClass(class_obj, name)
+
+
+def fn(function_obj: Any, name: str | None = None) -> Any:
+    """A function that is to be called in the cluster. As ``kubetorch.fn``.
+
+    Args:
+        function_obj: the function; what ``kubetorch.fn`` gave and has been deployed; or, for
+            `RemoteFunctionMaker.at`, the function's name.
+        name: of its meshes; default the function's name, and a number if that is taken.
+
+    Returns:
+        `RemoteFunctionMaker`; for what Kubetorch has deployed, a `DeployedFunction`.
+
+    Raises:
+        WrongArguments: it is none of these.
+    """
+    if _is_module(function_obj, "fn"):
+        called, serialization = function_obj.callable_name, function_obj.serialization
+        return DeployedFunction(lambda: function_obj.base_endpoint, called, None, serialization)
+    if isinstance(function_obj, type) or not (callable(function_obj) or isinstance(function_obj, str)):
+        raise WrongArguments(f"loom.fn takes a function, not {function_obj!r:.80}; loom.cls takes a class")
+    return RemoteFunctionMaker(function_obj, name)
+
+
+class RemoteClass:
+    """A class, before it is anywhere; see `cls`."""
+
+    def __init__(self, class_obj: type | str, name: str | None) -> None:
+        self._class = class_obj
+        self._name = name
+
+    def to(
+        self,
+        job: Job,
+        *,
+        name: str | None = None,
+        hosts: int | slice | None = None,
+        per_host: Mapping[str, int] | None = None,
+        init_args: Sequence[Any] | Mapping[str, Any] = (),
+        init_kwargs: Mapping[str, Any] | None = None,
+        connection_mode: str | None = None,
+        timeout: float | None = None,
+    ) -> RemoteObject:
+        """Make an object of the class in each process of new ones, and wait until it is made.
+
+        The class travels as actor classes do: by value, unless it is installed in the cluster or synced.
+
+        Args:
+            job: the session.
+            name: of its meshes; default that of `cls`.
+            hosts: the host, or a slice of them; None: host 0. ``slice(None)`` is all.
+            per_host: dimensions of the processes on each, as `HostMeshProxy.spawn_procs`; None: one process.
+            init_args: for the constructor: positional arguments, or a dict of named ones as with Kubetorch.
+            init_kwargs: named arguments.
+            connection_mode: ``"websocket"`` or ``"http"``, for a job that has to be connected so; calls take the
+                job's one connection. None: whichever it is.
+            timeout: seconds that the constructor, and each call, may take; None: any number.
+
+        Raises:
+            Exception: what the constructor raised, as `RemoteMethod` says of methods. Its processes are ended.
+            WrongArguments: ``job`` is none, there is no class but its name, or its constructor does not take these.
+            WrongConnectionMode: the job is connected otherwise.
+            ObjectNameTaken: the session has a mesh of that name.
+            EndpointNameTaken: a method has the name of something that every remote object has.
+            SessionClosed: the job is closed.
+        """
+        target = self._class
+        if isinstance(target, str):
+            raise WrongArguments(f"loom.cls({target!r}) is a name: give the class, or reach it with .at(url)")
+        args, kwargs = _init(init_args, init_kwargs)
+        methods = methods_of(target)
+        if taken := sorted(OWN_NAMES & methods.keys()):
+            raise EndpointNameTaken(f"{target.__name__}.{taken[0]}: every remote object has that name itself")
+        signature = constructor_of(target)
+        if signature is not None:
+            signature.check(args, kwargs)
+        place = _Place(job, hosts, per_host, connection_mode)
+        name = place.name(name or self._name, target.__name__)
+        procs, mesh = place.host(name, target, args, kwargs, methods.values())
+        return make(RemoteObject(name, target, procs, mesh, methods, timeout), timeout)
+
+    def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
+        """The object that Kubetorch has deployed; calls go to its HTTP endpoint.
+
+        Args:
+            url: of its service, as ``http://localhost:32300`` or ``https://HOST/NAMESPACE/SERVICE:32300``.
+            serialization: ``"json"``, or ``"pickle"`` where the service allows it.
+            timeout: seconds that each call may take; None: any number.
+
+        Raises:
+            InvalidAddress: the URL is none.
+            WrongArguments: the serialization is another.
+        """
+        return DeployedObject(url, _name_of(self._class), self._class, serialization, timeout)
+
+    def __repr__(self) -> str:
+        return f"<RemoteClass {_name_of(self._class)}>"
+
+
+class RemoteFunctionMaker:
+    """A function, before it is anywhere; see `fn`."""
+
+    def __init__(self, function: Callable[..., Any] | str, name: str | None) -> None:
+        self._function = function
+        self._name = name
+
+    def to(
+        self,
+        job: Job,
+        *,
+        name: str | None = None,
+        hosts: int | slice | None = None,
+        per_host: Mapping[str, int] | None = None,
+        connection_mode: str | None = None,
+        timeout: float | None = None,
+    ) -> RemoteFunction:
+        """Start the processes that call the function. Arguments and errors are those of `RemoteClass.to`."""
+        target = self._function
+        if isinstance(target, str):
+            raise WrongArguments(f"loom.fn({target!r}) is a name: give the function, or reach it with .at(url)")
+        function = function_of(target)
+        place = _Place(job, hosts, per_host, connection_mode)
+        name = place.name(name or self._name, function.title)
+        procs, mesh = place.host(name, target, (), {}, [function])
+        return make(RemoteFunction(name, procs, mesh, function, timeout), timeout)
+
+    def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
+        """The function that Kubetorch has deployed; as `RemoteClass.at`."""
+        return DeployedFunction(url, _name_of(self._function), self._function, serialization, timeout)
+
+    def __repr__(self) -> str:
+        return f"<RemoteFunctionMaker {_name_of(self._function)}>"
+
+
+class _Place:
+    """Where a remote object is to be."""
+
+    def __init__(
+        self, job: Any, hosts: int | slice | None, per_host: Mapping[str, int] | None, connection_mode: str | None
+    ) -> None:
+        job = getattr(job, "job", job)  # a KubernetesJob has one
+        if not isinstance(job, Job):
+            raise WrongArguments(f".to() takes a job, as loom.connect and loom.local give it, not {job!r:.80}")
+        job._connection.check_open()
+        _check_mode(job, connection_mode)
+        self._job = job
+        self._hosts = job.hosts.slice(hosts=0 if hosts is None else hosts)
+        self._per_host = per_host
+
+    def name(self, wanted: str | None, default: str) -> str:
+        taken = {name for name, mesh in self._job.meshes.items() if not mesh._whole.stopped}
+        if wanted is None:
+            numbered = (f"{default}_{number}" for number in itertools.count(2))
+            return next(name for name in itertools.chain([default], numbered) if name not in taken)
+        if wanted in taken:
+            raise ObjectNameTaken(
+                f"session {self._job.session!r} has a mesh {wanted!r} already: tear it down, or give another name"
+            )
+        return wanted
+
+    def host(
+        self, name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], methods: Any
+    ) -> tuple[ProcMeshProxy, ActorMeshProxy]:
+        actor = AsyncHosted if any(method.is_async for method in methods) else Hosted
+        procs = self._hosts.spawn_procs(self._per_host, name=name)
+        try:
+            return procs, procs.spawn(name, actor, target, args, kwargs)
+        except BaseException:  # it cannot be pickled
+            procs.stop("nothing was spawned")
+            raise
+
+
+def _check_mode(job: Job, mode: str | None) -> None:
+    if mode is None or mode == job.transport:
+        return
+    if mode not in CONNECTION_MODES:
+        raise WrongConnectionMode(f"connection_mode is {mode!r}: give 'websocket' or 'http', or leave it out")
+    raise WrongConnectionMode(
+        f"connection_mode is {mode!r}, but this job is connected over {job.transport!r}, and its calls take that: "
+        f"connect it with loom.connect(…, transport={mode!r}), or leave connection_mode out"
+    )
+
+
+def _init(
+    args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    named = dict(kwargs or {})
+    if isinstance(args, Mapping):
+        return (), {**args, **named}
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise WrongArguments(f"init_args is {args!r:.80}: give a tuple or a list, or a dict of named arguments")
+    return tuple(args), named
+
+
+def _is_module(target: Any, kind: str) -> bool:
+    """Whether this is what Kubetorch's function of that name gives."""
+    return getattr(type(target), "MODULE_TYPE", None) == kind and hasattr(type(target), "base_endpoint")
+
+
+def _is_actor(target: type) -> bool:
+    from loom.actor import Actor  # where torchmonarch is installed, this takes a second
+
+    return issubclass(target, Actor)
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", "function"))

@@ -1,0 +1,219 @@
+"""Objects of ordinary classes that live in the cluster: their methods are called here like local ones.
+
+A remote object is an actor mesh (`loom.hosted`) with one actor or many, in processes of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from loom.errors import ActorError, LoomError, MeshStopped, RemoteException, WaitTimeout
+from loom.hosted import HostedObject
+from loom.methods import Method, no_method
+from loom_proxy.futures.future import FutureProxy, check_timeout
+from loom_proxy.mesh.meshes import ActorMeshProxy, ProcMeshProxy
+
+__all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject"]
+
+O = TypeVar("O", bound="_Remote")  # noqa: E741
+
+OWN_NAMES = frozenset({"mesh", "name", "teardown"})
+"""Names that every remote object has, which no method can have."""
+
+TEARDOWN_TIMEOUT = 15.0
+"""Seconds that `teardown` waits for the processes to stop."""
+
+_STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
+"""What a caller is not to get as it is: what stands in for a class that is not here, and what ends loops."""
+
+
+def own_error(error: ActorError) -> BaseException:
+    """What a method raised, with the `ActorError` as its cause; or that one, where it cannot be raised here."""
+    original = error.exception
+    if not isinstance(original, Exception) or isinstance(original, _STAYS_AN_ACTOR_ERROR):
+        return error
+    original.__cause__ = error
+    return original
+
+
+class RemoteMethod:
+    """A method of a remote object, or a remote function."""
+
+    def __init__(self, endpoint: Any, name: str | None, method: Method, remote: _Remote) -> None:
+        self._adverb = endpoint.call_one if remote._single else endpoint.call
+        self._name = name
+        self._method = method
+        self._remote = remote
+        # A parameter of the method's own of these names is the method's.
+        self._takes_async = not method.has("async_")
+        self._takes_timeout = not method.has("timeout")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it and return what it returns; of many objects, a `ValueMeshProxy` of what each returned.
+
+        Args:
+            async_: return an awaitable instead of waiting. The call is sent at once.
+            timeout: seconds to wait at most, instead of what `to` was told; None waits for ever. Where the method
+                has a parameter of either name, it is the method's.
+
+        Raises:
+            Exception: what the method raised, as its own class; its ``__cause__`` is the `ActorError`, which has
+                the remote traceback.
+            ActorError: the class of what it raised cannot be rebuilt here, or is no ordinary `Exception`.
+            WaitTimeout: the time is up. The method goes on.
+            WrongArguments: the method does not take the arguments, or yields. Nothing was sent.
+            UnpicklableError: an argument cannot be pickled. Nothing was sent.
+            SupervisionError: the process has died.
+            MeshStopped: the object has been torn down.
+        """
+        async_, timeout = False, self._remote._timeout
+        if kwargs:
+            async_ = self._takes_async and kwargs.pop("async_", False)
+            if self._takes_timeout and "timeout" in kwargs:
+                timeout = kwargs.pop("timeout")
+                check_timeout(timeout)
+        self._remote._check_alive()
+        self._method.check(args, kwargs)
+        future = self._adverb(self._name, args, kwargs)
+        if async_:
+            future._connection.flush()
+            return _awaited(future, timeout)
+        try:
+            return future.get(timeout)
+        except ActorError as error:
+            raise own_error(error)  # noqa: B904 - its cause is set
+
+    def __repr__(self) -> str:
+        return f"<remote {self._method.signature or self._method.title} on {self._remote!r}>"
+
+
+async def _awaited(future: FutureProxy[Any], timeout: float | None) -> Any:
+    try:
+        return await asyncio.wait_for(future.as_asyncio(), timeout)
+    except ActorError as error:
+        raise own_error(error)  # noqa: B904 - its cause is set
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        if isinstance(error, LoomError):
+            raise
+        raise WaitTimeout(f"no answer within {timeout:g} s; the method goes on") from error
+
+
+class _Remote:
+    """What remote objects and functions have in common."""
+
+    def __init__(
+        self, name: str, title: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, timeout: float | None
+    ) -> None:
+        self.name = name
+        """Name of its meshes, in `Job.meshes` too."""
+        self.mesh = mesh
+        """The actors that hold it."""
+        self._title = title
+        self._procs = procs
+        self._single = len(mesh) == 1
+        self._timeout = timeout
+        self._gone = False
+
+    def _check_alive(self) -> None:
+        if self._gone:
+            raise MeshStopped(f"{self!r} has been torn down: put it up again with .to(job)")
+
+    def teardown(self) -> None:
+        """End its processes, and what it holds; waits 15 s at most. Once it is over, nothing is done."""
+        if self._gone:
+            return
+        self._gone = True
+        connection = self._procs._whole.connection
+        if connection.meshes.get(self.name) is self.mesh:
+            del connection.meshes[self.name]
+        if not connection.ended.is_set():
+            self._procs.stop("torn down").get(TEARDOWN_TIMEOUT)
+
+    def __enter__(self: O) -> O:
+        self._check_alive()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.teardown()
+
+    def __reduce__(self) -> Any:
+        # Inside an argument of the same session; the mesh refuses all else.
+        self._check_alive()
+        return HostedObject, (self.mesh, self._single)
+
+    def __repr__(self) -> str:
+        gone = ", torn down" if self._gone else ""
+        return f"<{type(self).__name__} {self.name!r} of {self._title} {self.mesh.extent}{gone}>"
+
+
+class RemoteObject(_Remote):
+    """An object of an ordinary class, or several, in the cluster; made by `loom.cls(…).to(…)`.
+
+    Its attributes are the class's public methods. Leaving it as a context manager tears it down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cls: type,
+        procs: ProcMeshProxy,
+        mesh: ActorMeshProxy,
+        methods: Mapping[str, Method],
+        timeout: float | None,
+    ) -> None:
+        super().__init__(name, cls.__name__, procs, mesh, timeout)
+        self._class = cls
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        if name.startswith("__") or "_methods" not in self.__dict__:
+            raise AttributeError(name)
+        method = self._methods.get(name)
+        if method is None:
+            exists = any(name in vars(base) for base in self._class.__mro__)
+            no_method(self._class.__name__, name, self._methods, exists)
+        remote = RemoteMethod(self.mesh.run, name, method, self)
+        self.__dict__[name] = remote  # found without __getattr__ from now on
+        return remote
+
+    def __dir__(self) -> Sequence[str]:
+        return sorted({*super().__dir__(), *self._methods})
+
+
+class RemoteFunction(_Remote):
+    """A function, in a process of the cluster or several; made by `loom.fn(…).to(…)`."""
+
+    def __init__(
+        self, name: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, function: Method, timeout: float | None
+    ) -> None:
+        super().__init__(name, function.title, procs, mesh, timeout)
+        self._call = RemoteMethod(mesh.run, None, function, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; as `RemoteMethod.__call__`."""
+        return self._call(*args, **kwargs)
+
+
+def make(remote: O, timeout: float | None) -> O:
+    """Have the objects made, and wait for it; what fails is torn down.
+
+    Raises:
+        Exception: what the constructor raised, as `RemoteMethod.__call__` raises what a method did.
+        WaitTimeout: it took longer than ``timeout`` seconds.
+    """
+    try:
+        remote.mesh.make.call().get(timeout)
+    except BaseException as error:
+        try:
+            remote.teardown()
+        except LoomError as failed:
+            error.__context__ = failed
+        if isinstance(error, ActorError):
+            raise own_error(error)  # noqa: B904 - its cause is set
+        raise
+    return remote

@@ -1,0 +1,305 @@
+"""A WebSocket to the gateway: whole binary messages in and out of one socket.
+
+The protocol is that of `websockets`, whose core is sans-IO; the socket is ours, because a call is sent by the
+thread that makes it: handing it to an event loop's thread would cost more than sending it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import cast
+from urllib.parse import urlsplit
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import WebSocketException
+from websockets.frames import Close, CloseCode, Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
+
+from loom.errors import (
+    AuthenticationError,
+    GatewayUnreachable,
+    InvalidAddress,
+    LoomError,
+    NotAGateway,
+    error_for_code,
+)
+from loom.tls import client_context, tls_error
+from loom.wire.frames import MAX_FRAME
+from loom.wire.messages import TURN, Buffer, turns
+from loom.wire.sender import try_send
+from loom.wire.sockets import keep_queues_short
+from loom.wire.stream import LENGTH
+from loom.wire.waker import Bell
+from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
+from loom_proxy.transport.tls import TlsSocket
+
+__all__ = ["PATH", "NoUpgrade", "WebSocketTransport", "connect_tcp", "gateway_error", "normalise_url", "refused"]
+
+PATH = "/ws/v1"
+"""Path of the gateway's WebSocket."""
+
+LONGEST_WAIT = 5
+"""Seconds that `WebSocketTransport.receive` waits at most."""
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+
+
+def normalise_url(url: str) -> str:
+    """The WebSocket URL of a gateway, from what a person writes: ``ws://host:8470``, ``https://host/prefix``.
+
+    Raises:
+        InvalidAddress: it has no host, or another scheme.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidAddress(f"{url!r} is not a gateway's URL: {error}") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise InvalidAddress(f"{url!r} is not a gateway's URL: write ws://HOST:PORT or wss://HOST")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.rstrip("/")
+    if not path.endswith(PATH):
+        path += PATH
+    return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{path}"
+
+
+class NoUpgrade(NotAGateway):
+    """What answers speaks HTTP, but gave no WebSocket that works: no gateway, or something is in the way."""
+
+
+class WebSocketTransport:
+    """An open WebSocket. One thread may receive while another sends."""
+
+    kind = "websocket"
+
+    def __init__(self, sock: socket.socket | TlsSocket, protocol: ClientProtocol) -> None:
+        self._socket = sock
+        self._protocol = protocol
+        self._splitter = WebSocketFrames(MAX_FRAME + 4096)
+        self._pieces: list[bytes] = []
+        self.heard = time.monotonic()
+        """When the other side last said anything, be it only the answer to a ping."""
+        self._bell: Bell | None = None
+
+    @classmethod
+    def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
+        """Connect and upgrade, within ``timeout`` seconds.
+
+        Args:
+            ca: as `loom.tls.client_context`.
+
+        Raises:
+            GatewayUnreachable: nobody answers at the URL.
+            UntrustedGateway: TLS does not vouch for who does.
+            NotAGateway: somebody answers, but not with a gateway's WebSocket; `NoUpgrade` if with HTTP.
+            AuthenticationError: the token is missing or wrong.
+        """
+        sock = _connect(url, timeout, ca)
+        try:
+            transport = cls._upgrade(sock, url, token)
+        except TimeoutError:
+            sock.close()
+            text = f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
+            raise NotAGateway(text) from None
+        except LoomError:
+            sock.close()
+            raise
+        except (OSError, EOFError, WebSocketException, ValueError) as error:
+            sock.close()
+            kind = NoUpgrade if isinstance(error, ConnectionError) else NotAGateway
+            raise kind(f"{url} is not a Loom gateway: {error or type(error).__name__}{_tls_hint(url)}") from error
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LONGEST_WAIT, 0))
+        return transport
+
+    @classmethod
+    def _upgrade(cls, sock: socket.socket | TlsSocket, url: str, token: str | None) -> WebSocketTransport:
+        protocol = ClientProtocol(parse_uri(url), max_size=MAX_FRAME + 4096)
+        request = protocol.connect()
+        if token:
+            request.headers["Authorization"] = f"Bearer {token}"
+        protocol.send_request(request)
+        sock.sendall(b"".join(protocol.data_to_send()))
+        response: Response | None = None
+        while response is None:
+            data = sock.recv(TURN)
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+            for event in protocol.events_received():
+                if isinstance(event, Response):
+                    response = event
+            if response is None and (protocol.handshake_exc is not None or not data):
+                cause = protocol.handshake_exc and protocol.handshake_exc.__cause__
+                kind = NotAGateway if data else NoUpgrade
+                raise kind(
+                    f"{url} is not a Loom gateway: {cause or 'it closed the connection without an answer'}"
+                    f"{_tls_hint(url)}"
+                )
+        if response.status_code != 101:
+            raise refused(url, response.status_code, response.reason_phrase, response.body or b"")
+        if protocol.handshake_exc is not None:
+            raise NoUpgrade(f"{url} is not a Loom gateway: {protocol.handshake_exc}")
+        return cls(sock, protocol)
+
+    def fileno(self) -> int:
+        """The socket's."""
+        return self._socket.fileno()
+
+    def listen_for(self, bell: Bell) -> None:
+        """End a wait in `receive` when a bell rings."""
+        self._bell = bell
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(bell, select.POLLIN)
+
+    def _comes(self, bell: Bell) -> bool:
+        """Wait as `receive` does; whether there is something to receive, or an end."""
+        return any(number != bell.fileno() for number, _ in self._poll.poll(LONGEST_WAIT * 1000))
+
+    def receive(self, wait: bool = True) -> list[bytes] | None:
+        """The binary messages that have come, perhaps none; None when the connection is over.
+
+        Args:
+            wait: wait for something to come, if nothing has, for `LONGEST_WAIT` seconds at most, or until the bell
+                rings that `listen_for` was given.
+        """
+        if self._protocol.close_expected():
+            return None
+        if wait and self._bell is not None and not self._comes(self._bell):
+            return []
+        try:
+            data = self._socket.recv(TURN, 0 if wait else socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self.heard = time.monotonic()
+        messages: list[bytes] = []
+        for is_message, pieces in self._splitter.receive(data):
+            if is_message:
+                messages.append(joined(pieces))
+            else:
+                messages += self._other_frame(joined(pieces))
+        return messages
+
+    def _other_frame(self, data: bytes) -> Iterator[bytes]:
+        """A control frame, or a piece of a message in several frames, which is `websockets`' business."""
+        protocol = self._protocol
+        protocol.receive_data(data)
+        for event in protocol.events_received():
+            if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.CONT):
+                self._pieces.append(bytes(event.data))
+                if event.fin:
+                    yield b"".join(self._pieces)
+                    self._pieces.clear()
+        if reply := b"".join(protocol.data_to_send()):  # a pong, or the answer to a close
+            self.send_control(reply)
+
+    def ping(self) -> None:
+        """Have the other side say something."""
+        self._protocol.send_ping(b"")
+        self.send_control(b"".join(self._protocol.data_to_send()))
+
+    def send_control(self, data: bytes) -> None:
+        """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
+        with contextlib.suppress(OSError):  # the other side is gone, which `receive` finds next
+            self._socket.sendall(data)
+
+    def try_send(self, data: Buffer) -> int:
+        """Send without waiting; return how many bytes went out."""
+        sock = self._socket
+        return sock.try_send(data) if isinstance(sock, TlsSocket) else try_send(sock, data)
+
+    def send_all(self, data: Buffer) -> None:
+        """Send, waiting for room. Only for threads that no signal interrupts."""
+        for piece in turns(data):
+            self._socket.sendall(piece)
+
+    def close(self) -> None:
+        """Say goodbye as WebSockets do, and close the socket."""
+        try:
+            # Without waiting: of a connection that is stalled nobody takes anything.
+            self.try_send(Frame(Opcode.CLOSE, Close(CloseCode.NORMAL_CLOSURE, "").serialize()).serialize(mask=True))
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was faster
+        self._socket.close()
+
+    @staticmethod
+    def encode(frame: bytes) -> bytes:
+        """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
+        data = memoryview(frame)[LENGTH.size :]  # a message has its own length
+        mask = secrets.token_bytes(4)
+        return message_head(len(data), mask) + apply_mask(cast(bytes, data), mask)
+
+
+def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSocket:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    context = client_context(ca) if parts.scheme == "wss" else None
+    sock = connect_tcp(url, timeout)
+    if context is None:
+        return sock
+    try:
+        return TlsSocket(sock, context, parts.hostname)
+    except OSError as error:
+        sock.close()
+        raise tls_error(url, error) from error
+
+
+def connect_tcp(url: str, timeout: float) -> socket.socket:
+    """A connection to the host of a WebSocket URL, made within ``timeout`` seconds, before any TLS.
+
+    Raises:
+        GatewayUnreachable: nobody answers there.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    assert parts.hostname is not None
+    try:
+        sock = socket.create_connection((parts.hostname, port), timeout)
+    except OSError as error:
+        why = "it did not answer in time" if isinstance(error, socket.timeout) else (error.strerror or str(error))
+        raise GatewayUnreachable(
+            f"no gateway at {url}: {why}. Check the address, and that `loom serve gateway` or `loom up` runs there."
+        ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_queues_short(sock)
+    return sock
+
+
+def _tls_hint(url: str) -> str:
+    return ". If it speaks TLS, write wss:// instead of ws://" if url.startswith("ws:") else ""
+
+
+def gateway_error(body: Buffer) -> LoomError | None:
+    """The error that a gateway's answer gives in JSON; None for an answer of anything else."""
+    try:
+        error = json.loads(bytes(body))["error"]
+        return error_for_code(error["code"], error["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def refused(url: str, status: int, reason: str, body: Buffer) -> LoomError:
+    """The error for an HTTP answer in place of a connection."""
+    if error := gateway_error(body):
+        return error
+    if status == 401:
+        return AuthenticationError(f"{url} wants other credentials (401 {reason})")
+    return NoUpgrade(
+        f"{url} answers, but is not a Loom gateway: HTTP {status} {reason}. Check host, port and path."
+    )

@@ -1,0 +1,1 @@
+"""The weaver, seen from the laptop."""

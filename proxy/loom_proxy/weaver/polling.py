@@ -1,0 +1,78 @@
+"""Watching the weaver where there are no WebSockets: by asking every second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
+from loom_proxy.weaver.views import Away, Delta, ReplicaInfo, Snapshot, WeaverEvent, WeaverUpdate
+
+__all__ = ["poll"]
+
+EVERY = 1.0
+"""Seconds between two questions."""
+
+_OFTEN = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected")
+_TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
+
+
+def poll(
+    look: Callable[[], Snapshot],
+    events: Callable[[int], Iterator[WeaverEvent]],
+    timeout: float | None = None,
+) -> Iterator[WeaverUpdate]:
+    """What there is, and then what changes, as `WeaverWatch.updates` tells it.
+
+    Args:
+        look: gives all that there is.
+        events: gives those after the one with an id.
+        timeout: stop after so many seconds in which nothing comes; None goes on for ever.
+
+    Raises:
+        LoomError: the first look fails.
+    """
+    before: Snapshot | None = look()
+    assert before is not None
+    yield before
+    last = int(before.status["event"])
+    heard = time.monotonic()
+    while timeout is None or time.monotonic() - heard < timeout:
+        time.sleep(EVERY if timeout is None else min(EVERY, timeout))
+        updates: list[WeaverUpdate] = []
+        try:
+            now = look()
+            if before is None:
+                updates.append(now)
+            else:
+                updates += events(last)
+                updates += _differences(before, now)
+        except _TRANSIENT as error:
+            if before is None:
+                continue
+            now = None
+            updates.append(Away(str(error)))
+        for update in updates:
+            if isinstance(update, WeaverEvent):
+                last = update.id
+            yield update
+        if updates:
+            heard = time.monotonic()
+        if before is None and now is not None:
+            last = int(now.status["event"])
+        before = now
+
+
+def _differences(before: Snapshot, now: Snapshot) -> Iterator[Delta]:
+    replicas = {id: _often(one) for id, one in now.replicas.items() if before.replicas.get(id) != one}
+    devices = {
+        uuid: one.status
+        for uuid, one in now.devices.items()
+        if one.status is not None and (uuid not in before.devices or before.devices[uuid].status != one.status)
+    }
+    if replicas or devices:
+        yield Delta(replicas, devices)
+
+
+def _often(replica: ReplicaInfo) -> dict[str, object]:
+    return {name: getattr(replica, name) for name in _OFTEN}

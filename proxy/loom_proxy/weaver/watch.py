@@ -1,0 +1,194 @@
+"""Watching the weaver over ``/ws/v1/weaver``, for as long as it takes.
+
+A connection that is lost is made again by itself. Where a program reads too slowly the gateway ends the connection,
+and the next one begins with a snapshot, so that what was missed are only the steps in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import connect as connect_async
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.sync.client import connect
+
+from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
+from loom.tls import client_context, tls_error
+from loom_proxy.session.handshake import delays
+from loom_proxy.transport.websocket import NoUpgrade, normalise_url, refused
+from loom_proxy.weaver.views import Away, WeaverUpdate, read_update
+
+__all__ = ["WeaverWatch"]
+
+V = TypeVar("V")
+
+_silent = logging.getLogger(f"{__name__}.socket")
+_silent.setLevel(logging.CRITICAL)
+"""Of websockets, which would print a traceback where a program reads no more; a lost connection is an update."""
+
+OPEN_TIMEOUT = 10.0
+"""Seconds that a gateway has to accept the connection."""
+
+_REFUSED = 4000
+_TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
+
+
+class WeaverWatch:
+    """Where and how to watch.
+
+    Args:
+        url: of the gateway.
+        token: to show.
+        ca: as `loom.tls.client_context`.
+    """
+
+    def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
+        self.url = _watch_url(url)
+        self._context = client_context(ca) if self.url.startswith("wss:") else None
+        self._options: dict[str, Any] = {
+            "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
+            "ssl": self._context,
+            "open_timeout": OPEN_TIMEOUT,
+            "max_size": None,  # a snapshot of many replicas is large
+            "compression": None,
+            "proxy": None,
+            "logger": _silent,
+        }
+
+    def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
+        """What there is, and then what changes.
+
+        Args:
+            timeout: stop after so many seconds in which nothing comes; None goes on for ever.
+
+        Raises:
+            NoUpgrade: what answers gives no WebSocket.
+            GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: the first connection fails.
+            TokenRevoked: the token is not good any more.
+        """
+        first = True
+        waits = delays()
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                with self._open() as socket:
+                    waits = delays()
+                    first = False
+                    while True:
+                        left = None if until is None else max(0.0, until - time.monotonic())
+                        update = _read(socket.recv(left))
+                        until = None if timeout is None else time.monotonic() + timeout
+                        if update is not None:
+                            yield update
+            except TimeoutError:
+                return
+            except ConnectionClosed as closed:
+                reason = str(_lost(closed))
+            except _TRANSIENT as error:
+                if first:
+                    raise
+                reason = str(error)
+            wait = next(waits)
+            if until is not None and time.monotonic() + wait > until:
+                return
+            yield Away(reason)
+            time.sleep(wait)
+
+    async def updates_async(self) -> AsyncIterator[WeaverUpdate]:
+        """As `updates`, for an event loop; it goes on for ever. Bound a wait with `asyncio.wait_for`."""
+        updates: AsyncIterator[WeaverUpdate] = self._watch(_read)
+        async for update in updates:
+            yield update
+
+    async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
+        """As `updates_async`, but the messages as they come, of which `Away` is one, too."""
+        async for message in self._watch(_read_json):
+            yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
+
+    async def _watch(self, read: Callable[[str | bytes], V | None]) -> AsyncIterator[V | Away]:
+        first = True
+        waits = delays()
+        while True:
+            try:
+                async with await self._open_async() as socket:
+                    waits = delays()
+                    first = False
+                    async for text in socket:
+                        update = read(text)
+                        if update is not None:
+                            yield update
+                    reason = "the gateway has closed the connection"
+            except ConnectionClosed as closed:
+                reason = str(_lost(closed))
+            except _TRANSIENT as error:
+                if first:
+                    raise
+                reason = str(error)
+            yield Away(reason)
+            await asyncio.sleep(next(waits))
+
+    def _open(self) -> Any:
+        try:
+            return connect(self.url, **self._options)
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise self._not_opened(error) from error
+
+    async def _open_async(self) -> Any:
+        try:
+            return await connect_async(self.url, **self._options)
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise self._not_opened(error) from error
+
+    def _not_opened(self, error: Exception) -> LoomError:
+        if isinstance(error, InvalidStatus):
+            response = error.response
+            return refused(self.url, response.status_code, response.reason_phrase, response.body or b"")
+        if isinstance(error, (InvalidHandshake, InvalidMessage, EOFError)):
+            return NoUpgrade(f"{self.url} is not a Loom gateway: {error or type(error).__name__}")
+        if self._context is not None and not isinstance(error, (ConnectionError, TimeoutError)):
+            assert isinstance(error, OSError)
+            return tls_error(self.url, error)
+        return GatewayUnreachable(f"no gateway at {self.url}: {error or type(error).__name__}")
+
+
+def _watch_url(url: str) -> str:
+    parts = urlsplit(normalise_url(url))
+    return urlunsplit(parts._replace(path=f"{parts.path}/weaver"))
+
+
+def _read(text: str | bytes) -> WeaverUpdate | None:
+    try:
+        return read_update(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotAGateway(f"what comes from the gateway makes no sense: {error!r}") from error
+
+
+def _read_json(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(text)
+    except ValueError as error:
+        raise NotAGateway(f"what comes from the gateway makes no sense: {error!r}") from error
+    if not isinstance(message, dict) or "type" not in message:
+        raise NotAGateway(f"what comes from the gateway makes no sense: {message!r:.80}")
+    return message
+
+
+def _lost(closed: ConnectionClosed) -> LoomError:
+    """Why the connection has ended.
+
+    Raises:
+        LoomError: for good.
+    """
+    came = closed.rcvd
+    if came is None or came.code != _REFUSED:
+        return GatewayUnreachable(f"the connection to the gateway is lost: {closed}")
+    error = error_for_code(came.reason, f"the gateway has ended the connection: {came.reason}")
+    if isinstance(error, _TRANSIENT):
+        return error
+    raise error from closed
