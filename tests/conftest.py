@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +15,13 @@ from loom_proxy.local import LocalCluster
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = (
-    "test_demo", "test_laptop", "test_worker_back", "test_bridge", "test_weaver_killed", "test_weaver_flow",
-    "test_tune_examples", "test_benchmarks", "test_notebook", "test_weaver_benchmark", "test_weaver_lifetime",
-    "test_lanes",
-)  # fmt: skip
-"""Files that take longest. They begin first, so that no process has one left when the others are done."""
+KINDS = ("system", "integration", "unit")
+"""Folders of tests. What is in one has a marker of its name; those that take longest begin first."""
+
+
+def _kind(path: Path) -> str:
+    folder = path.relative_to(Path(__file__).parent).parts[0]
+    return folder if folder in KINDS else "integration"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    for item in items:
+        item.add_marker(_kind(item.path))
+    # So that no process of xdist has a long file left when the others are done.
+    items.sort(key=lambda item: KINDS.index(_kind(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from tests.support.paths import ROOT
+
 __all__ = ["CallerError", "CallerProcess"]
 
-PROJECT = Path(__file__).parents[2]
 
 TIMEOUT = 120.0
 """Seconds that a caller has to start, and for each measurement."""
@@ -44,7 +44,7 @@ class CallerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
             [python or sys.executable, "-m", module, *arguments],
-            cwd=PROJECT,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,

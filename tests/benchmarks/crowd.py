@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from loom.threadlet.threadlet import DEVICES_INTERVAL
 from loom.weaver.link import Splitter, WeaverAddress, pack, parse_weaver_address
 from tests.benchmarks.caller import serve
-from tests.weaver.raw_threadlet import GPU, hello_of
+from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 
 __all__ = ["Crowd"]
 

@@ -1,8 +1,8 @@
 """Small calls while a large argument moves over a narrow line: with a connection for bulk, and with one for all.
 
-The line is `tests.narrow_proxy`: each of its connections has a queue of its own, as in the kernels and proxies on
-the way; where all share one queue, as in a router without fair queueing, a second connection does not help. Both
-subjects run in processes of their own, ``python -m tests.benchmarks.lanes two``, and take turns.
+The line is `tests.support.network.narrow_proxy`: each of its connections has a queue of its own, as in the kernels
+and proxies on the way; where all share one queue, as in a router without fair queueing, a second connection does
+not help. Both subjects run in processes of their own, ``python -m tests.benchmarks.lanes two``, and take turns.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -28,7 +28,7 @@ from tests.benchmarks.caller import serve
 from tests.benchmarks.caller_process import CallerProcess
 from tests.benchmarks.machine import Machine, describe_machine
 from tests.benchmarks.report import Ratio, percentile
-from tests.narrow_proxy import NarrowProxy
+from tests.support.network.narrow_proxy import NarrowProxy
 
 __all__ = ["LanesFigures", "LanesPlan", "measure"]
 

@@ -21,7 +21,7 @@ import loom
 from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.views import Snapshot, WeaverEvent
-from tests.benchmarks.caller_process import PROJECT, CallerError
+from tests.benchmarks.caller_process import ROOT, CallerError
 
 __all__ = ["Commands", "Steering", "running"]
 
@@ -67,7 +67,7 @@ class Steering:
         weaver, replica = self._job.weaver, "steered"
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.benchmarks.steering", replica],
-            cwd=PROJECT,
+            cwd=ROOT,
             env={**os.environ, "LOOM_WEAVER": weaver.address()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -40,7 +40,7 @@ from tests.benchmarks.caller import serve
 from tests.benchmarks.caller_process import CallerProcess
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import Ratio, percentile
-from tests.weaver.raw_threadlet import running_weaver
+from tests.unit.loom.weaver.raw_threadlet import running_weaver
 
 __all__ = [
     "CallTimes",

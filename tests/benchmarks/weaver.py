@@ -20,7 +20,7 @@ from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller_process import CallerProcess
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import Ratio, percentile
-from tests.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
+from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
 __all__ = ["Busy", "Load", "WeaverPlan", "load_report", "measure"]
 

@@ -1,0 +1,86 @@
+"""``loom bridge`` as tests run it, and what the weaver knows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+from loom.errors import WeaverUnavailable
+from loom_proxy.weaver.client import WeaverProxy
+from tests.support.gateways import await_true
+from tests.support.processes import read_json, start
+
+__all__ = ["LOOM", "Bridge", "await_address", "group_of", "states"]
+
+LOOM = "from loom.cli import main; main()"
+
+
+class Bridge:
+    """``loom bridge``, run as a user runs it. A context manager."""
+
+    def __init__(self, url: str, token: str, nats_url: str, *options: str) -> None:
+        descriptor, self._log = tempfile.mkstemp(suffix=".log")
+        environment = {**os.environ, "LOOM_URL": url, "LOOM_TOKEN": token}
+        command = ["-c", LOOM, "bridge", nats_url, "--exit-with-parent", *options]
+        self.process: subprocess.Popen[str] = start(*command, env=environment, stderr=descriptor)
+        os.close(descriptor)
+
+    def await_ready(self) -> Bridge:
+        """Wait until it is connected to both sides."""
+        try:
+            assert read_json(self.process)["event"] == "listening"
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.log()}") from None
+        return self
+
+    def log(self) -> str:
+        """What it has said."""
+        return Path(self._log).read_text()
+
+    def await_log(self, text: str) -> None:
+        """Wait until it has said something."""
+        await_true(lambda: text in self.log())
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """End it with a signal; its exit code."""
+        self.process.send_signal(number)
+        self.process.wait(timeout=20)  # with its standard input open: to close that is a signal, too
+        self.process.communicate()
+        return self.process.returncode
+
+    def __enter__(self) -> Bridge:
+        return self.await_ready()
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        print(self.log())
+        os.unlink(self._log)
+
+
+def group_of(test: str) -> str:
+    """The group of a test's processes, by the test's name."""
+    return test.removeprefix("test_").partition("[")[0]
+
+
+def states(weaver: WeaverProxy) -> dict[str, str]:
+    """The state of each replica."""
+    return {id: replica.state for id, replica in weaver.replicas().items()}
+
+
+def await_address(weaver: WeaverProxy) -> str:
+    """Where threadlets find the weaver, as soon as it is up."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        try:
+            found.append(weaver.address())
+        except WeaverUnavailable:
+            return False
+        return True
+
+    await_true(is_there)
+    return found[0]

@@ -1,0 +1,27 @@
+"""What the bridge needs of its connection to NATS, with a real server."""
+
+from __future__ import annotations
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from loom.bridge.nats_link import flush
+from tests.integration.bridge.nats_server import NatsServer
+
+TIMES = 1000
+"""`Client.flush` alone comes back before the server has the subscriptions in about 20 of them."""
+
+
+async def test_who_is_asked_after_a_flush_is_there(server: NatsServer, client: Client) -> None:
+    async def answer(message: Msg) -> None:
+        await message.respond(b"here")
+
+    asked = await nats.connect(server.url)
+    for number in range(TIMES):
+        for subject in ("first", "second", "last"):
+            await asked.subscribe(f"{number}.{subject}", "queue", cb=answer)
+        await flush(asked, 10)
+
+        assert (await client.request(f"{number}.last", timeout=10)).data == b"here"
+    await asked.close()

@@ -1,0 +1,395 @@
+"""Who comes in at a real gateway, what for, and how those are put out whose token is not good any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+import loom
+from loom import Actor, endpoint
+from loom.rest import Gateway
+from loom.token_file import SCOPES, TokenFile
+from loom_gateway.access.control import Doors as GatewayDoors
+from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.rate_limits import Limits
+from loom_gateway.access.tokens import TokenAuthority
+from loom_proxy.local import LocalCluster
+from tests.support.processes import read_json, run
+from tests.support.processes import start as start_program
+from tests.support.raw_client import BOUND, refusal, websocket
+
+
+class Waiter(Actor):
+    @endpoint
+    def wait_for(self, path: str) -> str:
+        deadline = time.monotonic() + 60
+        while not Path(path).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return "done"
+
+
+class Doors:
+    """A gateway with a file of tokens and an audit."""
+
+    def __init__(self, cluster: LocalCluster, file: TokenFile, audit: Path) -> None:
+        self.url = cluster.url
+        self.token = cluster.token
+        self.workers = cluster.workers
+        self.file = file
+        self._audit = audit
+
+    def make(self, scope: str, expires_in: float | None = None) -> tuple[str, str]:
+        """A new token's id and the token."""
+        token, text = self.file.create(f"a {scope}", scope, expires_in)
+        return token.id, text
+
+    def audit(self, **wanted: Any) -> list[dict[str, Any]]:
+        """The audit's lines that have these values."""
+        lines = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+
+    def rest(self, method: str, path: str, token: str, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Status and answer of a request."""
+        request = urllib.request.Request(self.url.replace("ws:", "http:") + path, method=method)
+        for name, value in {"Authorization": f"Bearer {token}", **headers}.items():
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=BOUND) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, {**json.load(error), "headers": dict(error.headers)}
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + BOUND
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def start(folder: Path, *options: str) -> Iterator[Doors]:
+    file = TokenFile(folder / "tokens.json")
+    files = ["--tokens", str(file.path), "--audit", str(folder / "audit")]
+    with LocalCluster(1, gateway_options=[*files, *options]) as cluster:
+        yield Doors(cluster, file, folder / "audit")
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    yield from start(tmp_path_factory.mktemp("doors"), "--allow-origin", "https://notebooks.example")
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """With small limits, but for those on what comes from one address."""
+    limits = ["--max-sessions", "1", "--max-in-flight", "4", "--max-message", "2000000"]
+    yield from start(tmp_path_factory.mktemp("strict"), *limits)
+
+
+@pytest.fixture
+def tokens(doors: Doors) -> dict[str, str]:
+    """A new token of each scope."""
+    return {scope: doors.make(scope)[1] for scope in SCOPES}
+
+
+# -- scopes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_scope_reads(doors: Doors, tokens: dict[str, str], scope: str) -> None:
+    for path in ("/api/v1/status", "/api/v1/sessions", "/api/v1/openapi.json"):
+        assert doors.rest("GET", path, tokens[scope])[0] == 200
+
+
+def test_ending_a_session_over_rest_needs_operate(doors: Doors, tokens: dict[str, str]) -> None:
+    with loom.connect(doors.url, tokens["drive"]) as job:
+        path = f"/api/v1/sessions/{job.session}"
+
+        status, answer = doors.rest("DELETE", path, tokens["view"])
+        assert (status, answer["error"]["code"]) == (403, "scope")
+        assert "operate" in answer["error"]["message"]
+        assert "view" in answer["error"]["message"]
+        with pytest.raises(loom.ScopeError):
+            Gateway(doors.url, tokens["view"]).end_session(job.session)
+
+        assert doors.rest("DELETE", path, tokens["operate"])[0] == 200
+        assert doors.audit(event="commanded", path=path, status=200, name="a operate")
+        until(lambda: doors.audit(event="ended", session=job.session, reason="it was ended over REST"))
+
+
+@pytest.mark.parametrize("scope", ["view", "operate"])
+def test_opening_and_driving_a_session_needs_drive(doors: Doors, tokens: dict[str, str], scope: str) -> None:
+    with pytest.raises(loom.ScopeError, match=f"needs a token of scope drive.*has scope {scope}"):
+        loom.connect(doors.url, tokens[scope])
+    with loom.connect(doors.url, tokens["drive"]) as job, pytest.raises(loom.ScopeError):
+        loom.connect(doors.url, tokens[scope], session=job.session)
+
+
+def test_watching_a_session_needs_view_only(doors: Doors, tokens: dict[str, str]) -> None:
+    with loom.connect(doors.url, tokens["drive"]) as job:
+        watcher = loom.connect(doors.url, tokens["view"], session=job.session, mode="watch")
+        try:
+            assert watcher.runs() == {}
+            with pytest.raises(loom.ReadOnlySession):
+                watcher.run(max, 1, 2)
+            until(lambda: doors.audit(event="watched", session=job.session, name="a view"))
+        finally:
+            watcher.detach()
+
+
+@pytest.mark.parametrize("hello", [{"mode": "watch"}, {"mode": "reign"}, {"mode": "reign", "session": "x"}])
+def test_a_hello_that_wants_what_there_is_not(doors: Doors, tokens: dict[str, str], hello: dict[str, str]) -> None:
+    with websocket(doors.url, tokens["drive"]) as client:
+        assert type(refusal(client, **hello)) is loom.ProtocolMismatch
+
+
+def test_a_token_that_opens_a_session_is_in_the_audit_and_its_text_is_not(doors: Doors) -> None:
+    ident, text = doors.make("drive")
+    with loom.connect(doors.url, text) as job:
+        until(lambda: doors.audit(event="opened", session=job.session))
+        (line,) = doors.audit(event="opened", session=job.session)
+        assert (line["token"], line["name"], line["peer"]) == (ident, "a drive", "127.0.0.1")
+        job.detach()
+    until(lambda: doors.audit(event="left", session=job.session))
+    with loom.connect(doors.url, doors.token, session=job.session):
+        until(lambda: doors.audit(event="drove", session=job.session, token="gateway"))
+    until(lambda: doors.audit(event="ended", session=job.session, opened_by=ident))
+    assert text not in doors._audit.read_text()
+    assert doors.token not in doors._audit.read_text()
+
+
+def test_a_wrong_token_is_refused_and_told_of(doors: Doors) -> None:
+    with pytest.raises(loom.AuthenticationError, match="does not accept the token"):
+        loom.connect(doors.url, "wrong")
+    assert doors.rest("GET", "/api/v1/status", "wrong")[0] == 401
+    until(lambda: doors.audit(event="refused", code="authentication", peer="127.0.0.1"))
+
+
+# -- tokens that are not good any more ------------------------------------------------------------------------
+
+
+def test_a_revoked_token_is_cut_off_and_its_sessions_end(doors: Doors) -> None:
+    ident, text = doors.make("drive")
+    with loom.connect(doors.url, doors.token) as other:
+        job = loom.connect(doors.url, text)
+        waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
+        waiter.wait_for.call_one("/").get(BOUND)
+        future = waiter.wait_for.call_one("/never")
+
+        doors.file.revoke(ident)
+
+        with pytest.raises(loom.TokenRevoked, match=r"'a drive'.*was revoked"):
+            future.get(BOUND)
+        until(lambda: doors.audit(event="ended", session=job.session))
+        assert "was revoked" in doors.audit(event="ended", session=job.session)[0]["reason"]
+        assert doors.audit(event="cut off", token=ident)
+        with pytest.raises(loom.TokenRevoked):
+            loom.connect(doors.url, text)
+        assert doors.rest("GET", "/api/v1/status", text)[1]["error"]["code"] == "token_revoked"
+        assert not other.closed
+
+
+def test_a_token_that_expires_is_cut_off(doors: Doors) -> None:
+    ident, text = doors.make("drive", expires_in=3600.0)
+    job = loom.connect(doors.url, text)
+
+    with doors.file._changing() as tokens:  # as if it were an hour later
+        tokens[:] = [replace(token, expires=time.time()) if token.id == ident else token for token in tokens]
+
+    assert job._connection.ended.wait(BOUND)
+
+    with pytest.raises(loom.TokenRevoked, match="has expired"):
+        job.hosts.spawn_procs(per_host={"gpus": 1})
+    until(lambda: doors.audit(event="ended", session=job.session))
+
+
+def test_a_revoked_token_does_not_end_the_session_of_another(doors: Doors) -> None:
+    ident, text = doors.make("drive")
+    job = loom.connect(doors.url, doors.token)
+    job.detach()
+    guest = loom.connect(doors.url, text, session=job.session)
+
+    doors.file.revoke(ident)
+
+    assert guest._connection.ended.wait(BOUND)
+    until(lambda: doors.audit(event="left", token=ident))
+    with loom.connect(doors.url, doors.token, session=job.session):
+        pass
+
+
+def test_who_follows_the_logs_is_cut_off_too(doors: Doors) -> None:
+    ident, text = doors.make("view")
+    with loom.connect(doors.url, doors.token) as job:
+        request = urllib.request.Request(
+            f"{doors.url.replace('ws:', 'http:')}/api/v1/sessions/{job.session}/logs?follow=1",
+            headers={"Authorization": f"Bearer {text}"},
+        )
+        with urllib.request.urlopen(request, timeout=BOUND) as following:
+            doors.file.revoke(ident)
+            following.read()  # ends
+        assert not job.closed
+
+
+# -- origins ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://notebooks.example.evil", "file://"])
+def test_a_page_of_another_origin_is_refused(doors: Doors, origin: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, websocket(doors.url, doors.token, Origin=origin):
+        pass
+    assert refused.value.response.status_code == 403
+    assert refused.value.response.body is not None
+    assert json.loads(refused.value.response.body)["error"]["code"] == "origin"
+
+
+def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -> None:
+    for origin in (doors.url.replace("ws:", "http:"), "https://notebooks.example"):
+        with websocket(doors.url, doors.token, Origin=origin) as client:
+            assert type(refusal(client, session="nobody")) is loom.UnknownSession
+
+
+# -- limits -------------------------------------------------------------------------------------------------
+
+
+def test_a_token_has_so_many_sessions_and_no_more(strict: Doors) -> None:
+    _, text = strict.make("drive")
+    with loom.connect(strict.url, text) as job:
+        with pytest.raises(loom.LimitReached, match="has 1 sessions, and --max-sessions allows 1"):
+            loom.connect(strict.url, text)
+        with loom.connect(strict.url, strict.make("drive")[1]):
+            pass  # another token has its own
+    until(lambda: strict.audit(event="ended", session=job.session))
+    with loom.connect(strict.url, text):
+        pass
+
+
+def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, tmp_path: Path) -> None:
+    with loom.connect(strict.url, strict.make("drive")[1]) as job:
+        waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
+        assert waiter.wait_for.call_one("/").get(BOUND) == "done"
+        futures = [waiter.wait_for.call_one(str(tmp_path / "go")) for _ in range(4)]
+
+        with pytest.raises(loom.LimitReached, match=r"4 operations.*--max-in-flight"):
+            waiter.wait_for.call_one("/").get(BOUND)
+
+        (tmp_path / "go").touch()
+        assert [future.get(BOUND) for future in futures] == ["done"] * 4
+        assert waiter.wait_for.call_one("/").get(BOUND) == "done"
+
+
+def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Doors) -> None:
+    with loom.connect(strict.url, strict.make("drive")[1]) as job:
+        with pytest.raises(loom.TooLarge, match="--max-message 2000000"):
+            job.run(len, b"x" * 2_000_001)
+        assert job.run(len, b"x" * 1_900_000) == 1_900_000
+
+
+def test_too_many_wrong_tokens_of_one_address(tmp_path: Path) -> None:
+    for doors in start(tmp_path, "--login-failures", "3", "--login-window", "3600"):
+        ident, known = doors.make("view")
+        assert doors.rest("GET", "/api/v1/status", known)[0] == 200
+        _, unknown = doors.make("view")
+
+        assert [doors.rest("GET", "/api/v1/status", f"guess {n}")[0] for n in range(4)] == [401, 401, 401, 429]
+        status, answer = doors.rest("GET", "/api/v1/status", unknown)
+        assert (status, answer["error"]["code"]) == (429, "rate_limited")
+        assert "--login-failures 3 within 3600 s" in answer["error"]["message"]
+        assert 0 < int(answer["headers"]["retry-after"]) <= 1200
+        with pytest.raises(loom.RateLimited, match="--login-failures"):
+            loom.connect(doors.url, unknown)
+
+        # Who was in before is not kept out by somebody else's guesses.
+        assert doors.rest("GET", "/api/v1/status", known)[0] == 200
+        doors.file.revoke(ident)
+        assert doors.rest("GET", "/api/v1/status", known)[0] == 401
+
+
+def test_too_many_connections_of_one_address(tmp_path: Path) -> None:
+    for doors in start(tmp_path, "--connection-rate", "0.01"):  # one every 100 s, and 0.05 of one at once
+        with pytest.raises(loom.RateLimited, match=r"--connection-rate 0.01 a second.*try again in \d+ s"):
+            loom.connect(doors.url, doors.token)
+        status, answer = doors.rest("GET", "/api/v1/status", doors.token)
+        assert (status, answer["error"]["code"]) == (429, "rate_limited")
+        with urllib.request.urlopen(doors.url.replace("ws:", "http:") + "/healthz", timeout=BOUND) as health:
+            assert health.status == 200
+        until(lambda doors=doors: doors.audit(event="refused", code="rate_limited"))
+
+
+def test_a_tunnel_comes_in_as_a_websocket_does_and_counts_once() -> None:
+    came: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        came.append(f"{scope['method']} {scope['path']} {scope['loom.visit'].identity.name}")
+
+    async def refused(message: Any) -> None:
+        came.append(str(message.get("status", "")))
+
+    async def ask() -> None:
+        limits = Limits(connection_rate=0.2)  # one at once, and then one in 5 s
+        keeper = DoorKeeper(app, GatewayDoors(TokenAuthority("own"), limits))
+        headers = [(b"authorization", b"Bearer own")]
+        for path in ("/api/v1/tunnel", *["/api/v1/tunnel/abc/up"] * 100, "/api/v1/tunnel"):
+            await keeper({"type": "http", "method": "POST", "path": path, "headers": headers}, None, refused)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    assert came == ["POST /api/v1/tunnel gateway", *["POST /api/v1/tunnel/abc/up gateway"] * 100, "429", ""]
+
+
+# -- a gateway that cannot start so ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--tokens", "{folder}/broken"], 1, "broken"),
+        (["--audit", "{folder}/nowhere/audit"], 2, "nowhere/audit"),
+        (["--max-sessions", "-1"], 2, "--max-sessions"),
+        (["--connection-rate", "nan"], 2, "--connection-rate"),
+        (["--login-window", "0"], 2, "--login-window"),
+    ],
+)
+def test_a_gateway_says_what_it_cannot_work_with(tmp_path: Path, options: list[str], code: int, said: str) -> None:
+    (tmp_path / "broken").write_text("nothing")
+    options = [option.format(folder=tmp_path) for option in options]
+
+    ended = run("-m", "loom_gateway", "--worker", "tcp://127.0.0.1:1", "--port", "0", *options)
+
+    assert ended.returncode == code
+    assert said in ended.stderr
+
+
+def test_the_command_passes_its_options_on(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    _, text = file.create("a viewer", "view")
+    options = ["--tokens", str(file.path), "--audit", str(tmp_path / "audit"), "--audit-size", "1000000"]
+    options += ["--allow-origin", "https://a.example", "--allow-origin", "https://b.example"]
+    options += ["--max-message", "1000", "--max-sessions", "2", "--max-in-flight", "3", "--connection-rate", "50"]
+    options += ["--login-failures", "1", "--login-window", "60", "--trusted-proxy", "127.0.0.1"]
+    command = "import sys; from loom.cli import main; main()"
+    arguments = ["serve", "gateway", "--port", "0", "--worker", "tcp://127.0.0.1:1", "--exit-with-parent", *options]
+    gateway = start_program("-c", command, *arguments)
+    try:
+        url = read_json(gateway)["url"]
+        with websocket(url, text, Origin="https://b.example") as client:
+            assert type(refusal(client)) is loom.ScopeError
+        # Each client of the proxy has its own count.
+        for address, status in (("10.0.0.1", 401), ("10.0.0.1", 429), ("10.0.0.2", 401)):
+            request = urllib.request.Request(url.replace("ws:", "http:") + "/api/v1/status")
+            request.add_header("Authorization", "Bearer wrong")
+            request.add_header("X-Forwarded-For", address)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=BOUND)
+            assert refused.value.code == status
+        assert '"peer": "10.0.0.1"' in (tmp_path / "audit").read_text()
+    finally:
+        gateway.communicate(timeout=BOUND)  # closes its standard input

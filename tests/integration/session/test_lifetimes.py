@@ -1,0 +1,294 @@
+"""For how long a session lives, who ends it, and what is told of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+import loom
+from loom_gateway.driver.lifetime import Lifetime
+from loom_gateway.driver.output.own_log import KEPT, LIMIT, OutputFile
+from loom_gateway.sessions.driver_files import DriverFiles, LastWords
+from loom_gateway.sessions.history import KEEP, EndedSession, EndedSessions
+from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
+from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
+from tests.support.processes import run
+
+pytestmark = pytest.mark.timeout(180)
+
+LOOM = "import sys; from loom.cli import main; main()"
+
+
+@pytest.fixture
+def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
+    """Its sessions live for a second without a client."""
+    with gateway_of(cluster, "--session-linger", "1") as running:
+        yield running
+
+
+# -- without a client ---------------------------------------------------------------------------------------
+
+
+def test_a_session_ends_without_a_client_and_without_a_gateway(gateway: Gateway) -> None:
+    job = gateway.connect()
+    pids = list(job.hosts.spawn_procs().spawn("counters", Counter).pid.call().get(BOUND).values())
+    pids.append(gateway.session(job.session)["pid"])
+    job.detach()
+
+    gateway.end(signal.SIGKILL)
+
+    for pid in pids:
+        await_end(pid)
+    assert gateway.sockets() == []
+    gateway.start()
+    ended = gateway.ended(job.session)
+    assert (ended["reason"], ended["exit_code"]) == ("no client for 1 s", 0)
+    with pytest.raises(loom.UnknownSession, match="no client for 1 s"):
+        gateway.connect(job.session)
+
+
+def test_a_session_that_is_to_persist_outlives_one_that_is_not(gateway: Gateway) -> None:
+    lasting, brief = gateway.connect(persist=True), gateway.connect()
+    assert gateway.session(lasting.session)["persist"]
+    assert not gateway.session(brief.session)["persist"]
+    assert lasting._connection.welcome.linger == 0
+    assert brief._connection.welcome.linger == 1
+    pid = gateway.session(brief.session)["pid"]
+    lasting.detach()
+    brief.detach()
+    await_end(pid)
+
+    gateway.end(signal.SIGKILL)
+    gateway.start()
+
+    assert gateway.session(lasting.session)["persist"]
+    with gateway.connect(lasting.session) as again:
+        assert again._connection.welcome.linger == 0
+
+
+def test_a_later_client_may_have_a_session_persist(gateway: Gateway) -> None:
+    job = gateway.connect()
+    job.detach()
+    again = gateway.connect(job.session, persist=True)
+    again.detach()
+    assert gateway.session(job.session)["persist"]
+    with gateway.connect(job.session) as last:
+        assert last._connection.welcome.linger == 0
+
+
+def test_of_two_meshes_of_one_name_a_later_client_finds_the_newer(gateway: Gateway) -> None:
+    job = gateway.connect()
+    job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 1).add.call(0).get(BOUND)
+    job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 2).add.call(0).get(BOUND)
+    job.detach()
+    with gateway.connect(job.session) as again:
+        assert list(again.meshes["counters"].add.call(0).get(BOUND).values()) == [2, 2]
+
+
+# -- why it ended -------------------------------------------------------------------------------------------
+
+
+def test_the_gateway_tells_why_each_session_has_ended(gateway: Gateway) -> None:
+    jobs = {name: gateway.connect() for name in ("closed", "rest", "killed", "told", "alone")}
+    pids = {name: gateway.session(job.session)["pid"] for name, job in jobs.items()}
+
+    jobs["closed"].close()
+    gateway.rest(f"/sessions/{jobs['rest'].session}", "DELETE")
+    os.kill(pids["killed"], signal.SIGKILL)
+    os.kill(pids["told"], signal.SIGTERM)
+    jobs["alone"].detach()
+
+    for pid in pids.values():
+        await_end(pid)
+    for name, reason, code in (
+        ("closed", "the client closed it", 0),
+        ("rest", "it was ended over REST", 0),
+        ("killed", "its driver was killed by SIGKILL", -9),
+        ("told", "the driver was told to stop (SIGTERM)", 0),
+        ("alone", "no client for 1 s", 0),
+    ):
+        ended = gateway.ended(jobs[name].session)
+        assert (ended["reason"], ended["exit_code"]) == (reason, code)
+        assert ended["created_at"] <= ended["ended_at"]
+        jobs[name].close()
+    assert [s["name"] for s in gateway.rest("/sessions")["sessions"]] == []
+    assert gateway.rest("/sessions")["ended"] == []
+    environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN, "COLUMNS": "200"}
+    shown = run("-c", LOOM, "status", env=environment)
+    for job in jobs.values():
+        assert job.session in shown.stdout
+    assert "its driver was killed by SIGKILL" in shown.stdout
+
+
+def test_the_next_gateway_has_the_log_of_a_session_that_has_ended(gateway: Gateway) -> None:
+    with gateway.connect() as job:
+        job.run(print, "this was printed")
+        job.flush_logs()
+    gateway.ended(job.session)
+    gateway.end(signal.SIGKILL)
+    gateway.start()
+    environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}
+    logs = run("-c", LOOM, "logs", "--session", job.session, env=environment)
+    assert "this was printed" in logs.stdout
+
+
+def ended(number: int) -> EndedSession:
+    return EndedSession(f"session-{number}", "because", False, 0, 1.0, 2.0, "", "/nowhere.log")
+
+
+def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path) -> None:
+    path = str(tmp_path / "ended.json")
+    sessions = EndedSessions(path)
+    for number in range(KEEP + 5):
+        sessions.add(ended(number))
+    assert EndedSessions(path).all() == sessions.all()
+    assert [session.name for session in sessions.all()] == [f"session-{n}" for n in range(5, KEEP + 5)]
+    assert sessions.get("session-0") is None
+
+
+@pytest.mark.parametrize("text", ["", "null", "[1]", '[{"name": "x"}]'])
+def test_what_cannot_be_read_of_those_that_have_ended_is_left(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ended.json"
+    path.write_text(text)
+    sessions = EndedSessions(str(path))
+    assert sessions.all() == []
+    sessions.add(ended(1))
+    assert EndedSessions(str(path)).all() == [ended(1)]
+
+
+def test_a_session_that_was_lost_is_told_apart_from_one_that_was_ended() -> None:
+    lost = replace(ended(1), lost=True, exit_code=-9, output="its last line").error()
+    assert isinstance(lost, loom.SessionLost)
+    assert (lost.exit_code, lost.output) == (-9, "its last line")
+    assert "its last line" in str(lost)
+    assert isinstance(ended(1).error(), loom.UnknownSession)
+
+
+# -- a driver's lifetime ------------------------------------------------------------------------------------
+
+
+class Ending:
+    """Takes note of why a driver is to end."""
+
+    def __init__(self) -> None:
+        self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def __call__(self, reason: str) -> None:
+        self.reason.set_result(reason)
+
+
+def lifetime_of(folder: Path, linger: float) -> tuple[Lifetime, Ending]:
+    lifetime = Lifetime(DriverFiles(str(folder / "driver-1")), linger)
+    ending = Ending()
+    lifetime.start(asyncio.get_running_loop(), ending)
+    return lifetime, ending
+
+
+async def turns() -> None:
+    """Let the loop do what was asked of it."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_the_last_client_to_leave_begins_the_linger_time(tmp_path: Path) -> None:
+    lifetime, ending = lifetime_of(tmp_path, 0.01)
+    lifetime.opened(False)
+    lifetime.client_came("one")
+    lifetime.client_came("two")
+    lifetime.client_left("one")
+    lifetime.client_left("a stranger")
+    await turns()
+    assert lifetime._timer is None
+    lifetime.client_left("two")
+    assert await asyncio.wait_for(ending.reason, BOUND) == "no client for 0.01 s"
+
+
+async def test_a_client_that_comes_in_time_stops_the_linger_time(tmp_path: Path) -> None:
+    lifetime, ending = lifetime_of(tmp_path, 3600.0)
+    assert lifetime.opened(False) == 3600.0
+    lifetime.client_came("one")
+    lifetime.client_left("one")
+    await turns()
+    assert lifetime._timer is not None
+    lifetime.client_came("two")
+    await turns()
+    assert lifetime._timer is None
+    assert not ending.reason.done()
+
+
+async def test_what_persists_goes_on_to_do_so(tmp_path: Path) -> None:
+    lifetime, _ = lifetime_of(tmp_path, 0.0)
+    assert 0 < lifetime.opened(False) < 1
+    assert lifetime.opened(True) == 0.0
+    assert lifetime.opened(False) == 0.0
+    lifetime.client_came("one")
+    lifetime.client_left("one")
+    await turns()
+    assert lifetime._timer is None
+
+
+async def test_a_driver_without_a_session_does_not_linger(tmp_path: Path) -> None:
+    lifetime, _ = lifetime_of(tmp_path, 0.0)
+    lifetime.client_left("one that was refused")
+    await turns()
+    assert lifetime._timer is None
+
+
+async def test_a_session_that_is_ending_takes_nobody(tmp_path: Path) -> None:
+    lifetime, _ = lifetime_of(tmp_path, 1.0)
+    lifetime.check_goes_on("session-1")
+    lifetime.ends("the client closed it")
+    with pytest.raises(loom.UnknownSession, match="'session-1' is ending: the client closed it"):
+        lifetime.check_goes_on("session-1")
+
+
+async def test_a_driver_that_gets_a_signal_says_what_the_gateway_meant_by_it(tmp_path: Path) -> None:
+    lifetime, ending = lifetime_of(tmp_path, 1.0)
+    DriverFiles(str(tmp_path / "driver-1")).say(LastWords("it was ended over REST"))
+    lifetime.told_to_end(signal.SIGTERM)
+    assert await ending.reason == "it was ended over REST"
+
+
+# -- a driver's output --------------------------------------------------------------------------------------
+
+
+def test_the_output_of_a_driver_stays_small_and_keeps_its_end(tmp_path: Path) -> None:
+    files = DriverFiles(str(tmp_path / "driver-1"))
+    descriptor = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        output = OutputFile(files.output, descriptor)
+        os.write(descriptor, b"few\n")
+        output.cut()
+        assert files.last_output() == ["few"]
+        os.write(descriptor, b"".join(b"line %d\n" % n for n in range(LIMIT // 8)))
+        output.cut()
+        assert os.path.getsize(files.output) == KEPT
+        os.write(descriptor, b"the last line\n")
+    finally:
+        os.close(descriptor)
+    lines = files.last_output()
+    assert len(lines) == 50
+    assert lines[-2:] == [f"line {LIMIT // 8 - 1}", "the last line"]
+
+
+def test_a_driver_keeps_its_own_output_small(gateway: Gateway) -> None:
+    with gateway.connect() as job:
+        (driver,) = [d for d in gateway.drivers() if d.pid == gateway.session(job.session)["pid"]]
+        path = driver.cmdline()[driver.cmdline().index("--socket") + 1].removesuffix(".sock") + ".out"
+
+        def print_much() -> None:
+            os.write(1, b"x" * (1 << 20) + b"\n")
+            os.write(2, b"y" * (1 << 20) + b"\n")
+
+        job.run(print_much)
+        await_true(lambda: os.path.getsize(path) <= LIMIT)
+        assert psutil.pid_exists(driver.pid)
+        assert os.stat(path).st_mode & 0o777 == 0o600

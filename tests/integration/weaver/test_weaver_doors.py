@@ -1,0 +1,313 @@
+"""Who may look at replicas and who may change them, what the audit says, and who is put out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+import loom
+from loom.token_file import TokenFile
+from loom_gateway.access.control import Doors
+from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.rest import weaver_feed as weaver_socket
+from loom_gateway.rest.weaver_feed import WeaverSocket
+from loom_gateway.weaver_client import WeaverClient
+from loom_proxy.local import LocalCluster
+from loom_proxy.weaver.client import WeaverProxy
+from tests.support.actors import Counter
+from tests.support.gateways import BOUND, await_true
+from tests.support.weaver_training import training
+
+
+class Guarded:
+    """A gateway with a file of tokens and an audit."""
+
+    def __init__(self, cluster: LocalCluster, file: TokenFile, audit: Path) -> None:
+        self.cluster = cluster
+        self.file = file
+        self._audit = audit
+
+    def token(self, scope: str) -> tuple[str, str]:
+        """A new token's id, and the token."""
+        token, text = self.file.create(f"a {scope}", scope)
+        return token.id, text
+
+    def weaver(self, scope: str) -> WeaverProxy:
+        """The weaver, for somebody with a new token."""
+        return WeaverProxy(self.cluster.url, self.token(scope)[1])
+
+    def audit(self, **wanted: Any) -> list[dict[str, Any]]:
+        """The audit's lines that have these values."""
+        lines = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+
+    def watch(self, token: str, **headers: str) -> ClientConnection:
+        """A WebSocket of pushes."""
+        headers = {"Authorization": f"Bearer {token}", **headers}
+        return connect(f"{self.cluster.url}/ws/v1/weaver", additional_headers=headers, proxy=None)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("weaver-doors")
+    options = ["--tokens", str(folder / "tokens.json"), "--audit", str(folder / "audit")]
+    with LocalCluster(1, gateway_options=options) as cluster:
+        found = Guarded(cluster, TokenFile(folder / "tokens.json"), folder / "audit")
+        await_true(lambda: has_address(WeaverProxy(cluster.url, cluster.token)))
+        yield found
+
+
+def has_address(weaver: WeaverProxy) -> bool:
+    try:
+        return bool(weaver.address())
+    except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
+        return False
+
+
+def test_who_views_reads_and_watches_and_changes_nothing(guarded: Guarded) -> None:
+    weaver = guarded.weaver("view")
+
+    assert weaver.status()["replicas"] == {}
+    assert weaver.replicas() == {}
+    assert weaver.devices() == {}
+    assert next(weaver.watch()) is not None
+    for change in (
+        weaver.pause,
+        lambda: weaver.report_device_failure("a device"),
+        lambda: weaver.set_policy("*", "stop"),
+        weaver.address,
+    ):
+        with pytest.raises(loom.ScopeError, match="operate"):
+            change()
+
+
+def test_who_operates_changes(guarded: Guarded) -> None:
+    weaver = guarded.weaver("operate")
+
+    assert weaver.pause("nobody-*").done()
+    assert weaver.set_policy("g", "pause")["g"] == "pause"
+    with training(weaver.address(), "train_0"):
+        await_true(lambda: "train_0" in weaver.replicas())
+
+
+def test_without_a_token_there_is_nothing(guarded: Guarded) -> None:
+    with pytest.raises(loom.AuthenticationError):
+        WeaverProxy(guarded.cluster.url, "wrong").status()
+    with pytest.raises(loom.AuthenticationError):
+        next(WeaverProxy(guarded.cluster.url, "wrong").watch())
+
+
+def test_a_page_of_elsewhere_cannot_watch(guarded: Guarded) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        guarded.watch(guarded.cluster.token, Origin="https://evil.example")
+    assert refused.value.response.status_code == 403
+
+
+def test_the_audit_says_who_commanded_what(guarded: Guarded) -> None:
+    ident, token = guarded.token("operate")
+
+    command = WeaverProxy(guarded.cluster.url, token).update_config("nobody-*", secret="a secret value")
+
+    (line,) = guarded.audit(event="commanded", token=ident)
+    assert (line["kind"], line["target"], line["keys"], line["status"]) == (
+        "update_config", "nobody-*", ["secret"], 200
+    )  # fmt: skip
+    assert line["command"] == command.id
+    assert "a secret value" not in json.dumps(line)
+    events = WeaverProxy(guarded.cluster.url, token).events(limit=20)
+    (event,) = (event for event in events if event.data.get("command") == command.id)
+    assert event.data["by"] == "a operate"
+
+
+def test_the_audit_says_who_injected_a_failure(guarded: Guarded) -> None:
+    ident, token = guarded.token("operate")
+
+    with pytest.raises(loom.UnknownDevice):
+        WeaverProxy(guarded.cluster.url, token).report_device_failure("GPU-none", "to see what happens")
+
+    (line,) = guarded.audit(event="injected", token=ident)
+    assert (line["device"], line["reason"], line["status"]) == ("GPU-none", "to see what happens", 404)
+
+
+def test_a_watcher_whose_token_is_revoked_is_put_out(guarded: Guarded) -> None:
+    ident, token = guarded.token("view")
+    with guarded.watch(token) as socket:
+        socket.recv(BOUND)
+        guarded.file.revoke(ident)
+
+        with pytest.raises(ConnectionClosed) as closed:
+            read_all(socket)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4000, "token_revoked")
+
+
+def read_all(socket: ClientConnection) -> None:
+    while True:
+        socket.recv(BOUND)
+
+
+def test_a_program_is_told_that_its_token_was_revoked(guarded: Guarded) -> None:
+    ident, token = guarded.token("view")
+    updates = WeaverProxy(guarded.cluster.url, token).watch(BOUND)
+    next(updates)
+    guarded.file.revoke(ident)
+
+    with pytest.raises(loom.TokenRevoked):
+        for _ in updates:
+            pass
+
+
+def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    url = guarded.cluster.url.replace("ws:", "http:") + "/metrics"
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(url, timeout=BOUND)
+    weaver = WeaverProxy(guarded.cluster.url, guarded.cluster.token)
+
+    def page() -> str:
+        request = Request(url, headers={"Authorization": f"Bearer {guarded.token('view')[1]}"})
+        with urlopen(request, timeout=BOUND) as response:
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return str(response.read().decode())
+
+    with (
+        training(weaver.address(), "train_5", group="measured"),
+        loom.connect(guarded.cluster.url, guarded.cluster.token) as job,
+    ):
+        await_true(lambda: weaver.replicas().get("train_5") is not None)
+        weaver.update_config("train_5", learning_rate=0.5).get(BOUND)
+        await_true(lambda: 'metric="loss"' in page())
+        job.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(BOUND)
+        calls = f'loom_call_latency_seconds_count{{session="{job.session}"}}'
+        await_true(lambda: samples(page()).get(calls, 0) >= 1)
+        shown = samples(page())
+
+        assert shown["loom_weaver_up"] == 1
+        assert shown['loom_replicas{state="running"}'] == 1
+        assert shown['loom_replicas{state="stalled"}'] == 0
+        assert shown['loom_goodput_ratio{job="measured"}'] > 0
+        assert shown['loom_goodput_seconds_total{job="measured",reason="compute"}'] > 0
+        assert shown['loom_replica_step{replica="train_5",group="measured"}'] > 0
+        assert 0 < shown['loom_replica_metric{replica="train_5",group="measured",metric="loss"}'] <= 1
+        assert shown["loom_command_latency_seconds_count"] >= 1
+        assert shown['loom_command_latency_seconds_bucket{le="+Inf"}'] >= 1
+        assert shown[f'loom_call_latency_seconds_bucket{{session="{job.session}",le="+Inf"}}'] == shown[calls]
+        assert 0 < shown[f'loom_call_latency_seconds_sum{{session="{job.session}"}}'] < BOUND
+        assert shown[f'loom_session_clients{{session="{job.session}"}}'] == 1
+        assert shown[f'loom_session_sent_bytes_total{{session="{job.session}"}}'] > 0
+        assert shown[f'loom_session_received_bytes_total{{session="{job.session}"}}'] > 0
+
+
+def samples(page: str) -> dict[str, float]:
+    """The samples of a page, by name and labels; each is there once, behind the line that says what it is."""
+    found: dict[str, float] = {}
+    family = ""
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            family = line.split()[2]
+        elif not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            assert name.startswith(family)
+            assert name not in found
+            found[name] = float(value)
+    return found
+
+
+def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
+    from urllib.request import Request, urlopen
+
+    request = Request(guarded.cluster.url.replace("ws:", "http:") + "/api/v1/openapi.json")
+    request.add_header("Authorization", f"Bearer {guarded.cluster.token}")
+    with urlopen(request, timeout=BOUND) as response:
+        document = json.load(response)
+
+    paths = {path: list(found) for path, found in document["paths"].items() if "weaver" in path}
+    assert paths == {
+        "/api/v1/weaver/status": ["get"],
+        "/api/v1/weaver/replicas": ["get"],
+        "/api/v1/weaver/devices": ["get"],
+        "/api/v1/weaver/events": ["get"],
+        "/api/v1/weaver/goodput": ["get"],
+        "/api/v1/weaver/replicas/{replica}": ["get"],
+        "/api/v1/weaver/replicas/{replica}/metrics": ["get"],
+        "/api/v1/weaver/replicas/{replica}/metrics/{metric}": ["get"],
+        "/api/v1/weaver/replicas/{replica}/stacks": ["get"],
+        "/api/v1/weaver/address": ["get"],
+        "/api/v1/weaver/commands": ["post"],
+        "/api/v1/weaver/commands/{command}": ["get"],
+        "/api/v1/weaver/devices/{device}/failure": ["post"],
+        "/api/v1/weaver/policies": ["get", "post"],
+        "/api/v1/weaver/inject": ["post"],
+        "/api/v1/weaver/inject/{injection}": ["delete"],
+    }
+    for found in document["paths"].values():
+        assert all(operation["description"] for operation in found.values())
+
+
+# -- readers who are too slow -----------------------------------------------------------------------------------
+
+
+class Pushing(WeaverClient):
+    """Stands in for a weaver that pushes without end."""
+
+    async def watch(self) -> Any:
+        yield "snapshot", {"replicas": []}
+        while True:
+            yield "event", {"event": {"text": "x" * 1000}}
+            await asyncio.sleep(0)
+
+
+class Reader:
+    """Stands in for a WebSocket whose reader takes the first message and no more."""
+
+    def __init__(self, takes_goodbye: bool) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.aborted = False
+        self._takes_goodbye = takes_goodbye
+        self._never = asyncio.Event()
+        self._connected = False
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._connected:
+            self._connected = True
+            return {"type": "websocket.connect"}
+        await self._never.wait()
+        raise AssertionError
+
+    async def send(self, message: Any) -> None:
+        kind = message["type"]
+        if len(self.sent) >= 2 and not (kind == "websocket.close" and self._takes_goodbye):
+            await self._never.wait()
+        self.sent.append(dict(message))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("takes_goodbye", [True, False])
+async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
+    monkeypatch.setattr(weaver_socket, "MAX_WAITING", 100_000)
+    monkeypatch.setattr(weaver_socket, "CUT_TIMEOUT", 0.1)
+    doors = Doors(TokenAuthority("a token"))
+    headers = [(b"authorization", b"Bearer a token")]
+    scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1)}
+    scope["loom.visit"] = doors.admit(scope)
+    reader = scope["loom.socket"] = Reader(takes_goodbye)
+    began = time.monotonic()
+
+    await asyncio.wait_for(WeaverSocket(Pushing("/nowhere"), doors)(scope, reader.receive, reader.send), BOUND)
+
+    assert time.monotonic() - began < BOUND / 2
+    if takes_goodbye:
+        assert reader.sent[-1] == {"type": "websocket.close", "code": 4000, "reason": "watcher_too_slow"}
+    assert reader.aborted is not takes_goodbye

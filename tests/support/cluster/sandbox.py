@@ -1,0 +1,131 @@
+"""Running a command as a container of a pod runs: with namespaces of its own, and ended with its parent.
+
+A pod has its own network, process ids, host name, mounts, ``/tmp``, ``/dev/shm``, ``/etc/hosts`` and
+``/etc/resolv.conf``, and its own home, in which it starts. It shares the rest of this machine's file system, which
+stands in for its image: no images are pulled here, and nothing can be installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.cluster.network import CONTROL, Network
+from tests.support.paths import ROOT
+
+__all__ = ["Sandbox", "write_image"]
+
+_ENTER = """
+set -e
+folder=$1; host=$2; work=$3; shift 3
+keep=$1; shift
+show() {  # here, and in the pod's own /tmp
+    case $1 in /tmp/*) to=$folder$1; mkdir -p "$to";; *) to=$1;; esac
+    mount --bind "$1" "$to"
+}
+while [ "$1" != -- ]; do
+    show "$1"
+    mount -o remount,bind,ro "$to"
+    shift
+done
+shift
+show "$keep"
+mount --rbind "$folder/tmp" /tmp
+mount -t tmpfs tmpfs /dev/shm
+for name in resolv.conf hosts; do mount --bind "$folder/$name" "/etc/$name"; done
+hostname "$host"
+cd "$work"
+exec "$@"
+"""
+"""Run as the first process of the pod. ``$folder`` holds its files, ``$keep`` those of the cluster."""
+
+
+def read_only_paths() -> list[str]:
+    """Where Python and this checkout are. A pod sees them, even in ``/tmp``, but cannot change them."""
+    here = ROOT
+    needed = {str(here), sys.prefix, *sys.path}
+    found = sorted({os.path.realpath(path) for path in needed if path and os.path.isdir(path)})
+    # Not those within another: they come with it.
+    return [path for path in found if not any(path.startswith(other.rstrip("/") + "/") for other in found)]
+
+
+def write_image(folder: Path) -> Path:
+    """Write what the image of a pod brings that this machine lacks. The folder is for its PATH."""
+    programs = folder / "image"
+    programs.mkdir()
+    (programs / "uv").write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("uv.py")} "$@"\n')
+    (programs / "uv").chmod(0o755)
+    return programs
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """The files of one pod.
+
+    Args:
+        network: of the cluster.
+        folder: of the cluster's files.
+        host: the pod's namespace in the network.
+        hostname: what the pod calls itself.
+        address: its own.
+        namespace: in which it looks up short names.
+    """
+
+    network: Network
+    folder: Path
+    host: str
+    hostname: str
+    address: str
+    namespace: str
+
+    @property
+    def home(self) -> Path:
+        """The pod's files: its home, which is its working folder as well."""
+        return self.folder / "pods" / self.host / "home"
+
+    def prepare(self) -> None:
+        """Write the pod's files."""
+        self.home.mkdir(parents=True)
+        (self.home.parent / "tmp").mkdir(mode=0o1777)
+        search = " ".join(f"{part}svc.cluster.local" for part in (f"{self.namespace}.", ""))
+        (self.home.parent / "resolv.conf").write_text(
+            f"nameserver {CONTROL}\nsearch {search} cluster.local\noptions ndots:5 timeout:1\n"
+        )
+        (self.home.parent / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.hostname}\n")
+
+    def command(self, command: Sequence[str], working_dir: str | None = None) -> list[str]:
+        """The command to start in order to run one in the pod. It dies with the thread that starts it."""
+        enter = ["sh", "-c", _ENTER, "enter", str(self.home.parent), self.hostname, working_dir or str(self.home),
+                 str(self.folder), *read_only_paths(), "--"]  # fmt: skip
+        return [
+            *("setpriv", "--pdeathsig", "KILL"),
+            *self.network.inside(self.host),
+            *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            *enter,
+            *command,
+        ]
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """All of the environment of a container with the given variables in its manifest."""
+        system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        programs = [str(self.folder / "image"), os.path.dirname(sys.executable), *system]
+        return {
+            "PATH": ":".join(programs),
+            "HOME": str(self.home),
+            "HOSTNAME": self.hostname,
+            "LANG": "C.UTF-8",
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "KUBERNETES_SERVICE_PORT": "443",
+            "POD_NAME": self.hostname,
+            "POD_NAMESPACE": self.namespace,
+            "POD_IP": self.address,
+            **given,
+        }
+
+    def remove(self) -> None:
+        """Remove the pod's files."""
+        shutil.rmtree(self.home.parent, ignore_errors=True)

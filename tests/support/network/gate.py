@@ -1,0 +1,53 @@
+"""A TCP proxy that can be shut: a network that is away for as long as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from tests.support.network.delay_proxy import DelayProxy, Link
+
+__all__ = ["Gate"]
+
+
+class Gate(DelayProxy):
+    """Forwards connections to ``port`` of this machine while it is open."""
+
+    def __init__(self, port: int, listen: int = 0) -> None:
+        super().__init__(port, delay=0, listen=listen)
+        self._links: set[Link] = set()
+        self._shut = False
+        self.knocked = threading.Event()
+        """Set when a client has been turned away."""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._shut:
+            writer.transport.abort()
+            self.knocked.set()
+            return
+        await super()._serve(reader, writer)
+
+    async def _forward(self, link: Link) -> None:
+        self._links.add(link)
+        try:
+            await super()._forward(link)
+        finally:
+            self._links.discard(link)
+
+    def cut(self) -> None:
+        """Cut every connection, and take new ones."""
+        self._loop.call_soon_threadsafe(self._reset)
+
+    def shut(self) -> None:
+        """Cut every connection, and take no more until `open`."""
+        self._shut = True
+        self.knocked.clear()
+        self.cut()
+
+    def open(self) -> None:
+        """Take connections again."""
+        self._shut = False
+
+    def _reset(self) -> None:
+        for link in self._links:
+            link.reset()

@@ -1,0 +1,303 @@
+"""Hosts of their own on one machine: network namespaces on a bridge, and a line between them and a laptop.
+
+::
+
+    laptop ══ line ══ bridge ── gateway
+                        ├────── worker0
+                        ├────── worker1
+                        └────── …
+
+The line is a pair of TAP devices, between which this process carries every Ethernet frame after a delay: the kernel
+may have no netem. Loss (nftables), a narrow line (``tc tbf``) and an outage (link down) are the kernel's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import itertools
+import os
+import secrets
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from loom.process.child import Child
+from tests.support.network.netns import run, why_not
+
+__all__ = ["FarCluster", "Hosts", "missing"]
+
+SUBNET = "10.77.0"
+
+WORKERS = ("worker0", "worker1", "worker2")
+
+GATEWAY_PORT = 8470
+WORKER_PORT = 26600
+
+STARTED_IN_TIME = 60.0
+GRACE = 10.0
+"""Seconds that the gateway and a worker may take to start, and to end."""
+
+_HOSTS = {"gateway": 2, "worker0": 11, "worker1": 12, "worker2": 13, "laptop": 100}
+"""The hosts, and the last number of their addresses."""
+
+_numbers = itertools.count()
+
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
+_FRAME = 2048
+_QUEUE = 4096
+"""Frames that are on the line at most, in each direction; more are lost, as on any line."""
+
+
+@functools.cache
+def missing() -> str:
+    """What this machine lacks for namespaces; empty if nothing."""
+    return why_not([("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")], _make_devices)
+
+
+def _make_devices(namespace: str) -> None:
+    run("ip", "-n", namespace, "link", "add", "b0", "type", "bridge")
+    run("ip", "-n", namespace, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+    run("ip", "-n", namespace, "tuntap", "add", "dev", "t0", "mode", "tap")
+
+
+def _enter(namespace: int) -> None:
+    """Put this thread, and what it starts from now on, into a network namespace, given as a descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWNET):  # os.setns is Python 3.12's
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Hosts:
+    """A laptop, a gateway and some workers, each with a network of its own. A context manager."""
+
+    def __init__(self, delay: float = 0.0, workers: int = 2) -> None:
+        self.workers = WORKERS[:workers]
+        self._hosts = ("gateway", *self.workers, "laptop")
+        self._prefix = f"loom-{os.getpid()}-{next(_numbers)}"
+        self._delay = delay
+        self._line: _Line | None = None
+
+    def name(self, host: str) -> str:
+        """The name of a host's namespace, as ``ip netns`` has it."""
+        return f"{self._prefix}-{host}"
+
+    @staticmethod
+    def address(host: str) -> str:
+        """The address of a host."""
+        return f"{SUBNET}.{_HOSTS[host]}"
+
+    @contextlib.contextmanager
+    def on(self, host: str) -> Iterator[None]:
+        """Run this thread, and the threads and processes that it starts meanwhile, on a host."""
+        here = f"/proc/self/task/{threading.get_native_id()}/ns/net"
+        with _opened(here) as outside, _opened(f"/run/netns/{self.name(host)}") as inside:
+            _enter(inside)
+            try:
+                yield
+            finally:
+                _enter(outside)
+
+    def lose(self, percent: int) -> None:
+        """Lose so many of a hundred packets on the line, in each direction."""
+        for host, source in (("laptop", "gateway"), ("gateway", "laptop")):
+            # Where they come in: to drop what goes out would tell its sender.
+            rules = (
+                "add table inet loss\n"
+                "add chain inet loss in { type filter hook input priority 0; }\n"
+                f"add rule inet loss in ip saddr {self.address(source)} "
+                f"numgen random mod 100 < {percent} counter drop\n"
+            )
+            run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
+
+    def lost(self) -> list[int]:
+        """Packets that have been lost on the way to the laptop, and on the way to the gateway."""
+        listed = [run("ip", "netns", "exec", self.name(host), "nft", "list", "table", "inet", "loss")
+                  for host in ("laptop", "gateway")]  # fmt: skip
+        return [int(text.partition("counter packets ")[2].split()[0]) for text in listed]
+
+    def narrow(self, megabits: int) -> None:
+        """Let so many million bits a second through the line, in each direction."""
+        for host, device in (("laptop", "eth0"), ("bridge", "laptop")):
+            run("tc", "-n", self.name(host), "qdisc", "add", "dev", device, "root", "tbf",
+                 "rate", f"{megabits}mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """The laptop's link is down meanwhile."""
+        self._ip("laptop", "link", "set", "eth0", "down")
+        try:
+            yield
+        finally:
+            self._ip("laptop", "link", "set", "eth0", "up")
+
+    def _ip(self, host: str, *command: str) -> None:
+        run("ip", "-n", self.name(host), *command)
+
+    def _make(self) -> None:
+        for host in ("bridge", *self._hosts):
+            run("ip", "netns", "add", self.name(host))
+            self._ip(host, "link", "set", "lo", "up")
+        self._ip("bridge", "link", "add", "bridge", "type", "bridge")
+        self._ip("bridge", "link", "set", "bridge", "up")
+        with self.on("laptop"):
+            near = _make_tap("eth0")
+        with self.on("bridge"):
+            far = _make_tap("laptop")
+        self._line = _Line(near, far, self._delay)
+        for host in self._hosts:
+            if host != "laptop":
+                self._ip("bridge", "link", "add", host, "type", "veth",
+                         "peer", "name", "eth0", "netns", self.name(host))  # fmt: skip
+            self._ip("bridge", "link", "set", host, "master", "bridge", "up")
+            self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            self._ip(host, "link", "set", "eth0", "up")
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Remove everything. A namespace in which a process still runs goes with it."""
+        if self._line is not None:
+            self._line.close()
+        for host in (*self._hosts, "bridge"):
+            subprocess.run(["ip", "netns", "delete", self.name(host)], capture_output=True, timeout=30.0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _make_tap(name: str) -> int:
+    """Make a TAP device, which is gone when the descriptor is closed."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+    return descriptor
+
+
+class _Line:
+    """Carries frames between two TAP devices, each a fixed time after it came."""
+
+    def __init__(self, near: int, far: int, delay: float) -> None:
+        self._delay = delay
+        self._under_way: dict[int, deque[tuple[float, bytes]]] = {near: deque(), far: deque()}
+        self._other = {near: far, far: near}
+        self._end, self._ended = os.pipe()
+        self._thread = threading.Thread(target=self._carry, name="line", daemon=True)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        poll = select.poll()
+        for descriptor in (*self._other, self._end):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            first = min((line[0][0] for line in self._under_way.values() if line), default=None)
+            wait = None if first is None else max(0.0, first - time.monotonic()) * 1000
+            for descriptor, _ in poll.poll(wait):
+                if descriptor == self._end:
+                    return
+                self._take(descriptor)
+            now = time.monotonic()
+            for descriptor, line in self._under_way.items():
+                while line and line[0][0] <= now:
+                    # The device may be down: what comes then is lost.
+                    with contextlib.suppress(OSError):
+                        os.write(self._other[descriptor], line.popleft()[1])
+
+    def _take(self, descriptor: int) -> None:
+        line = self._under_way[descriptor]
+        with contextlib.suppress(OSError):  # until there is nothing more, or the device is down
+            while True:
+                frame = os.read(descriptor, _FRAME)
+                if len(line) < _QUEUE:
+                    line.append((time.monotonic() + self._delay, frame))
+
+    def close(self) -> None:
+        os.close(self._ended)
+        self._thread.join()
+        for descriptor in (self._end, *self._other):
+            os.close(descriptor)
+
+
+class FarCluster:
+    """A gateway and its workers on hosts of their own, with a laptop elsewhere. A context manager.
+
+    Args:
+        delay: seconds from the laptop to the others, and as many back.
+        gateway_options: more command-line options for the gateway.
+        workers: how many hosts with a worker, at most three.
+    """
+
+    def __init__(self, delay: float = 0.0, gateway_options: Sequence[str] = (), workers: int = 2) -> None:
+        self.hosts = Hosts(delay, workers)
+        self.token = secrets.token_hex(8)
+        self.url = f"ws://{Hosts.address('gateway')}:{GATEWAY_PORT}"
+        self._options = list(gateway_options)
+        self._children: list[Child] = []
+
+    def _start(self) -> None:
+        options = ["--host", Hosts.address("gateway"), "--port", str(GATEWAY_PORT), *self._options]
+        for host in self.hosts.workers:
+            address = f"tcp://{Hosts.address(host)}:{WORKER_PORT}"
+            options += ["--worker", address]
+            self._child(host, "loom_gateway.workers.host", ["--address", address])
+        self._child("gateway", "loom_gateway", options)
+        for child in self._children:
+            child.ready.result(STARTED_IN_TIME)
+
+    def _child(self, host: str, module: str, arguments: Sequence[str]) -> None:
+        environment = {**os.environ, "LOOM_TOKEN": self.token} if host == "gateway" else dict(os.environ)
+        with self.hosts.on(host):
+            self._children.append(Child(host, module, arguments, environment))
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, then of the gateway."""
+        return [child.pid for child in self._children]
+
+    def __enter__(self) -> FarCluster:
+        try:
+            self.hosts.__enter__()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End the gateway, then the workers, and remove the hosts."""
+        try:
+            for child in reversed(self._children):
+                child.ask_to_end()
+                child.end(GRACE)
+        finally:
+            self.hosts.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

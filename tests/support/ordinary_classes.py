@@ -1,0 +1,110 @@
+"""Classes and functions that are no actors; they travel by value, and Kubetorch's pod server imports them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tests.support.actors import NeedsCluster
+
+
+class OutOfStock(Exception):
+    """Raised by `Shop.sell`."""
+
+
+class Shop:
+    """Has a stock; its methods are ``def``."""
+
+    opening = "9:00"
+
+    def __init__(self, stock: int = 0) -> None:
+        if stock < 0:
+            raise ValueError(f"a stock of {stock}")
+        self.stock = stock
+
+    def buy(self, amount: int) -> int:
+        self.stock += amount
+        return self.stock
+
+    def sell(self, amount: int, *, price: float = 1.0) -> float:
+        if amount > self.stock:
+            raise OutOfStock(f"{amount} wanted, {self.stock} there")
+        self.stock -= amount
+        return amount * price
+
+    def divide(self, by: int) -> float:
+        return self.stock / by
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def wait(self, timeout: float) -> float:
+        """Has a parameter that the caller's own keyword is called, too."""
+        return timeout
+
+    def block(self) -> None:
+        threading.Event().wait()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail_strangely(self, laptop: int) -> None:
+        raise NeedsCluster(laptop)
+
+    def items(self) -> Iterator[int]:
+        yield from range(self.stock)
+
+    def hidden_generator(self) -> Any:
+        return (number for number in range(self.stock))
+
+    def visit(self, other: Any) -> Any:
+        """Calls another remote object from inside the cluster."""
+        return other.buy(100)
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+    @classmethod
+    def called(cls) -> str:
+        return cls.__name__
+
+    @property
+    def size(self) -> int:
+        return self.stock
+
+    def _secret(self) -> int:
+        return 42
+
+
+class AsyncShop(Shop):
+    """Has methods of both kinds."""
+
+    async def order(self, amount: int) -> int:
+        await asyncio.sleep(0)
+        return self.buy(amount)
+
+    async def refuse(self) -> None:
+        raise OutOfStock("closed")
+
+
+class Takes:
+    """Has a method of a name that every remote object has."""
+
+    def teardown(self) -> None: ...
+
+
+def power(base: float, exponent: float = 2) -> float:
+    return base**exponent
+
+
+async def later(value: int) -> int:
+    await asyncio.sleep(0)
+    return value + 1

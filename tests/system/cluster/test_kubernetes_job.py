@@ -1,0 +1,226 @@
+"""`loom.KubernetesJob` on a cluster: Kubetorch's client and pod server, nginx, DNS, pods that die, a dead link."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import OneMachineCluster, PodInfo, missing
+from tests.support.cluster.laptop import real_kubectl
+from tests.support.paths import ROOT
+from tests.system.images.test_manifests import BASE
+
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(400)]
+
+PROGRAM = ROOT / "tests/support/cluster/programs" / "digits.py"
+
+IMAGES = ROOT / "images"
+
+OUTAGE = 30.0
+"""Seconds for which the laptop's link is dead."""
+
+SERVER = [
+    sys.executable,
+    "-m",
+    "uvicorn",
+    "kubetorch.serving.http_server:app",
+    "--host",
+    "0.0.0.0",
+    "--port",
+    "32300",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OneMachineCluster]:
+    with OneMachineCluster(kubectl=real_kubectl()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def no_pods_left(cluster: OneMachineCluster) -> Iterator[None]:
+    """What a test that fails leaves is not for the next one."""
+    yield
+    for service in {pod.owner for pod in cluster.pods()}:
+        cluster.remove(service)
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder that all pods share, as a volume is. They have a /tmp of their own each."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def plain(cluster: OneMachineCluster) -> Iterator[dict[str, str]]:
+    """What `kubectl apply -k images/kubernetes/base` runs, with three workers; what its clients are to know."""
+    manifests = copy.deepcopy(BASE)
+    of_kind = {manifest["kind"]: manifest for manifest in manifests}
+    for owner in (of_kind["Deployment"], of_kind["StatefulSet"]):
+        (container,) = owner["spec"]["template"]["spec"]["containers"]
+        container["env"].append({"name": "PATH", "value": f"{IMAGES}:{Path(sys.executable).parent}:/usr/bin:/bin"})
+        container["args"] = [argument.replace("count=2", "count=3") for argument in container["args"]]
+        owner["spec"]["template"]["spec"].pop("volumes")  # a pod has folders of its own here
+        container.pop("volumeMounts")
+    of_kind["StatefulSet"]["spec"]["replicas"] = 3
+    kinds = ("Secret", "Service", "Deployment", "StatefulSet")
+    cluster.apply(*(manifest for manifest in manifests if manifest["kind"] in kinds))
+    try:
+        cluster.wait_ready("loom-worker", 3)
+        cluster.wait_ready("loom-gateway", 1)
+        token = base64.b64decode(of_kind["Secret"]["data"]["token"]).decode()
+        yield {
+            "LOOM_TOKEN": token,
+            "LOOM_URL": f"{cluster.kt_api_url}/default/loom-gateway:8470".replace("http", "ws", 1),
+        }
+    finally:
+        cluster.remove("loom-worker")
+        cluster.remove("loom-gateway")
+
+
+class Program:
+    """The researcher's program, on the laptop."""
+
+    def __init__(self, process: subprocess.Popen[str], cluster: OneMachineCluster) -> None:
+        self.process = process
+        self._cluster = cluster
+
+    def until(self, event: str) -> dict[str, Any]:
+        """What it says when it comes to a point."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                if found["event"] == event:
+                    return found
+        raise AssertionError(f"it ended before {event}:\n{''.join(said[-60:])}\n{self._what_pods_say()}")
+
+    def _what_pods_say(self) -> str:
+        said = []
+        for pod in self._cluster.pods():
+            log = self._cluster.execute(pod.name, ["sh", "-c", "tail -n 30 ~/.loom/pod/keeper.log || true"])
+            said.append(f"pod {pod.name} at {pod.address}:\n{self._cluster.logs(pod.name)[-1500:]}\n{log}")
+        return "\n".join(said)
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def program(
+    cluster: OneMachineCluster, volume: Path, *arguments: str, env: dict[str, str] | None = None, of: Path = PROGRAM
+) -> Iterator[Program]:
+    process = cluster.laptop.popen(
+        [sys.executable, str(of), *arguments],
+        env={"CHECKPOINTS": str(volume), **(env or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield Program(process, cluster)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def last(pods: list[PodInfo]) -> PodInfo:
+    """The pod with the highest address, which has no gateway."""
+    return max(pods, key=lambda pod: [int(part) for part in pod.address.split(".")])
+
+
+def gone(cluster: OneMachineCluster, *services: str) -> bool:
+    return not any(cluster.pods(service) for service in services)
+
+
+def survives(researcher: Program, cluster: OneMachineCluster, victims: str, silent: bool = False) -> None:
+    """See a program through: its demo, a pod that is killed and replaced, a dead link, and the end.
+
+    Args:
+        victims: the workload of whose pods one is killed; its pod with the highest address has no gateway.
+        silent: the link stays up, and nothing comes through it.
+    """
+    assert researcher.until("demo")["accuracy"] > 0.95
+    researcher.until("training")
+    cluster.kill_pod(last(cluster.pods(victims)).name)
+    researcher.until("restored")
+    researcher.until("host_back")
+    assert researcher.until("counted")["values"] == [1, 1, 1]
+    with cluster.outage(silent):
+        researcher.go_on()
+        researcher.until("asked")
+        time.sleep(OUTAGE)
+    assert researcher.until("answered")["values"] == [[number] for number in range(2, 52)]
+    result = researcher.until("result")
+    assert result["ending"] == "stopped"
+    assert result["failures"] == 1
+    researcher.until("closed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True], ids=["down", "silent"])
+@pytest.mark.parametrize("how", ["compute", "http"])
+def test_digits_on_three_pods_survive_a_pod_that_is_killed_and_a_link_that_is_dead(
+    cluster: OneMachineCluster, volume: Path, how: str, silent: bool
+) -> None:
+    with program(cluster, volume, how, "--kill") as researcher:
+        opened = researcher.until("open")
+        assert opened["hosts"] == 3
+        assert opened["transport"] == {"compute": "websocket", "http": "http"}[how]
+        survives(researcher, cluster, "loom", silent)
+    assert gone(cluster, "loom")
+
+
+@pytest.mark.slow
+def test_the_same_in_two_named_meshes(cluster: OneMachineCluster, volume: Path) -> None:
+    with program(cluster, volume, "meshes", "--kill") as researcher:
+        opened = researcher.until("open")
+        assert opened["meshes"] == ["dataloaders", "workers"]
+        assert opened["hosts"] == 3
+        survives(researcher, cluster, "loom-workers")
+    assert gone(cluster, "loom-workers", "loom-dataloaders")
+
+
+@pytest.mark.slow
+def test_the_same_on_pods_that_are_selected(cluster: OneMachineCluster, volume: Path) -> None:
+    cluster.run_container("mine", SERVER, replicas=3, readiness={"httpGet": {"path": "/health", "port": 32300}})
+    try:
+        with program(cluster, volume, "selector", "--kill") as researcher:
+            assert researcher.until("open")["hosts"] == 3
+            survives(researcher, cluster, "mine")
+        assert len(cluster.pods("mine")) == 3
+    finally:
+        cluster.remove("mine")
+
+
+@pytest.mark.slow
+def test_the_same_with_plain_manifests(cluster: OneMachineCluster, volume: Path, plain: dict[str, str]) -> None:
+    with program(cluster, volume, "url", "--kill", env=plain) as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        survives(researcher, cluster, "loom-worker")
+
+
+@pytest.mark.slow
+def test_a_gateway_of_plain_manifests_is_reached_by_the_name_of_its_service(
+    cluster: OneMachineCluster, volume: Path, plain: dict[str, str]
+) -> None:
+    env = {**plain, "LOOM_URL": "kube://default/loom-gateway"}
+    with program(cluster, volume, "url", "--kill", env=env) as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        survives(researcher, cluster, "loom-worker", silent=True)

@@ -1,0 +1,349 @@
+"""``images/kubernetes``: every manifest is valid, and they agree with each other and with Loom's command line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import typer.main
+import yaml
+
+from loom.cli.app import app
+from tests.support.cluster.laptop import real_kubectl
+from tests.system.images.dockerfiles import FILES, ROOT, only, read
+
+KUBERNETES = ROOT / "images" / "kubernetes"
+NEWEST, OLDEST = "1.34", "1.27"
+
+SERVICE_MONITOR = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "spec": {
+            "type": "object",
+            "required": ["selector", "endpoints"],
+            "additionalProperties": False,
+            "properties": {
+                "selector": {"type": "object"},
+                "endpoints": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "port": {"type": "string"},
+                            "path": {"type": "string"},
+                            "interval": {"type": "string", "pattern": r"^\d+s$"},
+                            "authorization": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "properties": {
+                                    "type": {"type": "string"},
+                                    "credentials": {
+                                        "type": "object",
+                                        "required": ["key"],
+                                        "additionalProperties": False,
+                                        "properties": {"name": {"type": "string"}, "key": {"type": "string"}},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+"""What is used here of the operator's definition, which is not among Kubernetes' own schemas."""
+
+Manifest = dict[str, Any]
+
+
+def built(folder: Path) -> list[Manifest]:
+    """What kustomize makes of a folder: its resources, the Secret, and JSON patches."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    made: list[Manifest] = []
+    for name in kustomization.get("resources", []):
+        path = folder / name
+        made += built(path.resolve()) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+    for secret in kustomization.get("secretGenerator", []):
+        assert secret["envs"] == ["token.env"]
+        metadata = {"name": secret["name"]}
+        data = {"token": "c2VjcmV0"}
+        made.append({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data})
+    for patch in kustomization.get("patches", []):
+        wanted = patch["target"]
+        (target,) = [
+            one for one in made if one["kind"] == wanted["kind"] and one["metadata"]["name"] == wanted["name"]
+        ]
+        for operation in yaml.safe_load(patch["patch"]):
+            apply(operation, target)
+    return made
+
+
+def apply(operation: dict[str, Any], target: Any) -> None:
+    """One operation of a JSON patch, `add` or `replace`."""
+    *parents, last = [part.replace("~1", "/") for part in operation["path"].strip("/").split("/")]
+    for part in parents:
+        target = target[int(part) if isinstance(target, list) else part]
+    if operation["op"] == "replace":
+        assert last in target
+    else:
+        assert operation["op"] == "add"
+        assert last not in target
+    target[last] = operation["value"]
+
+
+FOLDERS = sorted(path.parent for path in KUBERNETES.glob("*/kustomization.yaml"))
+ALL = [
+    pytest.param(manifest, id=f"{folder.name}-{manifest['kind']}-{manifest['metadata']['name']}")
+    for folder in FOLDERS
+    for manifest in built(folder)
+]
+BASE = built(KUBERNETES / "base")
+
+
+def one(kind: str, name: str, made: list[Manifest] = BASE) -> Manifest:
+    (found,) = [manifest for manifest in made if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+GATEWAY, WORKER = one("Deployment", "loom-gateway"), one("StatefulSet", "loom-worker")
+PODS = [GATEWAY, WORKER]
+by_pod = pytest.mark.parametrize("owner", PODS, ids=["gateway", "worker"])
+
+
+def pod(owner: Manifest) -> Manifest:
+    return dict(owner["spec"]["template"])
+
+
+def container(owner: Manifest) -> Manifest:
+    (only_one,) = pod(owner)["spec"]["containers"]
+    return dict(only_one)
+
+
+def selected_by(labels: dict[str, str]) -> list[str]:
+    """The pods that labels select."""
+    return [
+        owner["metadata"]["name"] for owner in PODS if labels.items() <= pod(owner)["metadata"]["labels"].items()
+    ]
+
+
+@pytest.mark.parametrize("manifest", ALL)
+def test_a_manifest_is_valid(manifest: Manifest) -> None:
+    if manifest["kind"] == "ServiceMonitor":
+        jsonschema.validate(manifest, SERVICE_MONITOR)
+        return
+    for version in (OLDEST, NEWEST):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_mistake_is_seen() -> None:
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**WORKER, "spec": {**WORKER["spec"], "replica": 2}}, NEWEST, strict=True)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"apiVersion": "monitoring.coreos.com/v1"}, SERVICE_MONITOR)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The manifests as somebody has them who has made a token and deploys."""
+    kubernetes = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, kubernetes)
+    (kubernetes / "base" / "token.env").write_text("token=secret\n")
+    return kubernetes
+
+
+def kustomized(folder: Path) -> str:
+    command = [str(real_kubectl()), "kustomize", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+with_kustomize = pytest.mark.skipif(
+    real_kubectl() is None, reason="needs kubectl 1.31 or newer, with its kustomize"
+)
+
+
+@with_kustomize
+@pytest.mark.parametrize("name", ["base", "gpu"])
+def test_kustomize_makes_the_same_of_them(name: str, copied: Path) -> None:
+    made = list(yaml.safe_load_all(kustomized(copied / name)))
+    expected = built(copied / name)
+    assert len(made) == len(expected)
+    for manifest in made:
+        assert one(manifest["kind"], manifest["metadata"]["name"], expected) == manifest
+
+
+@with_kustomize
+def test_images_have_the_names_that_they_are_given(copied: Path) -> None:
+    for folder, image in (("base", "loom"), ("gpu", "loom-gpu")):
+        path = copied / folder / "kustomization.yaml"
+        text = path.read_text().replace(f"newName: {image} #", f"newName: registry/{image} #")
+        path.write_text(text.replace("newTag: 0.1.0", "newTag: 0.2.0"))
+    made = kustomized(copied / "gpu")
+    assert made.count("image: registry/loom:0.2.0\n") == 1
+    assert made.count("image: registry/loom-gpu:0.2.0\n") == 1
+    assert made.count("image:") == 2
+
+
+@with_kustomize
+def test_monitoring_is_listed_in_a_kustomization_of_ones_own(copied: Path) -> None:
+    (copied / "mine").mkdir()
+    mine = {"resources": ["../base"], "components": ["../monitoring"]}
+    (copied / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    made = list(yaml.safe_load_all(kustomized(copied / "mine")))
+    monitoring = built(copied / "monitoring")
+    assert [manifest["kind"] for manifest in monitoring] == ["ServiceMonitor", "NetworkPolicy"]
+    assert all(manifest in made for manifest in monitoring)
+    assert len(made) == len(BASE) + len(monitoring)
+
+
+def test_every_file_belongs_to_a_kustomization() -> None:
+    for folder in FOLDERS:
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+        assert files == {name for name in kustomization["resources"] if name.endswith(".yaml")}
+
+
+@by_pod
+def test_a_pod_carries_the_labels_that_its_owner_selects(owner: Manifest) -> None:
+    assert selected_by(owner["spec"]["selector"]["matchLabels"]) == [owner["metadata"]["name"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels", "expected"),
+    [
+        ("Service", "loom-gateway", ["selector"], "loom-gateway"),
+        ("Service", "loom-workers", ["selector"], "loom-worker"),
+        ("PodDisruptionBudget", "loom-gateway", ["selector", "matchLabels"], "loom-gateway"),
+        ("PodDisruptionBudget", "loom-worker", ["selector", "matchLabels"], "loom-worker"),
+        ("NetworkPolicy", "loom-gateway", ["podSelector", "matchLabels"], "loom-gateway"),
+        ("NetworkPolicy", "loom-workers", ["podSelector", "matchLabels"], "loom-worker"),
+    ],
+)
+def test_what_selects_pods_selects_the_right_ones(kind: str, name: str, labels: list[str], expected: str) -> None:
+    found = one(kind, name)["spec"]
+    for key in labels:
+        found = found[key]
+    assert selected_by(found) == [expected]
+
+
+def test_services_and_probes_name_ports_of_the_container() -> None:
+    for service, owner in (("loom-gateway", GATEWAY), ("loom-workers", WORKER)):
+        ports = {port["name"]: port["containerPort"] for port in container(owner)["ports"]}
+        for port in one("Service", service)["spec"]["ports"]:
+            assert ports[port["targetPort"]] == port["port"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            (how,) = [
+                container(owner)[probe][way] for way in ("httpGet", "tcpSocket") if way in container(owner)[probe]
+            ]
+            assert how["port"] in ports
+    assert container(GATEWAY)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_only_the_jobs_pods_reach_the_workers() -> None:
+    policy = one("NetworkPolicy", "loom-workers")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    peers = [selected_by(peer["podSelector"]["matchLabels"]) for peer in rule["from"]]
+    assert sorted(peers) == [["loom-gateway"], ["loom-worker"]]
+    assert all(set(peer) == {"podSelector"} for peer in rule["from"])  # of this namespace
+    assert 26600 in {port["port"] for port in rule["ports"]}
+
+
+def test_secrets_that_are_named_exist() -> None:
+    (token,) = [env for env in container(GATEWAY)["env"] if env["name"] == "LOOM_TOKEN"]
+    monitor = one("ServiceMonitor", "loom-gateway", built(KUBERNETES / "monitoring"))
+    (endpoint,) = monitor["spec"]["endpoints"]
+    for wanted in (token["valueFrom"]["secretKeyRef"], endpoint["authorization"]["credentials"]):
+        assert wanted["key"] in one("Secret", wanted["name"])["data"]
+    assert endpoint["port"] in {port["name"] for port in one("Service", "loom-gateway")["spec"]["ports"]}
+
+
+def test_the_token_is_in_no_file_of_the_repository() -> None:
+    assert "images/kubernetes/*/token.env" in (ROOT / ".gitignore").read_text()
+
+
+@by_pod
+def test_a_pod_may_do_nothing_that_it_need_not(owner: Manifest) -> None:
+    spec = pod(owner)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    own = container(owner)["securityContext"]
+    assert own == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    user, group = only(read(FILES[0]), "USER").text.split(":")
+    assert spec["securityContext"]["runAsUser"] == int(user)
+    assert spec["securityContext"]["runAsGroup"] == int(group)
+    writable = {mount["mountPath"] for mount in container(owner)["volumeMounts"]}
+    assert {"/tmp", only(read(FILES[0]), "WORKDIR").text} <= writable
+    assert {mount["name"] for mount in container(owner)["volumeMounts"]} == {one["name"] for one in spec["volumes"]}
+
+
+@by_pod
+def test_resources_are_asked_for(owner: Manifest) -> None:
+    assert set(container(owner)["resources"]["requests"]) == {"cpu", "memory"}
+
+
+@by_pod
+def test_images_are_pinned(owner: Manifest) -> None:
+    assert re.fullmatch(r"loom:\d+\.\d+\.\d+", container(owner)["image"])
+
+
+def options(owner: Manifest, face: str, words: list[str]) -> dict[str, Any]:
+    """A container's arguments, as Loom's own command line reads them, with the pod's environment put in."""
+    env = {"POD_IP": "10.0.0.7", "POD_NAMESPACE": "training"}
+    named = {env["name"] for env in container(owner)["env"]}
+    for name, value in env.items():
+        if f"$({name})" in " ".join(words):
+            assert name in named
+        words = [word.replace(f"$({name})", value) for word in words]
+    assert "$(" not in " ".join(words)
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    command = serve.commands[face]
+    known = {name for parameter in command.params for name in parameter.opts}
+    unknown = {word.partition("=")[0] for word in words} - known
+    assert not unknown
+    return dict(command.make_context(face, list(words)).params)
+
+
+def test_the_workers_command_is_loom_serve_worker() -> None:
+    command = container(WORKER)["command"]
+    assert command == [*only(read(FILES[0]), "ENTRYPOINT").words, "loom", "serve", "worker"]
+    assert options(WORKER, "worker", container(WORKER)["args"])["address"] == "tcp://10.0.0.7:26600"
+
+
+def test_the_gateways_command_is_keep_gateway() -> None:
+    command = container(GATEWAY)["command"]
+    assert command == [*only(read(FILES[0]), "ENTRYPOINT").words, "keep-gateway"]
+    given = options(GATEWAY, "gateway", container(GATEWAY)["args"])
+    assert (given["host"], given["port"]) == ("0.0.0.0", 8470)
+    assert given["drain"] + 20 < pod(GATEWAY)["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_gateway_waits_for_as_many_workers_as_there_are() -> None:
+    (workers,) = [word for word in container(GATEWAY)["args"] if word.startswith("--workers=")]
+    service = one("Service", "loom-workers")
+    name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    count = WORKER["spec"]["replicas"]
+    assert workers == f"--workers=dns://{name}.$(POD_NAMESPACE).svc.cluster.local:{port}?count={count}"
+    assert WORKER["spec"]["serviceName"] == name
+    assert service["spec"]["clusterIP"] == "None"
+
+
+def test_workers_with_gpus_differ_in_what_gpus_need() -> None:
+    gpu = built(KUBERNETES / "gpu")
+    assert container(one("StatefulSet", "loom-worker", gpu))["image"] == "loom-gpu:0.1.0"
+    assert container(one("StatefulSet", "loom-worker", gpu))["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert one("Deployment", "loom-gateway", gpu) == GATEWAY

@@ -1,0 +1,193 @@
+"""``kube://NAMESPACE/SERVICE``: a gateway reached by a ``kubectl port-forward`` that is kept alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import loom
+from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
+from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
+from tests.support.paths import ROOT
+
+BOUND = 30.0
+
+
+PROGRAM = """
+import sys, loom
+job = loom.connect("kube://research/loom-gateway", sys.argv[1])
+print("connected", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in on PATH; the folder with where it leads."""
+    script = tmp_path / "bin" / "kubectl"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\ncd "{ROOT}"\nexec "{sys.executable}" -m tests.support.kubectl_stand_in "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("FORWARDS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def service(kubectl: Path, cluster: LocalCluster) -> str:
+    """A service in Kubernetes that has the gateway."""
+    place = kubectl / "research" / "svc" / "loom-gateway"
+    place.parent.mkdir(parents=True)
+    place.write_text(cluster.url.removeprefix("ws://"))
+    return "kube://research/loom-gateway"
+
+
+@pytest.fixture
+def job(service: str, cluster: LocalCluster) -> Iterator[loom.Job]:
+    with loom.connect(service, cluster.token) as job:
+        yield job
+
+
+def forwarding(of: int) -> list[psutil.Process]:
+    """The stand-ins that a process has started."""
+    found = []
+    for child in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
+            if "tests.support.kubectl_stand_in" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_a_service_in_kubernetes_is_reached_by_its_name(job: loom.Job, service: str) -> None:
+    counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
+
+    assert set(counters.add.call(1).get(BOUND).values()) == {2}
+    assert job.url == service
+    assert job.weaver.status() is not None
+
+
+def test_a_forward_that_ends_is_started_again_and_loses_nothing(job: loom.Job) -> None:
+    counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
+    counters.add.call(1).get(BOUND)
+    (kubectl,) = forwarding(os.getpid())
+
+    kubectl.send_signal(signal.SIGKILL)
+    answers = [counters.add.call(1) for _ in range(20)]
+
+    assert [set(answer.get(BOUND).values()) for answer in answers] == [{3 + number} for number in range(20)]
+    (again,) = forwarding(os.getpid())
+    assert again.pid != kubectl.pid
+
+
+def test_a_forward_through_which_nobody_answers_is_started_again(
+    job: loom.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a dead link: kubectl waits for its own connection, and goes on to accept others."""
+    monkeypatch.setattr("loom_proxy.kubernetes.port_forward.RENEW_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.session.connection.DIAL_TIMEOUT", 1.0)
+    monkeypatch.setattr("loom_proxy.session.connection.SILENCE", 6.0)
+    counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
+    counters.add.call(1).get(BOUND)
+    (kubectl,) = forwarding(os.getpid())
+
+    kubectl.suspend()
+    answers = [counters.add.call(1) for _ in range(20)]
+
+    assert [set(answer.get(BOUND).values()) for answer in answers] == [{3 + number} for number in range(20)]
+    (again,) = forwarding(os.getpid())
+    assert again.pid != kubectl.pid
+    assert not kubectl.is_running()
+
+
+def test_a_forward_that_is_new_is_left_alone(service: str) -> None:
+    forward = PortForward(parse_kube_address(service))
+    try:
+        before = forwarding(os.getpid())
+        forward.renew()
+        assert forwarding(os.getpid()) == before
+        assert forward.starts == 1
+    finally:
+        forward.close()
+
+
+def test_the_forwarded_gateway_may_have_a_path(service: str) -> None:
+    """As behind Kubetorch's nginx."""
+    forward = PortForward(parse_kube_address(f"{service}:8080/research/loom-headless:8470"))
+    try:
+        assert forward.url == f"ws://127.0.0.1:{forward.port}/research/loom-headless:8470"
+    finally:
+        forward.close()
+
+
+def test_the_forward_ends_with_the_job(service: str, cluster: LocalCluster) -> None:
+    with loom.connect(service, cluster.token):
+        found = forwarding(os.getpid())
+
+    psutil.wait_procs(found, BOUND)
+    assert len(found) == 1
+    assert not forwarding(os.getpid())
+
+
+def test_the_forward_ends_with_a_program_that_is_killed(service: str, cluster: LocalCluster) -> None:
+    command = [sys.executable, "-c", PROGRAM, cluster.token]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "connected\n"
+        found = forwarding(program.pid)
+        program.kill()
+
+    assert len(found) == 1
+    assert not psutil.wait_procs(found, BOUND)[1]
+
+
+def test_what_kubectl_says_is_told(kubectl: Path) -> None:
+    with pytest.raises(loom.PortForwardFailed, match=r'svc/nothing in namespace default.*"nothing" not found'):
+        loom.connect("kube://default/nothing", "token")
+
+    assert not forwarding(os.getpid())
+
+
+def test_without_kubectl_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(loom.MissingDependency, match="needs kubectl"):
+        loom.connect("kube://default/loom-gateway", "token")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("kube://default/loom", ("default", "svc/loom", 8470, "")),
+        ("kube://a-b/loom-gateway:80/", ("a-b", "svc/loom-gateway", 80, "")),
+        ("kube://a-b/pod/loom-0", ("a-b", "pod/loom-0", 8470, "")),
+        ("kube://a-b/nginx:8080/a/b:8470/", ("a-b", "svc/nginx", 8080, "/a/b:8470")),
+    ],
+)
+def test_an_address_names_a_namespace_and_what_is_in_it(url: str, address: tuple[str, str, int, str]) -> None:
+    assert parse_kube_address(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kube://",
+        "kube://loom",
+        "kube://A/b",
+        "kube://a/b:0",
+        "kube://a/b:70000",
+        "kube://a/b/c/d",
+        "kube://a/b:1?c",
+    ],
+)
+def test_an_address_of_another_form_is_refused(url: str) -> None:
+    with pytest.raises(loom.InvalidAddress, match="kube://NAMESPACE/SERVICE"):
+        loom.connect(url, "token")

@@ -1,0 +1,160 @@
+"""Sessions that come and go for long: memory, descriptors, processes and files return to where they began."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.integration.calls.test_failures import rest
+from tests.support.actors import Counter
+
+BOUND = 60.0
+"""Seconds that an operation may take while eight sessions start at once on two cores."""
+
+LONG = (600, 200)
+SHORT = (60, 20)
+"""Seconds, and sessions that are opened meanwhile."""
+
+AT_ONCE = 8
+
+ROUND = 6.0
+"""Seconds between two rounds of work of a session."""
+
+DESCRIPTORS = 16
+"""By which a process may have more: connections that are about to be closed, and sockets to the spare driver."""
+
+MEMORY = 24 << 20
+"""Bytes by which a process may grow in all, besides what the same sessions cost a worker with Monarch alone.
+
+The allocators settle within some 20 MiB; the sessions' results, 4 MiB each, would be far over it if they were kept.
+"""
+
+NATIVE_SESSIONS = 1.0
+"""The part of the sessions by which that cost is measured."""
+
+
+class Held(NamedTuple):
+    """What a gateway or a worker has, besides itself."""
+
+    memory: int
+    """Bytes, resident."""
+    descriptors: int
+    processes: int
+    """Its descendants."""
+
+
+def held(pid: int) -> Held:
+    process = psutil.Process(pid)
+    return Held(process.memory_info().rss, process.num_fds(), len(process.children(recursive=True)))
+
+
+def sockets(cluster: LocalCluster) -> int:
+    """Socket files of the gateway's drivers."""
+    drivers = psutil.Process(cluster.pids[0]).children()
+    folders = {Path(part).parent for driver in drivers for part in driver.cmdline() if part.endswith(".sock")}
+    assert len(folders) == 1
+    return len(list(folders.pop().glob("*.sock")))
+
+
+def native_growth(sessions: int, rounds: int) -> float:
+    """Bytes by which a worker grows with each round of sessions of Monarch's own, without Loom.
+
+    The mean of two, which do the same: one differs from the other by half and more.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.native_sessions", str(sessions), str(rounds)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=20 * BOUND,
+    )
+    return statistics.mean(max(int(number), 0) for number in re.findall(r"-?\d+", ended.stdout))
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND
+    while not what():
+        assert time.monotonic() < until, f"not within {BOUND:g} s"
+        time.sleep(0.1)
+
+
+def settled(cluster: LocalCluster) -> bool:
+    """Whether all sessions have ended and the gateway has its weaver and one warm driver, and workers nothing."""
+    gateway, *workers = (psutil.Process(pid) for pid in cluster.pids)
+    status = rest(cluster, "/api/v1/status")
+    return (
+        status["sessions"] == 0
+        and status["spare_ready"]
+        and len(gateway.children()) == 2
+        and not any(worker.children() for worker in workers)
+    )
+
+
+def session(cluster: LocalCluster, seconds: float) -> int:
+    """Open a session, work in it every so often, close it; how many rounds of work there were."""
+    never = threading.Event()
+    until = time.monotonic() + seconds
+    rounds = 0
+    data = os.urandom(4 << 20)
+    with loom.connect(cluster.url, cluster.token, timeout=BOUND) as job:
+        while True:
+            procs = job.hosts.spawn_procs(per_host={"gpus": 1})
+            counters = procs.spawn("counters", Counter, rounds)
+            assert list(counters.add.call(1).get(timeout=BOUND).values()) == [rounds + 1] * 2
+            assert counters.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
+            procs.stop().get(timeout=BOUND)
+            rounds += 1
+            left = until - time.monotonic()
+            if left <= 0:
+                return rounds
+            never.wait(min(left, ROUND))
+
+
+@pytest.fixture
+def gateway_of_its_own() -> Iterator[LocalCluster]:
+    with LocalCluster(hosts=2) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seconds", "sessions"), [SHORT, LONG], ids=["short", "long"])
+def test_sessions_that_come_and_go_leave_nothing(
+    gateway_of_its_own: LocalCluster, seconds: float, sessions: int
+) -> None:
+    cluster = gateway_of_its_own
+    each = seconds * AT_ONCE / sessions
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda _: session(cluster, 0), range(2 * AT_ONCE)))  # what is made once is made now
+        wait_for(lambda: settled(cluster))
+        files, before = sockets(cluster), [held(pid) for pid in cluster.pids]
+        rounds = sum(pool.map(lambda _: session(cluster, each), range(sessions)))
+    wait_for(lambda: settled(cluster))
+    wait_for(lambda: sockets(cluster) == files)
+    after = [held(pid) for pid in cluster.pids]
+    native = native_growth(round(sessions * NATIVE_SESSIONS), max(round(rounds / sessions), 1))
+    print(f"{sessions} sessions, {rounds} rounds of work; natively {native / 1024:.0f} KiB a round")
+    names = ["gateway", "worker 0", "worker 1"]
+    for name, was, is_now, cost in zip(names, before, after, [0, native, native], strict=True):
+        allowed = MEMORY + round(rounds * cost)
+        print(
+            f"{name}: {was.memory >> 20} → {is_now.memory >> 20} MiB (at most {allowed >> 20} more), "
+            f"{was[1:]} → {is_now[1:]}"
+        )
+        assert is_now.processes == was.processes
+        assert is_now.descriptors <= was.descriptors + DESCRIPTORS
+        assert is_now.memory <= was.memory + allowed

@@ -1,0 +1,292 @@
+"""The file of tokens, and ``loom token``, which writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import loom
+from loom.token_file import Token, TokenFile, default_path, digest
+from loom_gateway.access.tokens import TokenAuthority
+from tests.support.processes import run
+
+LOOM = "import sys; from loom.cli import main; main()"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path / "folder" / "tokens.json")
+
+
+def bearer(token: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", f"Bearer {token}".encode())]
+
+
+# -- the file -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_has_no_tokens(file: TokenFile) -> None:
+    assert file.read() == []
+    assert file.version() == ()
+
+
+def test_a_token_is_kept_as_its_hash(file: TokenFile) -> None:
+    token, text = file.create("ci", "view", 60)
+
+    assert file.read() == [token]
+    assert token.sha256 == digest(text)
+    assert text not in file.path.read_text()
+    assert token.expires == pytest.approx(token.created + 60)
+    assert len(text) >= 43  # 256 bits in base64
+
+
+def test_only_its_owner_may_read_the_file(file: TokenFile) -> None:
+    file.create("ci", "view")
+
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+
+
+def test_a_revoked_token_stays_in_the_list(file: TokenFile) -> None:
+    token, _ = file.create("ci", "view")
+
+    file.revoke(token.id)
+    again = file.revoke(token.id)
+
+    assert file.read() == [again]
+    assert again.state(time.time()) == "revoked"
+
+
+def test_a_token_expires() -> None:
+    token = Token("id", "name", "view", "hash", created=0.0, expires=10.0)
+
+    assert [token.state(now) for now in (9.9, 10.0)] == ["valid", "expired"]
+
+
+def test_each_change_changes_the_version(file: TokenFile) -> None:
+    versions = {file.version()}
+    token, _ = file.create("ci", "view")
+    versions.add(file.version())
+    file.revoke(token.id)
+    versions.add(file.version())
+
+    assert len(versions) == 3
+
+
+def test_nothing_is_left_beside_the_file(file: TokenFile) -> None:
+    file.create("ci", "view")
+    with pytest.raises(loom.UnknownToken):
+        file.revoke("nobody")
+
+    assert sorted(path.name for path in file.path.parent.iterdir()) == ["tokens.json", "tokens.json.lock"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "expires"),
+    [("ci", "root", None), ("", "view", None), ("a\nb", "view", None), ("ci", "view", 0), ("ci", "view", -1.0)],
+)
+def test_a_token_that_makes_no_sense_is_not_made(
+    file: TokenFile, name: str, scope: str, expires: float | None
+) -> None:
+    with pytest.raises(loom.WrongArguments):
+        file.create(name, scope, expires)
+    assert not file.path.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"version": 2, "tokens": []}',
+        '{"version": 1}',
+        '{"version": 1, "tokens": [{"id": "a"}]}',
+        '{"version": 1, "tokens": [{"id": "a", "name": "b", "scope": "root", "sha256": "", "created": 0,'
+        ' "expires": 0, "revoked": 0}]}',
+    ],
+)
+def test_a_file_with_something_else_is_named(file: TokenFile, content: str) -> None:
+    file.path.parent.mkdir()
+    file.path.write_text(content)
+    file.path.chmod(0o600)
+
+    with pytest.raises(loom.TokenFileError, match=r"tokens\.json"):
+        file.read()
+    with pytest.raises(loom.TokenFileError):
+        file.create("ci", "view")
+    assert file.path.read_text() == content
+
+
+def test_a_file_that_others_may_write_to_lets_nobody_in(file: TokenFile) -> None:
+    file.create("ci", "view")
+    file.path.chmod(0o666)
+
+    with pytest.raises(loom.TokenFileError, match="chmod 600"):
+        file.read()
+
+
+def test_a_file_in_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(loom.TokenFileError, match="file/tokens"):
+        TokenFile(tmp_path / "file" / "tokens.json").create("ci", "view")
+
+
+def test_several_programs_may_change_the_file_at_once(file: TokenFile) -> None:
+    program = (
+        "import sys; from pathlib import Path; from loom.token_file import TokenFile\n"
+        "file = TokenFile(Path(sys.argv[1]))\n"
+        "for number in range(10): file.create(f'{sys.argv[2]} {number}', 'view')"
+    )
+    programs = [
+        subprocess.Popen([sys.executable, "-c", program, str(file.path), str(number)], stdin=subprocess.DEVNULL)
+        for number in range(4)
+    ]
+
+    assert [each.wait(60) for each in programs] == [0] * 4
+    assert len({token.name for token in file.read()}) == 40
+
+
+# -- the gateway's eyes -------------------------------------------------------------------------------------
+
+
+def test_the_gateway_notices_what_changes(file: TokenFile) -> None:
+    authority = TokenAuthority("the gateway's own", file)
+    token, text = file.create("ci", "operate")
+
+    identity = authority.check(bearer(text))
+    assert (identity.token, identity.name, identity.scope) == (token.id, "ci", "operate")
+    file.revoke(token.id)
+    with pytest.raises(loom.TokenRevoked, match=r"'ci'.*was revoked"):
+        authority.check(bearer(text))
+    with pytest.raises(loom.TokenRevoked, match="was revoked"):
+        authority.confirm(identity)
+
+
+def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
+    file: TokenFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = TokenAuthority("own", file)
+    _, text = file.create("ci", "view")
+    identity = authority.check(bearer(text))
+
+    file.path.write_text("not JSON")
+    authority.reload()
+    authority.reload()
+
+    authority.confirm(identity)
+    assert len([record for record in caplog.records if "not JSON" in record.message]) == 1
+    with pytest.raises(loom.AuthenticationError):
+        authority.check(bearer("another"))
+
+
+def test_a_file_that_is_removed_lets_nobody_in(file: TokenFile) -> None:
+    authority = TokenAuthority("own", file)
+    _, text = file.create("ci", "view")
+    identity = authority.check(bearer(text))
+
+    file.path.unlink()
+    authority.reload()
+
+    with pytest.raises(loom.TokenRevoked):
+        authority.confirm(identity)
+    with pytest.raises(loom.AuthenticationError):
+        authority.check(bearer(text))
+
+
+def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> None:
+    authority = TokenAuthority("own", file)
+
+    identity = authority.check(bearer("own"))
+
+    assert identity.scope == "drive"
+    authority.confirm(identity)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[], [(b"authorization", b"Basic abc")], [(b"authorization", b"Bearer")], [(b"authorization", b"Bearer \xff")]],
+)
+def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(loom.AuthenticationError):
+        TokenAuthority("own").check(headers)
+
+
+@pytest.mark.parametrize(
+    ("has", "needs", "enough"),
+    [("view", "view", True), ("view", "operate", False), ("operate", "view", True), ("operate", "drive", False)],
+)
+def test_a_scope_includes_those_before_it(file: TokenFile, has: str, needs: str, enough: bool) -> None:
+    _, text = file.create("ci", has)
+    identity = TokenAuthority("own", file).check(bearer(text))
+
+    if enough:
+        identity.require(needs, "this")
+    else:
+        with pytest.raises(loom.ScopeError, match=f"scope {needs}.*scope {has}"):
+            identity.require(needs, "this")
+
+
+# -- the command --------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LOOM_TOKENS": str(path), "COLUMNS": "200"}
+    return run("-c", LOOM, "token", *arguments, env=environment)
+
+
+def test_a_token_is_printed_when_it_is_made_and_never_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+
+    made = command("create", "--scope", "view", "--name", "ci", "--expires", "7d", path=path)
+    listed = command("list", path=path)
+
+    text = made.stdout.strip()
+    (token,) = TokenFile(path).read()
+    assert token.sha256 == digest(text)
+    assert token.expires == pytest.approx(token.created + 7 * 86400)
+    assert token.id in listed.stdout
+    assert "valid" in listed.stdout
+    assert text not in listed.stdout
+    assert token.sha256 not in command("list", "--json", path=path).stdout
+
+
+def test_a_token_is_revoked_by_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    made = json.loads(command("create", "--scope", "drive", "--name", "me", "--json", path=path).stdout)
+
+    assert command("revoke", made["id"], path=path).returncode == 0
+
+    listed = json.loads(command("list", "--json", path=path).stdout)
+    assert [token["state"] for token in listed["tokens"]] == ["revoked"]
+
+
+def test_an_unknown_id_is_named(tmp_path: Path) -> None:
+    ended = command("revoke", "nobody", path=tmp_path / "tokens.json")
+
+    assert ended.returncode == 1
+    assert "'nobody'" in ended.stderr
+
+
+@pytest.mark.parametrize("expires", ["7", "d", "0s", "7 days", "-1d"])
+def test_a_time_that_is_none_is_wrong_usage(tmp_path: Path, expires: str) -> None:
+    ended = command(
+        "create", "--scope", "view", "--name", "ci", f"--expires={expires}", path=tmp_path / "tokens.json"
+    )
+
+    assert ended.returncode == 2
+
+
+def test_the_users_own_file_is_used_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOOM_TOKENS", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+
+    assert default_path() == Path("/state/loom/tokens.json")

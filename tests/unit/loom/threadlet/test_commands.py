@@ -1,0 +1,80 @@
+"""The inbox: each command is applied once, however often it comes."""
+
+from __future__ import annotations
+
+import threading
+
+from loom.threadlet.commands import Command, Inbox
+from tests.unit.loom.threadlet.fake_weaver import BOUND
+
+
+def command(ident: str, kind: str = "update_config") -> Command:
+    return Command(ident, kind, {})
+
+
+def test_commands_are_taken_in_the_order_they_came() -> None:
+    inbox = Inbox()
+    for ident in "abc":
+        assert inbox.receive(command(ident)) is None
+
+    assert [one.id for one in iter(inbox.take, None)] == ["a", "b", "c"]
+    assert not inbox.pending
+
+
+def test_a_command_that_waits_or_is_being_applied_is_not_taken_again() -> None:
+    inbox = Inbox()
+    inbox.receive(command("a"))
+    inbox.receive(command("a"))
+    taken = inbox.take()
+    assert taken is not None
+
+    assert inbox.receive(command("a")) is None
+    assert inbox.take() is None
+
+    inbox.finish(taken, ["ack", "a", 1, {}])
+    assert inbox.receive(command("a")) == ["ack", "a", 1, {}]
+    assert inbox.take() is None
+
+
+def test_updates_can_be_left_where_they_are() -> None:
+    inbox = Inbox()
+    for ident, kind in (("a", "update_config"), ("b", "pause"), ("c", "update_config")):
+        inbox.receive(command(ident, kind))
+
+    assert inbox.take(updates=False) == command("b", "pause")
+    assert inbox.take(updates=False) is None
+    assert [one.id for one in inbox.pending] == ["a", "c"]
+
+
+def test_so_many_answers_are_remembered() -> None:
+    inbox = Inbox(remembered=2)
+    for ident in "abc":
+        inbox.receive(command(ident))
+        inbox.take()
+        inbox.finish(command(ident), ["ack", ident, 0, {}])
+
+    assert inbox.applied() == ["b", "c"]
+    assert inbox.receive(command("b")) is not None
+
+
+def test_a_wait_ends_with_the_next_command_and_with_the_inbox() -> None:
+    inbox = Inbox()
+    ended: list[bool] = []
+
+    def wait() -> None:
+        arrived = inbox.arrived
+        began.set()
+        ended.append(inbox.wait(arrived))
+        ended.append(inbox.wait(inbox.arrived))
+
+    began = threading.Event()
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert began.wait(BOUND)
+
+    inbox.receive(command("a"))
+    inbox.close()
+    thread.join(BOUND)
+
+    assert len(ended) == 2
+    assert not ended[-1]

@@ -1,0 +1,694 @@
+"""The weaver's core, with a clock of the test's own: who lives, who is told what, and what the log says."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
+from loom.weaver.registry import Registry
+from loom.weaver.store import Store
+from loom.weaver.weaver import Peer, Weaver
+from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
+
+START = 1_700_000_000.0
+KEY = "a-key"
+
+
+class Threadlet(Peer):
+    """One end of a link without a socket."""
+
+    def __init__(self, bench: Bench, replica: str, **hello: Any) -> None:
+        self.bench = bench
+        self.told: list[list[Any]] = []
+        self.closed = False
+        self.instance = hello.pop("instance", f"instance-{next(bench.numbers)}")
+        self.seq = 0
+        self.say("hello", hello_of(KEY, replica, self.instance, **hello))
+
+    def say(self, *frame: Any) -> None:
+        self.bench.weaver.receive(self, [list(frame)], self.bench.now)
+        self.bench.commit()
+
+    def step(self, step: int, **metrics: float) -> None:
+        self.seq += 1
+        self.say("status", [[self.seq, self.bench.now, step, None, None, metrics, None]])
+
+    def beat(self, step: int | None = None, phase: str = "step") -> None:
+        self.say("beat", self.bench.now, step, phase)
+
+    def ack(self, id: str, ok: bool = True, **rest: Any) -> None:
+        self.say("ack", id, 5, {"ok": ok, "reason": None, "changes": {}, "refused": {}, **rest})
+
+    def commands(self) -> list[tuple[str, dict[str, Any]]]:
+        """Kinds and parameters of the commands so far."""
+        return [(frame[2], frame[3]) for frame in self.told if frame[0] == "command"]
+
+    def last_command(self) -> str:
+        return next(frame[1] for frame in reversed(self.told) if frame[0] == "command")
+
+    def lose(self) -> None:
+        self.bench.weaver.lost(self, self.bench.now)
+        self.bench.commit()
+
+
+class Bench:
+    """A weaver and its clock."""
+
+    def __init__(self, path: Path | str = ":memory:", **options: Any) -> None:
+        self.path = path
+        self.now = START
+        self.numbers = itertools.count()
+        self.events: list[dict[str, Any]] = []
+        self.stacks: list[tuple[str, str]] = []
+        self.options = options
+        self.weaver = Weaver(Registry(Store(path), self.now, **options), KEY, self.now)
+
+    def commit(self) -> None:
+        output = self.weaver.commit(self.now)
+        for peer, frame in output.frames:
+            assert isinstance(peer, Threadlet)
+            if frame is None:
+                peer.closed = True
+            else:
+                peer.told.append(frame)
+        self.events += [event.to_dict() for event in output.events]
+        self.stacks += [(id, replica.id) for id, replica in output.stacks]
+
+    def wait(self, seconds: float, *beating: Threadlet) -> None:
+        """Let time pass, in which some threadlets say that they live."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.25)
+            for threadlet in beating:
+                threadlet.beat()
+            self.weaver.tick(self.now)
+            self.commit()
+
+    def state(self, replica: str = "train_0") -> str:
+        return self.weaver.known.replicas[replica].state.value
+
+    def event(self, kind: str) -> dict[str, Any]:
+        """The last event of a kind."""
+        return next(event for event in reversed(self.events) if event["kind"] == kind)
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events]
+
+    def restart(self) -> None:
+        self.weaver.known._store.close()
+        self.weaver = Weaver(Registry(Store(self.path), self.now, **self.options), KEY, self.now)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# -- who lives ------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_is_back_within_the_grace_was_never_gone(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    bench.wait(0.75)
+    again = Threadlet(bench, "train_0", instance=threadlet.instance)
+    bench.wait(10, again)
+
+    assert "recovering" not in bench.kinds()
+    assert bench.event("reconnected")["replica"] == "train_0"
+    assert bench.state() == "running"
+
+
+def test_a_replica_without_a_connection_recovers_or_fails(bench: Bench) -> None:
+    bench.now += 100
+    threadlet = Threadlet(bench, "train_0")
+    lost = bench.now
+    threadlet.lose()
+
+    bench.wait(1.25)
+    recovering = bench.state()
+    bench.wait(2)
+
+    assert recovering == "recovering"
+    assert bench.state() == "failed"
+    event = bench.event("failed")
+    assert event["time"] - lost == 3.0
+    assert (event["from"], event["why"], event["devices"]) == ("recovering", "silent", ["GPU-0"])
+    assert "not connected for 3.0 s" in event["reason"]
+
+
+def test_a_replica_that_has_not_begun_is_registering_until_it_steps(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0", state="registering")
+    first.lose()
+    bench.wait(2)
+    again = Threadlet(bench, "train_0", instance=first.instance, state="registering")
+    before = bench.state()
+    again.step(1)
+
+    assert (before, bench.state()) == ("registering", "running")
+
+
+def test_a_replica_that_was_thought_dead_and_says_hello_runs(bench: Bench) -> None:
+    bench.now += 100
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    bench.wait(5)
+    before = bench.state()
+
+    Threadlet(bench, "train_0", instance=threadlet.instance)
+
+    assert (before, bench.state()) == ("failed", "running")
+    assert bench.weaver.known.replicas["train_0"].died_of is None
+
+
+def test_a_connection_on_which_nothing_comes_is_given_up(bench: Bench) -> None:
+    bench.now += 100
+    threadlet = Threadlet(bench, "train_0")
+
+    bench.wait(3.5)
+    closed = threadlet.closed
+    bench.wait(1)
+    recovering = bench.state()
+    bench.wait(2)
+
+    assert (closed, recovering, bench.state()) == (True, "recovering", "failed")
+
+
+def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", session="s", procs="trainers", rank=3)
+    Threadlet(bench, "train_1", session="s", procs="trainers", rank=4)
+
+    ended = bench.weaver.supervision(
+        {
+            "session": "s",
+            "procs": "trainers",
+            "rank": 3,
+            "host": "h",
+            "what": "dead",
+            "reason": "killed by signal 9",
+        },
+        bench.now,
+    )
+    threadlet.lose()
+    bench.wait(10)
+
+    assert ended == ["train_0"]
+    failed = next(event for event in bench.events if event["kind"] == "failed")
+    assert failed["cause"] == bench.event("supervision")["id"]
+    assert (failed["why"], failed["reason"], failed["time"]) == ("died", "killed by signal 9", START)
+    assert [event["replica"] for event in bench.events if event["kind"] == "failed"].count("train_0") == 1
+
+
+def test_a_mesh_that_was_stopped_has_finished(bench: Bench) -> None:
+    Threadlet(bench, "train_0", session="s", procs="trainers", rank=0)
+
+    bench.weaver.supervision({"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now)
+
+    assert bench.state() == "finished"
+
+
+def test_news_of_processes_without_replicas_are_only_logged(bench: Bench) -> None:
+    assert bench.weaver.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now) == []
+    bench.commit()
+    assert bench.event("supervision")["replicas"] == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"), [("finished", "finished"), ("stopped", "finished"), ("failed", "failed")]
+)
+def test_a_goodbye_says_how_it_ended(bench: Bench, ending: str, state: str) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    threadlet.say("bye", "all steps done", ending)
+    threadlet.lose()
+    bench.wait(10)
+
+    assert bench.state() == state
+    assert bench.event(state)["reason"] == "all steps done"
+    assert threadlet.closed
+
+
+def test_a_new_process_takes_over_from_one_that_is_gone(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0")
+    first.step(10, loss=1.0)
+    first.lose()
+
+    second = Threadlet(bench, "train_0", devices=[{**GPU, "uuid": "GPU-1"}])
+
+    replica = bench.weaver.known.replicas["train_0"]
+    assert (replica.instance, replica.step, replica.seq) == (second.instance, None, 0)
+    assert bench.weaver.known.devices.devices_of("train_0") == ["GPU-1"]
+    assert "GPU-0" not in bench.weaver.known.devices
+
+
+def test_a_new_process_takes_over_from_one_that_is_silent(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0")
+    bench.now += 3.0
+
+    second = Threadlet(bench, "train_0")
+
+    assert first.closed
+    assert second.told[0][0] == "welcome"
+
+
+# -- progress -------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_takes_no_step_while_it_beats_is_stalled_until_it_does(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    for step in range(10):
+        bench.wait(0.5)
+        threadlet.step(step)
+    stopped = bench.now
+
+    bench.wait(4.75, threadlet)
+    before = bench.state()
+    bench.wait(0.75, threadlet)
+    stalled = bench.state()
+    id, replica = bench.stacks[-1]
+    bench.weaver.take_stack(id, "in all_reduce()")
+    bench.commit()
+    bench.wait(30, threadlet)
+    threadlet.step(10)
+
+    event = next(event for event in bench.events if event["kind"] == "stalled")
+    assert (before, stalled, bench.state()) == ("running", "stalled", "running")
+    assert event["time"] - stopped == pytest.approx(5.0, abs=0.3)
+    assert (event["step"], event["usual_step_time"], event["phase"]) == (9, 0.5, "step")
+    assert replica == "train_0"
+    assert bench.weaver.known.events.after(event["id"] - 1, 1)[0].data["stack"] == "in all_reduce()"
+    assert bench.kinds().count("stalled") == 2  # once more with its stack
+
+
+def test_short_steps_are_waited_for_two_seconds(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    for step in range(40):
+        bench.now += 0.01
+        threadlet.step(step)
+
+    bench.wait(1.75, threadlet)
+    before = bench.state()
+    bench.wait(0.5, threadlet)
+
+    assert (before, bench.state()) == ("running", "stalled")
+
+
+def test_a_replica_that_is_paused_is_not_stalled(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    for step in range(10):
+        bench.wait(0.25)
+        threadlet.step(step)
+    bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+    for _ in range(40):
+        bench.wait(0.5)
+        threadlet.beat(phase="paused")
+    paused = bench.state()
+
+    bench.weaver.command("resume", {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+    bench.wait(1, threadlet)
+
+    assert (paused, bench.state()) == ("paused", "running")
+    assert "stalled" not in bench.kinds()
+
+
+def test_steps_in_heartbeats_are_progress_too(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    for step in range(60):
+        bench.wait(0.5)
+        threadlet.beat(step)
+
+    assert bench.state() == "running"
+
+
+def test_a_replica_that_reports_no_steps_is_never_stalled(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    bench.wait(60, threadlet)
+
+    assert bench.state() == "running"
+
+
+# -- commands -------------------------------------------------------------------------------------------------
+
+
+def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0")
+
+    bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    before = threadlet.commands()
+    bench.commit()
+
+    assert before == []
+    assert threadlet.commands() == [("pause", {})]
+
+
+def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.commit()
+
+    again = Threadlet(bench, "train_0", instance=threadlet.instance)
+    again.ack(again.last_command())
+    twice = Threadlet(bench, "train_0", instance=threadlet.instance)
+
+    assert again.commands() == [("pause", {})]
+    assert command.outcomes["train_0"]["ok"] is True
+    assert twice.commands() == []
+
+
+def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.say("bye", "out of memory", "failed")
+
+    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+
+    assert command.done
+    assert command.outcomes["train_0"]["reason"] == "replica 'train_0' has failed: out of memory"
+
+
+def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.say("bye", "killed", "failed")
+    second = Threadlet(bench, "train_0")
+
+    assert command.outcomes["train_0"]["reason"] == "replica 'train_0' has failed: killed"
+    assert bench.event("unanswered")["command"] == command.id
+    assert second.commands() == []
+
+
+def test_a_command_to_a_process_that_another_replaced_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.commit()
+
+    second = Threadlet(bench, "train_0")
+
+    assert "a new process became 'train_0'" in command.outcomes["train_0"]["reason"]
+    assert second.commands() == []
+
+
+def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1, "momentum": 0.9})
+    command = bench.weaver.command("update_config", {"learning_rate": 0.2, "x": 1}, "*", "anna", bench.now)
+    bench.commit()
+
+    changes = {"learning_rate": {"old": 0.1, "new": 0.2}}
+    threadlet.ack(command.id, ok=False, reason="no handler for x", changes=changes, refused={"x": "no handler"})
+
+    event = bench.event("refused")
+    assert bench.weaver.known.replicas["train_0"].config == {"learning_rate": 0.2, "momentum": 0.9}
+    assert (event["by"], event["cause"], event["step"]) == ("anna", command.event, 5)
+    assert event["refused"] == {"x": "no handler"}
+
+
+def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    command = bench.weaver.command("pause", {}, "*", "test", bench.now)
+    bench.commit()
+
+    threadlet.ack(command.id)
+    threadlet.ack(command.id)
+
+    assert bench.kinds().count("applied") == 1
+    assert bench.weaver.latencies.to_dict()["counts"][0] == 1  # type: ignore[index]
+
+
+def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    bench.weaver.command("drain", {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+    threadlet.step(3)
+    draining = bench.state()
+
+    threadlet.say("bye", "drained", "finished")
+
+    assert (draining, bench.state()) == ("draining", "finished")
+    assert len(bench.weaver.known.devices) == 0
+
+
+# -- devices --------------------------------------------------------------------------------------------------
+
+
+def test_a_device_failure_shows_the_device_the_replicas_and_what_was_done(bench: Bench) -> None:
+    shared = [GPU, {**GPU, "uuid": "GPU-1"}]
+    trainer = Threadlet(bench, "train_0", group="trainers", devices=shared)
+    evaluator = Threadlet(bench, "eval_0", group="evaluators", devices=[GPU])
+    elsewhere = Threadlet(bench, "train_1", group="trainers", devices=[shared[1]])
+    bench.weaver.set_policy("trainers", "pause", "anna", bench.now)
+
+    event = bench.weaver.fail_device("GPU-0", "ECC errors", "dcgm", bench.now)
+    bench.commit()
+
+    failure = {"device": "GPU-0", "reason": "ECC errors"}
+    assert trainer.commands() == [("device_failed", failure), ("pause", failure)]
+    assert evaluator.commands() == [("device_failed", failure)]
+    assert elsewhere.commands() == []
+    logged = bench.event("device_failed")
+    assert logged["device"] == GPU
+    assert (logged["reason"], logged["by"]) == ("ECC errors", "dcgm")
+    assert [(entry["replica"], entry["action"], len(entry["commands"])) for entry in logged["replicas"]] == [
+        ("train_0", "pause", 2),
+        ("eval_0", "notify", 1),
+    ]
+    assert {one["cause"] for one in bench.events if one["kind"] == "command"} == {event.id}
+    assert bench.weaver.known.devices.state("GPU-0") == "failed"
+
+
+def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", group="trainers", session="s", procs="p", rank=2)
+    bench.weaver.set_policy("trainers", "respawn", "anna", bench.now)
+
+    failure = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+    wanted = bench.event("respawn_wanted")
+    threadlet.say("bye", "device lost", "failed")
+
+    assert (wanted["replica"], wanted["device"], wanted["cause"]) == ("train_0", "GPU-0", failure.id)
+    assert (wanted["session"], wanted["procs"], wanted["rank"]) == ("s", "p", 2)
+    assert bench.event("respawn_wanted")["cause"] == bench.event("failed")["id"]
+
+
+def test_a_failure_of_a_device_that_nobody_has_is_refused(bench: Bench) -> None:
+    with pytest.raises(UnknownDevice, match="no device 'GPU-0'; registered: none"):
+        bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+
+
+def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_is_there(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    first = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    again = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    threadlet.lose()
+    second = Threadlet(bench, "train_0")
+
+    later = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+
+    assert again is first
+    assert later.id > first.id
+    assert len(threadlet.commands()) == len(second.commands()) == 1
+
+
+def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+
+    assert [kind for kind, _ in threadlet.commands()] == ["device_failed", "reactivate", "device_failed"]
+
+
+def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> None:
+    Threadlet(bench, "train_0")
+
+    bench.weaver.command("deactivate_device", {"device": "GPU-0"}, "*", "anna", bench.now)
+    inactive = bench.weaver.known.devices.state("GPU-0"), bench.weaver.known.devices.reason("GPU-0")
+    bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
+
+    assert inactive == ("inactive", "deactivated by anna")
+    assert bench.weaver.known.devices.state("GPU-0") == "active"
+
+
+def test_the_status_of_devices_is_kept_as_it_is_now(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    threadlet.say("devices", bench.now, {"GPU-0": {"utilization": 0.5, "memory_used": 7}, "GPU-9": {}})
+
+    assert bench.weaver.known.device_status == {
+        "GPU-0": {
+            "utilization": 0.5,
+            "memory_used": 7,
+            "temperature": None,
+            "power": None,
+            "time": START,
+            "by": "train_0",
+        }
+    }
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------
+
+
+def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0", session="s", procs="p", rank=1)
+    other = Threadlet(bench, "train_1", devices=[GPU, {**GPU, "uuid": "GPU-1"}])
+    threadlet.step(7, loss=0.5)
+    other.say("bye", "done", "finished")
+    bench.weaver.set_policy("train*", "stop", "anna", bench.now)
+    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+    before = {id: replica.to_dict() for id, replica in bench.weaver.known.replicas.items()}
+
+    bench.restart()
+
+    weaver = bench.weaver
+    assert {id: replica.to_dict() for id, replica in weaver.known.replicas.items()} == before
+    assert weaver.known.devices.replicas_of("GPU-0") == ["train_0"]
+    assert weaver.known.devices.state("GPU-0") == "failed"
+    assert weaver.known.policy.action("train_9") == "stop"
+    assert [command.kind for command in weaver.known.commands.unanswered("train_0")] == ["device_failed", "stop"]
+    assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
+
+
+def test_replicas_have_time_to_find_a_weaver_that_was_started_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0")
+    Threadlet(bench, "train_1")
+    bench.restart()
+
+    bench.wait(9)
+    before = bench.state("train_0"), bench.state("train_1")
+    again = Threadlet(bench, "train_0", instance=threadlet.instance)
+    bench.wait(2, again)
+
+    assert before == ("recovering", "recovering")
+    assert (bench.state("train_0"), bench.state("train_1")) == ("running", "failed")
+
+
+def test_a_commit_without_news_keeps_the_status_in_the_journal_only_so_long(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", save_after=5.0)
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(1, loss=1.0)
+    bench.now += 100
+    threadlet.beat()
+    bench.commit()
+
+    assert list(bench.weaver.known._store.journal()) == []
+    bench.restart()
+    assert (bench.weaver.known.replicas["train_0"].step, bench.weaver.known.replicas["train_0"].seq) == (1, 1)
+
+
+def test_only_so_many_replicas_that_ended_are_remembered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", keep_ended=3)
+    for number in range(6):
+        threadlet = Threadlet(bench, f"train_{number}", devices=[{**GPU, "uuid": f"GPU-{number}"}])
+        threadlet.step(1, loss=1.0)
+        threadlet.say("bye", "done", "failed")
+
+    before = list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]
+    bench.restart()
+
+    assert before == (["train_3", "train_4", "train_5"], ["GPU-3", "GPU-4", "GPU-5"])
+    assert (list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]) == before
+    assert bench.weaver.known.history.metrics("train_0") == []
+    assert bench.weaver.known.states["failed"] == 3  # type: ignore[index]
+
+
+def test_an_unknown_replica_is_named_with_those_that_are_known(bench: Bench) -> None:
+    Threadlet(bench, "train_0")
+
+    with pytest.raises(UnknownReplica) as caught:
+        bench.weaver.known.replica("train_7")
+
+    assert str(caught.value) == 'no replica named "train_7"; registered: train_0'
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ["nonsense"],
+        ["beat", 1.0],
+        ["beat", 1.0, None, "dancing"],
+        ["beat", "now", 1, "step"],
+        ["ack", "id", 1, {}],
+        ["ack", "id", 1, {"ok": True, "changes": {"x": 1}}],
+        ["devices", 1.0, {"GPU-0": {"utilization": "much"}}],
+        ["handlers", {"x": 1}],
+        ["bye", "reason", "sadly"],
+        ["stack", 1],
+        ["status"],
+        ["status", [[1, START, 1, None, None, {}]]],
+        ["status", [[1, START, -1, None, None, {}, None]]],
+        ["status", [[1, START, 1, None, None, [], None]]],
+        ["status", [["1", START, 1, None, None, {}, None]]],
+        ["status", [[1, START, 1, None, None, {}, [1]]]],
+        ["status", 5],
+    ],
+)
+def test_frames_that_make_no_sense_are_refused(bench: Bench, frame: list[Any]) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    with pytest.raises(ProtocolMismatch):
+        threadlet.say(*frame)
+
+
+@pytest.mark.parametrize("bad", [[3, START, "x", None, None, {}, None], ["3", 1, 1], [3], 3, None, []])
+def test_reports_before_one_that_is_refused_are_taken_once(tmp_path: Path, bad: Any) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0")
+    good = [[number, START + number, number, None, None, {"loss": 1.0}, None] for number in (1, 2)]
+
+    with pytest.raises(ProtocolMismatch):
+        threadlet.say("status", [*good, bad])
+    again = Threadlet(bench, "train_0", instance=threadlet.instance)
+    again.say("status", good)
+    bench.restart()
+
+    assert bench.weaver.known.replicas["train_0"].seq == 2
+    assert [step for _, step, _ in bench.weaver.known.history.between("train_0", "loss")] == [1, 2]
+
+
+def test_a_collective_that_hangs_has_the_stacks_of_a_few(bench: Bench) -> None:
+    threadlets = [Threadlet(bench, f"train_{number}", devices=[]) for number in range(40)]
+    for step in range(6):
+        bench.now += 0.1
+        for threadlet in threadlets:
+            threadlet.step(step)
+
+    bench.wait(4, *threadlets)
+
+    assert bench.kinds().count("stalled") == 40
+    assert len(bench.stacks) == 16
+
+
+def test_an_empty_status_is_harmless(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    threadlet.say("status", [])
+
+    assert bench.state() == "running"
+
+
+def test_looking_after_replicas_costs_the_same_for_few_and_many(bench: Bench) -> None:
+    """Every replica is looked at when something of its own is due, not whenever time passes."""
+    for number in range(200):
+        Threadlet(bench, f"train_{number}", devices=[])
+    bench.weaver.tick(bench.now + 0.5)
+
+    assert len(bench.weaver._checks) == 200
+    assert bench.weaver._checks[0][0] > bench.now + 0.5

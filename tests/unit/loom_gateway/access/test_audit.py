@@ -1,0 +1,118 @@
+"""The audit: a line for each thing done, and not one for each try of an attack."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loom
+from loom_gateway.access.audit import KEPT_FILES, KINDS, PERIOD, Audit
+from loom_gateway.access.tokens import Identity
+from tests.unit.loom_gateway.access.test_limits import Clock
+
+ME = Identity("1234abcd", "me", "drive")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_says_when_what_who_and_from_where(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit")
+    audit.write("opened", ME, "10.0.0.5", session="s")
+
+    (line,) = lines(tmp_path / "audit")
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "event": "opened", "token": "1234abcd", "name": "me", "scope": "drive", "peer": "10.0.0.5", "session": "s"
+    }  # fmt: skip
+
+
+def test_what_others_write_cannot_make_a_line(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit")
+    audit.write("opened", ME, '1.2.3.4\n{"event": "forged"}\u2028')
+
+    assert len(lines(tmp_path / "audit")) == 1
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    (tmp_path / "audit").write_text("")
+    (tmp_path / "audit").chmod(0o644)
+    Audit(tmp_path / "audit").write("opened", ME, "")
+
+    assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o600
+
+
+def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
+    for _ in range(2):
+        audit = Audit(tmp_path / "audit")
+        audit.write("opened", ME, "")
+        audit.close()
+
+    assert len(lines(tmp_path / "audit")) == 2
+
+
+def test_a_full_file_is_put_aside_and_the_oldest_go(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit", max_bytes=1000)
+    for number in range(200):
+        audit.write("opened", ME, "", number=number)
+
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == KEPT_FILES + 1
+    assert all(path.stat().st_size <= 1000 and stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    assert lines(tmp_path / "audit")[-1]["number"] == 199
+
+
+def test_a_rush_of_refusals_is_a_line_and_their_number(tmp_path: Path) -> None:
+    clock = Clock()
+    audit = Audit(tmp_path / "audit", clock=clock)
+    for _ in range(2000):
+        audit.refused(loom.AuthenticationError("no"), None, "10.0.0.5")
+    assert [line["event"] for line in lines(tmp_path / "audit")] == ["refused"]
+
+    clock.now += PERIOD
+    audit.tick()
+
+    assert lines(tmp_path / "audit")[1]["earlier"] == 1999
+    audit.tick()
+    assert len(lines(tmp_path / "audit")) == 2
+
+
+def test_a_rush_from_many_addresses_does_not_fill_it_either(tmp_path: Path) -> None:
+    clock = Clock()
+    audit = Audit(tmp_path / "audit", clock=clock)
+    for number in range(10 * KINDS):
+        audit.refused(loom.AuthenticationError("no"), None, f"address {number}")
+    clock.now += PERIOD
+    audit.tick()
+
+    written = lines(tmp_path / "audit")
+    assert len(written) <= KINDS + 25
+    assert sum(line.get("earlier", 1) for line in written) == 10 * KINDS
+    assert written[-1]["peer"] == "others"
+
+
+def test_what_has_been_counted_is_written_at_the_end(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit", clock=Clock())
+    for _ in range(3):
+        audit.refused(loom.ScopeError("no"), ME, "a")
+    audit.close()
+
+    assert [line.get("earlier") for line in lines(tmp_path / "audit")] == [None, 2]
+
+
+def test_no_file_no_audit() -> None:
+    audit = Audit(None)
+    audit.write("opened", ME, "")
+    audit.refused(loom.ScopeError("no"), ME, "a")
+    audit.tick()
+    audit.close()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(loom.WrongArguments, match="folder/audit"):
+        Audit(tmp_path / "folder" / "audit")

@@ -1,0 +1,250 @@
+"""The gateway's questions to the weaver, against one that does what a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import loom
+from loom.weaver.link import Splitter, pack
+from loom_gateway import weaver_client
+from loom_gateway.weaver_client import WeaverClient
+from tests.support.gateways import BOUND
+
+Answer = Callable[["FakeWeaver", list[Any]], Awaitable[None]]
+
+
+class FakeWeaver:
+    """Takes questions and answers as it is told."""
+
+    def __init__(self, path: str, answer: Answer) -> None:
+        self.path = path
+        self.asked: list[list[Any]] = []
+        self._answer = answer
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        splitter = Splitter()
+        while data := await reader.read(65536):
+            for frame in splitter.feed(data):
+                self.asked.append(frame)
+                await self._answer(self, frame)
+
+    def say(self, frame: list[Any]) -> None:
+        self.write(pack(frame))
+
+    def write(self, data: bytes) -> None:
+        self._writers[-1].write(data)
+
+    def hang_up(self) -> None:
+        self._writers[-1].close()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+
+Made = Callable[..., Awaitable[tuple[WeaverClient, FakeWeaver]]]
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[Made]:
+    """A client and its weaver, which answers as the test says."""
+    fakes: list[FakeWeaver] = []
+    clients: list[WeaverClient] = []
+    with tempfile.TemporaryDirectory(prefix="loom-test-") as folder:
+
+        async def make(answer: Answer, patience: float = 0.2) -> tuple[WeaverClient, FakeWeaver]:
+            fake = FakeWeaver(os.path.join(folder, "sock"), answer)
+            await fake.start()
+            client = WeaverClient(fake.path, patience)
+            client.came()
+            fakes.append(fake)
+            clients.append(client)
+            return client, fake
+
+        yield make
+        for client in clients:
+            client.close()
+        for fake in fakes:
+            await fake.close()
+
+
+async def echo(fake: FakeWeaver, frame: list[Any]) -> None:
+    _, number, operation, arguments = frame
+    fake.say(["answer", number, [operation, arguments]])
+
+
+async def test_a_question_is_answered(made: Made) -> None:
+    client, _ = await made(echo)
+
+    assert await client.ask("replica", id="train_0") == ["replica", {"id": "train_0"}]
+
+
+async def test_answers_may_come_in_another_order(made: Made) -> None:
+    late: list[list[Any]] = []
+
+    async def backwards(fake: FakeWeaver, frame: list[Any]) -> None:
+        late.append(frame)
+        if len(late) == 3:
+            for one in reversed(late):
+                await echo(fake, one)
+
+    client, _ = await made(backwards)
+
+    answers = await asyncio.gather(*(client.ask("replica", id=str(n)) for n in range(3)))
+
+    assert [answer[1]["id"] for answer in answers] == ["0", "1", "2"]
+
+
+async def test_an_error_is_raised_as_what_it_is(made: Made) -> None:
+    async def refuse(fake: FakeWeaver, frame: list[Any]) -> None:
+        fake.say(["error", frame[1], "unknown_replica", "no replica named x"])
+
+    client, _ = await made(refuse)
+
+    with pytest.raises(loom.UnknownReplica, match="no replica named x"):
+        await client.ask("replica", id="x")
+
+
+async def test_while_it_is_away_a_question_waits_and_then_says_why() -> None:
+    client = WeaverClient("/nowhere", patience=0.05)
+
+    with pytest.raises(loom.WeaverUnavailable, match="has not come up yet"):
+        await client.ask("status")
+    client.went("it was killed by SIGKILL")
+    with pytest.raises(loom.WeaverUnavailable, match="killed by SIGKILL"):
+        await client.ask("status")
+
+
+async def test_a_question_waits_for_one_that_comes(made: Made) -> None:
+    client, _ = await made(echo, patience=10)
+    client.went("it died")
+    asking = asyncio.ensure_future(client.ask("status"))
+    await asyncio.sleep(0)
+
+    client.came()
+
+    assert (await asking)[0] == "status"
+
+
+async def test_a_command_is_not_asked_again_where_the_answer_was_lost(made: Made) -> None:
+    async def hang_up(fake: FakeWeaver, frame: list[Any]) -> None:
+        fake.hang_up()
+
+    client, fake = await made(hang_up)
+
+    with pytest.raises(loom.WeaverUnavailable, match="may have done it"):
+        await client.ask("command", kind="stop")
+    assert len(fake.asked) == 1
+
+
+async def test_what_changes_nothing_is_asked_again(made: Made) -> None:
+    async def hang_up_once(fake: FakeWeaver, frame: list[Any]) -> None:
+        if len(fake.asked) == 1:
+            fake.hang_up()
+        else:
+            await echo(fake, frame)
+
+    client, fake = await made(hang_up_once)
+
+    assert (await client.ask("status"))[0] == "status"
+    assert len(fake.asked) == 2
+
+
+async def test_one_that_does_not_answer_is_not_waited_for_for_ever(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weaver_client, "ANSWER_TIMEOUT", 0.05)
+
+    async def say_nothing(fake: FakeWeaver, frame: list[Any]) -> None:
+        pass
+
+    client, _ = await made(say_nothing)
+
+    with pytest.raises(loom.WeaverUnavailable, match="did not answer"):
+        await client.ask("status")
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\x01", pack(["dance", 1]), pack(["answer", "one", 2])]
+)
+async def test_one_that_speaks_nonsense_is_given_up(made: Made, data: bytes) -> None:
+    async def nonsense(fake: FakeWeaver, frame: list[Any]) -> None:
+        fake.write(data)
+
+    client, _ = await made(nonsense)
+
+    with pytest.raises(loom.WeaverUnavailable):
+        await client.ask("command")
+
+
+@pytest.mark.parametrize("value", [1 << 80, object(), {1, 2}])
+async def test_what_the_link_cannot_carry_is_refused(made: Made, value: object) -> None:
+    client, fake = await made(echo)
+
+    with pytest.raises(loom.WrongArguments):
+        await client.ask("command", params={"a": value})
+    assert fake.asked == []
+    assert (await client.ask("status"))[0] == "status"
+
+
+async def test_what_is_too_large_is_refused(made: Made) -> None:
+    client, _ = await made(echo)
+
+    with pytest.raises(loom.TooLarge):
+        await client.ask("command", params={"a": "x" * (17 << 20)})
+
+
+async def test_a_wait_that_is_given_up_leaves_the_others(made: Made) -> None:
+    first: list[list[Any]] = []
+
+    async def late(fake: FakeWeaver, frame: list[Any]) -> None:
+        if not first:
+            first.append(frame)
+            return
+        await echo(fake, first[0])  # for which nobody waits any more
+        await echo(fake, frame)
+
+    client, _ = await made(late)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(client.ask("status"), 0.05)
+
+    assert (await client.ask("replicas"))[0] == "replicas"
+
+
+async def test_nobody_waits_when_the_gateway_ends(made: Made) -> None:
+    async def say_nothing(fake: FakeWeaver, frame: list[Any]) -> None:
+        client.close()
+
+    client, _ = await made(say_nothing, patience=BOUND)
+
+    with pytest.raises(loom.WeaverUnavailable):
+        await asyncio.wait_for(client.ask("outcome", BOUND), BOUND / 4)
+
+
+async def test_watching_ends_with_the_weaver(made: Made) -> None:
+    async def push(fake: FakeWeaver, frame: list[Any]) -> None:
+        fake.say(["snapshot", frame[1], {"replicas": []}])
+        fake.say(["event", frame[1], {"event": {"id": 1}}])
+        fake.hang_up()
+
+    client, _ = await made(push)
+    watched = client.watch()
+
+    assert await anext(watched) == ("snapshot", {"replicas": []})
+    assert await anext(watched) == ("event", {"event": {"id": 1}})
+    with pytest.raises(loom.WeaverUnavailable):
+        await anext(watched)

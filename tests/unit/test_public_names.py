@@ -1,0 +1,231 @@
+"""`loom` has Monarch's public names, with Monarch's signatures; what it lacks is named with its reason."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import monarch.actor
+import pytest
+from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
+from monarch._src.actor.actor_mesh import ActorMesh
+
+import loom
+from tests.parity.absent import ABSENT
+from tests.support.paths import ROOT
+
+README = ROOT / "README.md"
+
+TENSOR_ENGINE = "part of the tensor engine, which needs torch and GPUs in the root client"
+
+WIRE_FORMAT = "Monarch's own wire format"
+
+ALLOWED = {
+    "Channel.open": "also takes the job, for a program that has several",
+    "Channel.open_ranked": "also takes the job, for a program that has several",
+    "HostMesh.is_fake_in_process": "for Monarch's own tests",
+    "HostMesh.region": "Monarch's arithmetic of ranks, no public class; `extent` has the sizes",
+    "HostMesh.stream_logs": "always off in torchmonarch 0.7; `logging_option` says where output goes",
+    "HostMesh.sync_workspace": "`job.sync` ships a folder to every host",
+    "ProcMesh.activate": TENSOR_ENGINE,
+    "ProcMesh.from_host_mesh": "how Monarch's `spawn_procs` makes its result",
+    "ProcMesh.rank_tensor": TENSOR_ENGINE,
+    "ProcMesh.rank_tensors": TENSOR_ENGINE,
+    "ProcMesh.sync_workspace": "not implemented in Monarch either; `job.sync` ships a folder to every host",
+    "ProcMesh.to_table": TENSOR_ENGINE,
+    "Extent.from_bytes": WIRE_FORMAT,
+    "Extent.region": "Monarch's arithmetic of ranks, no public class",
+    "Point.from_bytes": WIRE_FORMAT,
+    "Port.return_undeliverable": "what is sent to a receiver that is gone is dropped",
+    "ValueMesh.from_indexed": "how Monarch makes the result of a call",
+}
+"""What differs from Monarch on purpose, and why: a method that is missing, or has another signature."""
+
+CLASSES = {
+    "HostMesh": (monarch.actor.HostMesh, "HostMeshProxy"),
+    "ProcMesh": (monarch.actor.ProcMesh, "ProcMeshProxy"),
+    "ActorMesh": (ActorMesh, "ActorMeshProxy"),
+    "ValueMesh": (monarch.actor.ValueMesh, "ValueMeshProxy"),
+    "Future": (monarch.actor.Future, "FutureProxy"),
+    "Endpoint": (ActorEndpoint, "EndpointProxy"),
+    "Point": (monarch.actor.Point, "Point"),
+    "Extent": (monarch.actor.Extent, "Extent"),
+    "Accumulator": (monarch.actor.Accumulator, "Accumulator"),
+    "Channel": (monarch.actor.Channel, "Channel"),
+    "Port": (monarch.actor.Port, "Port"),
+    "PortReceiver": (monarch.actor.PortReceiver, "PortReceiver"),
+}
+"""Monarch's class and the name of Loom's."""
+
+
+def test_every_name_of_monarch_is_provided_or_listed_as_absent() -> None:
+    provided = {name for name in monarch.actor.__all__ if hasattr(loom, name)}
+    assert provided | set(ABSENT) == set(monarch.actor.__all__)
+    assert not provided & set(ABSENT), "names that are provided after all"
+
+
+def test_every_lazy_name_can_be_imported() -> None:
+    for name in dir(loom):
+        getattr(loom, name)
+
+
+def test_names_that_actors_use_are_monarchs_own_where_it_is_installed() -> None:
+    names = set(loom.actor.__all__) & set(monarch.actor.__all__)
+    assert {"Actor", "endpoint", "context", "this_proc", "get_or_spawn_controller", "MeshFailure"} <= names
+    assert all(getattr(loom.actor, name) is getattr(monarch.actor, name) for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_the_readme_says_why_a_name_is_absent(name: str) -> None:
+    assert f"`{name}`" in README.read_text()
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default of each parameter but ``self``. Callers do not see the names of ``*`` and ``**``."""
+    found = [p for p in inspect.signature(function).parameters.values() if p.name not in ("self", "cls")]
+    collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [("" if p.kind in collected else p.name, p.kind, p.default) for p in found]
+
+
+def functions() -> list[str]:
+    return sorted(
+        name
+        for name in monarch.actor.__all__
+        if inspect.isfunction(getattr(monarch.actor, name)) and name not in ABSENT
+    )
+
+
+@pytest.mark.parametrize("name", functions())
+def test_a_function_has_monarchs_signature(name: str) -> None:
+    assert parameters(getattr(loom, name)) == parameters(getattr(monarch.actor, name))
+
+
+def public_members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties of a class, those that it inherits too."""
+    for name in dir(cls):
+        if not name.startswith("_"):
+            yield name, inspect.getattr_static(cls, name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_has_monarchs_public_methods_and_properties(name: str) -> None:
+    monarchs, ours_name = CLASSES[name]
+    ours = getattr(loom, ours_name)
+    missing = [
+        member
+        for member, _ in public_members(monarchs)
+        if not hasattr(ours, member) and f"{name}.{member}" not in ALLOWED
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_method_has_monarchs_signature(name: str) -> None:
+    monarchs, ours_name = CLASSES[name]
+    ours = getattr(loom, ours_name)
+    for member, function in public_members(monarchs):
+        if not hasattr(ours, member) or f"{name}.{member}" in ALLOWED:
+            continue
+        found = inspect.getattr_static(ours, member)
+        if isinstance(function, property):
+            assert not inspect.isfunction(found), f"{name}.{member} is no method"
+        # Methods of Monarch's native classes have no names and defaults to compare.
+        elif inspect.isfunction(function):
+            assert parameters(getattr(ours, member)) == parameters(function), f"{name}.{member}"
+
+
+def test_nothing_is_allowed_that_does_not_differ() -> None:
+    for difference, reason in ALLOWED.items():
+        name, _, member = difference.partition(".")
+        monarchs, ours_name = CLASSES[name]
+        ours = getattr(loom, ours_name)
+        assert reason
+        assert hasattr(monarchs, member), f"Monarch has no {difference}"
+        if callable(getattr(ours, member, None)):
+            assert parameters(getattr(ours, member)) != parameters(getattr(monarchs, member)), difference
+
+
+BARE = """
+import sys
+sys.modules["monarch"] = None
+import inspect, pickle, cloudpickle
+import loom, loom.actor
+assert not loom.actor.has_monarch
+for name in dir(loom):
+    getattr(loom, name)
+for name in "current_rank current_size current_actor_name context this_host this_proc get_meter".split():
+    try:
+        getattr(loom, name)()
+    except RuntimeError as error:
+        assert "inside an actor in the cluster" in str(error)
+    else:
+        raise AssertionError(name)
+try:
+    loom.get_or_spawn_controller("name", int)
+except RuntimeError as error:
+    assert "get_or_spawn_controller" in str(error)
+@loom.traced(name="a span")
+def traced(a): return a + 1
+@loom.traced
+def plainly(a): return a + 1
+@loom.returns_future
+async def later(): return 1
+with loom.span("block"):
+    assert traced(1) == plainly(1) == 2
+assert str(inspect.signature(traced)) == "(a)"
+try:
+    later()
+except RuntimeError as error:
+    assert "returns_future" in str(error)
+else:
+    raise AssertionError("later")
+class Failure:
+    def __supervise__(self, failure: loom.MeshFailure) -> bool: return loom.current_rank is not None
+signatures = {name: str(inspect.signature(getattr(loom, name))) for name in sys.argv[1:]}
+from loom.coordinates import for_cluster
+reduce = for_cluster(loom.Point(5, loom.Extent(["a", "b"], [2, 3])))
+class Reduced:
+    def __reduce__(self): return reduce
+payload = cloudpickle.dumps((traced, plainly, later, Failure, Reduced()))
+sys.stdout.buffer.write(pickle.dumps((signatures, payload)))
+"""
+
+
+def test_without_monarch_stand_ins_become_monarchs_own_in_the_cluster() -> None:
+    names = [name for name in functions() if getattr(loom, name).__module__ != "loom.actor"]
+    done = subprocess.run([sys.executable, "-c", BARE, *names], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    signatures, payload = pickle.loads(done.stdout)
+    assert set(signatures) == set(names)
+
+    traced, plainly, later, failure, point = pickle.loads(payload)
+
+    assert traced(1) == plainly(1) == 2
+    assert inspect.isfunction(traced)
+    assert isinstance(later(), monarch.actor.Future)
+    assert failure().__supervise__(None)
+    assert type(point) is monarch.actor.Point
+    assert (point.rank, dict(point)) == (5, {"a": 1, "b": 2})
+
+
+def test_without_monarch_functions_have_monarchs_parameters() -> None:
+    program = (
+        "import sys; sys.modules['monarch'] = None\n"
+        "import inspect, json, loom\n"
+        "signatures = {name: inspect.signature(getattr(loom, name)) for name in sys.argv[1:]}\n"
+        "print(json.dumps({name: [[p.name, int(p.kind)] for p in signature.parameters.values()]"
+        " for name, signature in signatures.items()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *functions()], capture_output=True, text=True, timeout=60, check=True
+    )
+    found = json.loads(done.stdout)
+    for name in functions():
+        assert found[name] == [
+            [p.name, int(p.kind)] for p in inspect.signature(getattr(monarch.actor, name)).parameters.values()
+        ], name
