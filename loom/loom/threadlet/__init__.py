@@ -5,7 +5,8 @@ It imports neither Monarch nor torch, so that any program that trains can use it
 
 from __future__ import annotations
 
+from loom.threadlet.deferred import Deferred
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.threadlet import Step, Threadlet
 
-__all__ = ["HandlerRegistry", "Step", "Threadlet"]
+__all__ = ["Deferred", "HandlerRegistry", "Step", "Threadlet"]

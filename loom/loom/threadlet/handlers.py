@@ -9,6 +9,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
+from loom.threadlet.deferred import Deferred
 
 __all__ = ["HandlerRegistry", "Outcome"]
 
@@ -21,7 +22,9 @@ class Outcome:
     value: Any
     """As the handler got it; as it came if it was refused."""
     refused: str | None = None
-    """Why it was refused; None if it was applied."""
+    """Why it was refused; None if it was applied, or is deferred."""
+    deferred: Deferred | None = None
+    """Tells later what became of a value that the handler accepted but has not applied yet."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class _Handler:
         except BadValue as error:
             return Outcome(key, value, f"{key}: {error}")
         try:
-            self.function(converted)
+            answer = self.function(converted)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
             return Outcome(key, converted, f"{key}: the handler raised {type(error).__name__}: {error}")
-        return Outcome(key, converted)
+        return Outcome(key, converted, deferred=answer if isinstance(answer, Deferred) else None)
 
 
 class HandlerRegistry:
@@ -59,7 +62,7 @@ class HandlerRegistry:
         Args:
             key: of the configuration.
             function: takes the value, converted to the type its parameter is annotated with. Without annotation,
-                it gets what came.
+                it gets what came. It may return a `Deferred` if the value applies at a later step.
             names: what its annotations may name besides the globals of its module, such as a caller's locals.
 
         Raises:

@@ -35,6 +35,8 @@ import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from time import monotonic
@@ -43,6 +45,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loom.devices import LocalDevice, device_status, local_devices
 from loom.errors import WrongArguments
 from loom.threadlet.commands import Command, Inbox
+from loom.threadlet.deferred import Deferred, Verdict
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.link import ROWS, WeaverLink, now_of_system
 from loom.threadlet.reports import COUNTS, AnyGiven, KeptReports, RowMaker, plain
@@ -159,6 +162,8 @@ class Threadlet:
         self._stop = False
         self._drain_published: int | None = None
         """What `_published` was when a drain applied; None if none has."""
+        self._deferring: dict[Any, _DeferredUpdate] = {}
+        """Updates that handlers accepted and have not applied, by the command's id; guarded by `_applying`."""
 
         self._ended = threading.Event()
         self._link: WeaverLink | None = None
@@ -280,6 +285,8 @@ class Threadlet:
         The value is converted to the type its parameter is annotated with: int, float, bool, str, an Enum (by name
         or value), a Literal, Optional, or a list of these. One that is not of the type is refused, as is one
         for which the function raises; whoever sent it is told why.
+
+        A function that cannot apply the value yet returns a `Deferred`: the acknowledgement waits for its verdict.
 
         Raises:
             WrongArguments: the function takes no single argument, or is annotated with another type.
@@ -408,12 +415,15 @@ class Threadlet:
             return self._inject(command)
         changes: dict[str, dict[str, Any]] = {}
         refused: dict[str, str] = {}
+        deferred: dict[str, tuple[Any, Deferred]] = {}
         reason = None
         try:
             match command.kind:
                 case "update_config":
                     for outcome in self._registry.apply(command.params):
-                        if outcome.refused is None:
+                        if outcome.deferred is not None:
+                            deferred[outcome.key] = outcome.value, outcome.deferred
+                        elif outcome.refused is None:
                             changes[outcome.key] = self._changed(outcome.key, outcome.value)
                         else:
                             refused[outcome.key] = outcome.refused
@@ -435,9 +445,43 @@ class Threadlet:
                     reason = f"this replica knows no command {command.kind!r}"
         except BaseException as error:  # The training ends of it, and has to answer first.
             reason = f"the training was interrupted: {type(error).__name__}: {error}"
+            deferred.clear()
             raise
         finally:
-            self._answer(command, reason, changes, refused)
+            if deferred:
+                self._defer(command, changes, refused, deferred)
+            else:
+                self._answer(command, reason, changes, refused)
+
+    def _defer(
+        self,
+        command: Command,
+        changes: dict[str, dict[str, Any]],
+        refused: dict[str, str],
+        deferred: dict[str, tuple[Any, Deferred]],
+    ) -> None:
+        """Answer an update when all its deferred values are decided."""
+        self._deferring[command.id] = _DeferredUpdate(command, changes, refused, deferred)
+        for key, (_, change) in list(deferred.items()):
+            change.when_decided(partial(self._decided, command.id, key))
+
+    def _decided(self, id: Any, key: str, verdict: Verdict) -> None:
+        with self._applying:
+            update = self._deferring.get(id)
+            if update is None:
+                return
+            value, _ = update.deferred.pop(key)
+            if verdict.step is not None:
+                update.changes[key] = self._changed(key, value)
+                update.steps.append(verdict.step)
+            else:
+                update.refused[key] = f"{key}: {verdict.refused}"
+            if not update.deferred:
+                del self._deferring[id]
+                reason = "; ".join(update.refused.values()) or None
+                self._answer(
+                    update.command, reason, update.changes, update.refused, step=max(update.steps, default=None)
+                )
 
     def _inject_at_once(self, command: Command) -> bool:
         assert self._injections is not None
@@ -488,11 +532,12 @@ class Threadlet:
         changes: dict[str, dict[str, Any]] | None = None,
         refused: dict[str, str] | None = None,
         evidence: dict[str, Any] | None = None,
+        step: int | None = None,
     ) -> None:
         answer = {"ok": reason is None, "reason": reason, "changes": changes or {}, "refused": refused or {}}
         if evidence is not None:
             answer["evidence"] = plain(evidence)
-        ack = ["ack", command.id, self._whole_step(), answer]
+        ack = ["ack", command.id, self._whole_step() if step is None else step, answer]
         self._inbox.finish(command, ack)
         if self._link is not None:
             self._link.send(ack)
@@ -604,6 +649,7 @@ class Threadlet:
         """
         if self._ended.is_set():
             return
+        self._refuse_deferred()
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
@@ -614,6 +660,11 @@ class Threadlet:
         self._threads[0].join(CLOSE_TIMEOUT / 2)
         reason, ending = self._how_it_ended(error)
         self._link.close(reason, ending, max(0.0, deadline - time.monotonic()))
+
+    def _refuse_deferred(self) -> None:
+        for update in list(self._deferring.values()):
+            for _, change in list(update.deferred.values()):
+                change.refuse("the training ended before it was applied")
 
     def _how_it_ended(self, error: BaseException | None) -> tuple[str, str]:
         if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -649,8 +700,21 @@ class Threadlet:
         self._inbox.close()
         self._pending = self._inbox.pending
         self._paused = False
+        self._deferring = {}
         if link is not None:
             link.abandon()
+
+
+@dataclass
+class _DeferredUpdate:
+    """An update of the configuration of which some values are not decided yet."""
+
+    command: Command
+    changes: dict[str, dict[str, Any]]
+    refused: dict[str, str]
+    deferred: dict[str, tuple[Any, Deferred]]
+    steps: list[int] = field(default_factory=list)
+    """The steps that the deferred values which were applied hold from."""
 
 
 class Step:

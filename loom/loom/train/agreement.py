@@ -1,15 +1,38 @@
 """Configuration that all replicas change at the same step.
 
-Each replica group is told of a change by itself, at a step boundary of its own. If each applied it there, their
+Each replica group hears of a change by itself, at a step boundary of its own. If each applied it there, their
 parameters would differ from then on. So a change is a proposal at first: with the gradients of a step the groups
-exchange a row of numbers each, and all take, for each key, the newest value of all rows, for that very step.
+exchange a row of numbers each, and all adopt, for each key, the newest value of all rows, for that very step.
+
+A proposal is decided when the groups adopt a value of its version or a newer one. It counts as applied, with the
+step of the adoption, if the adopted value is the proposed one, whichever group proposed it. It is refused if the
+groups adopted another value, or if a later change in the same group took its place before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loom.threadlet import Deferred
 
 __all__ = ["Agreement"]
+
+
+@dataclass(frozen=True)
+class _Adopted:
+    version: int
+    value: float
+    step: int
+    """The first step that the value holds for."""
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    version: int
+    value: float
+    change: Deferred
+    """Takes what becomes of the proposal."""
 
 
 class Agreement:
@@ -20,48 +43,78 @@ class Agreement:
     """
 
     def __init__(self, values: Mapping[str, float]) -> None:
-        self._agreed = {key: (0, value) for key, value in values.items()}
-        self._proposed: dict[str, tuple[int, float]] = {}
+        self._adopted = {key: _Adopted(0, value, 0) for key, value in values.items()}
+        self._proposed: dict[str, _Proposal] = {}
 
     def __getitem__(self, key: str) -> float:
-        """The value that all have agreed on."""
-        return self._agreed[key][1]
+        """Return the value that all groups have adopted."""
+        return self._adopted[key].value
 
-    def propose(self, key: str, value: float) -> None:
-        """Have a key changed with the next step that all take."""
-        version, _ = self._proposed.get(key, self._agreed[key])
-        self._proposed[key] = version + 1, value
+    def propose(self, key: str, value: float) -> Deferred:
+        """Propose a value for the next step that all groups take.
+
+        Returns:
+            The change. It is decided when the groups adopt a value, or at once if they have adopted this one
+            already, because another group proposed it before.
+        """
+        change = Deferred()
+        adopted, earlier = self._adopted[key], self._proposed.get(key)
+        if earlier is not None:
+            earlier.change.refuse("a later change took its place before the groups adopted it")
+        elif adopted.value == value:
+            change.applied(adopted.step)
+            return change
+        version = adopted.version if earlier is None else earlier.version
+        self._proposed[key] = _Proposal(version + 1, value, change)
+        return change
 
     @property
     def width(self) -> int:
         """How many numbers a row has."""
-        return 2 * len(self._agreed)
+        return 2 * len(self._adopted)
 
     def row(self) -> list[float]:
-        """What the others are told: a version and a value for each key."""
-        return [number for key, known in self._agreed.items() for number in self._proposed.get(key, known)]
+        """Return what the other groups are sent: a version and a value for each key."""
+        row: list[float] = []
+        for key, adopted in self._adopted.items():
+            known = self._proposed.get(key, adopted)
+            row += [known.version, known.value]
+        return row
 
-    def settle(self, rows: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Agree on what the rows of all groups say; every group has to be given the same rows.
+    def settle(self, rows: Sequence[Sequence[float]], step: int) -> dict[str, float]:
+        """Adopt the newest values of the rows of all groups; every group has to be given the same rows.
+
+        Args:
+            rows: of all groups.
+            step: the first step that the values hold for.
 
         Returns:
             The keys that have changed, with their new values.
         """
         changed = {}
-        for place, (key, (version, value)) in enumerate(list(self._agreed.items())):
-            newest = max((row[2 * place], row[2 * place + 1]) for row in rows)
-            self._agreed[key] = int(newest[0]), newest[1]
-            if newest[0] > version and newest[1] != value:
-                changed[key] = newest[1]
-            if key in self._proposed and self._proposed[key][0] <= newest[0]:
-                del self._proposed[key]
+        for place, (key, adopted) in enumerate(list(self._adopted.items())):
+            version, value = max((row[2 * place], row[2 * place + 1]) for row in rows)
+            if value != adopted.value:
+                changed[key] = value
+            self._adopt(key, _Adopted(int(version), value, step if key in changed else adopted.step))
         return changed
 
+    def _adopt(self, key: str, adopted: _Adopted) -> None:
+        self._adopted[key] = adopted
+        proposal = self._proposed.get(key)
+        if proposal is None or proposal.version > adopted.version:
+            return
+        del self._proposed[key]
+        if proposal.value == adopted.value:
+            proposal.change.applied(adopted.step)
+        else:
+            proposal.change.refuse(f"the groups adopted another value for step {adopted.step}")
+
     def state(self) -> dict[str, list[float]]:
-        """What has been agreed on, for a group that joins and for a checkpoint."""
-        return {key: [float(version), value] for key, (version, value) in self._agreed.items()}
+        """Return what has been adopted, for a group that joins and for a checkpoint."""
+        return {key: [adopted.version, adopted.value, adopted.step] for key, adopted in self._adopted.items()}
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take over what others have agreed on. Own proposals stay."""
-        for key, (version, value) in state.items():
-            self._agreed[key] = int(version), float(value)
+        """Take over what other groups have adopted. Newer proposals of this group stay."""
+        for key, (version, value, *step) in state.items():  # checkpoints of older versions have no step
+            self._adopt(key, _Adopted(int(version), float(value), int(step[0]) if step else 0))

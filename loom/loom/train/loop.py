@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from loom.errors import WrongArguments
-from loom.threadlet import Step, Threadlet
+from loom.threadlet import Deferred, Step, Threadlet
 from loom.train.agreement import Agreement
 from loom.train.checkpoints import CheckpointStore, PendingCheckpoint
 from loom.train.membership import Membership
@@ -330,7 +330,7 @@ class TrainingLoop:
             width = self._agreement.width
             rows = [numbers[start : start + width] for start in range(0, len(numbers), width)]
             self._agreed_end = None if ending == 0 else list(Ending)[int(ending) - 1]
-        for key, value in self._agreement.settle(rows).items():
+        for key, value in self._agreement.settle(rows, self.step).items():
             self._changes.append((self.step, key, self._names[int(value)] if key == "optimizer" else value))
             if key == "optimizer":
                 self._optimizer_name = self._names[int(value)]
@@ -484,29 +484,28 @@ class TrainingLoop:
         )
 
         @threadlet.handler("learning_rate")
-        def set_learning_rate(value: float) -> None:
-            self._propose("learning_rate", value, value > 0, "is larger than 0")
+        def set_learning_rate(value: float) -> Deferred:
+            return self._propose("learning_rate", value, value > 0, "is larger than 0")
 
         @threadlet.handler("batch_size")
-        def set_batch_size(value: int) -> None:
-            self._propose("batch_size", value, value >= 1, "is 1 at least")
+        def set_batch_size(value: int) -> Deferred:
+            return self._propose("batch_size", value, value >= 1, "is 1 at least")
 
         @threadlet.handler("gradient_clipping")
-        def set_gradient_clipping(value: float) -> None:
-            self._propose("gradient_clipping", value, value >= 0, "is 0 (none) or larger")
+        def set_gradient_clipping(value: float) -> Deferred:
+            return self._propose("gradient_clipping", value, value >= 0, "is 0 (none) or larger")
 
         @threadlet.handler("sync_every")
-        def set_sync_every(value: int) -> None:
+        def set_sync_every(value: int) -> Deferred:
             if told.averaging is Averaging.GRADIENTS:
-                self._propose("sync_every", value, value == 1, "is 1: this job averages gradients, in each step")
-            else:
-                self._propose("sync_every", value, value >= 1, "is 1 at least")
+                return self._propose("sync_every", value, value == 1, "is 1: this job averages gradients")
+            return self._propose("sync_every", value, value >= 1, "is 1 at least")
 
         @threadlet.handler("optimizer")
-        def set_optimizer(value: str) -> None:
+        def set_optimizer(value: str) -> Deferred:
             known = value in self._names
             number = self._names.index(value) if known else -1
-            self._propose("optimizer", number, known, f"is one of {', '.join(self._names)}, not {value}")
+            return self._propose("optimizer", number, known, f"is one of {', '.join(self._names)}, not {value}")
 
         return threadlet
 
@@ -519,10 +518,10 @@ class TrainingLoop:
 
         return threadlet
 
-    def _propose(self, key: str, value: float, allowed: bool, rule: str) -> None:
+    def _propose(self, key: str, value: float, allowed: bool, rule: str) -> Deferred:
         if not allowed:
             raise WrongArguments(f"{key} {rule}")
-        self._agreement.propose(key, float(value))
+        return self._agreement.propose(key, float(value))
 
 
 def _numbers(config: LiveConfig, optimizers: list[str]) -> dict[str, float]:

@@ -17,7 +17,7 @@ import pytest
 
 from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
-from loom.threadlet import Threadlet
+from loom.threadlet import Deferred, Threadlet
 from loom.threadlet import threadlet as module
 from tests.support.logged import messages
 from tests.unit.loom.threadlet.fake_weaver import BOUND, KEY, Connection, FakeWeaver, Loop, eventually
@@ -494,6 +494,98 @@ def test_of_an_update_each_key_is_applied_or_refused(weaver: FakeWeaver, threadl
         "lr": "lr: no handler for it in this replica; it has handlers for: batch_size, dropout, schedule",
     }
     assert all(text in answer["reason"] for text in answer["refused"].values())
+
+
+class Deferring:
+    """Handlers that accept values and apply them later."""
+
+    def __init__(self, threadlet: Threadlet, *keys: str) -> None:
+        self.accepted: dict[str, Deferred] = {}
+        for key in keys:
+            threadlet.handler(key)(lambda value, key=key: self.accept(key))
+
+    def accept(self, key: str) -> Deferred:
+        self.accepted[key] = Deferred()
+        return self.accepted[key]
+
+
+def test_a_deferred_value_is_answered_when_it_applies_with_that_step(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet(config={"lr": 0.1})
+    later = Deferring(made, "lr")
+    connection, _ = weaver.welcome()
+    made.publish_status(step=3)
+    deferred = weaver.command(connection, "update_config", lr=0.2)
+    after = weaver.command(connection, "pause")
+    come(made, 2)
+    made.check_and_apply_updates()
+    assert connection.expect("ack")[1] == after  # and not the one before, which nobody has applied
+
+    later.accepted["lr"].applied(5)
+    later.accepted["lr"].refuse("the first verdict counts")
+
+    changes = {"lr": {"old": 0.1, "new": 0.2}}
+    assert connection.ack(deferred) == [5, {"ok": True, "reason": None, "changes": changes, "refused": {}}]
+
+
+def test_an_update_is_answered_when_all_its_deferred_values_are_decided(
+    weaver: FakeWeaver, threadlet: Make
+) -> None:
+    made = threadlet()
+    later = Deferring(made, "lr", "clip")
+    made.handler("batch")(lambda value: None)
+    connection, _ = weaver.welcome()
+    ident = weaver.command(connection, "update_config", lr=0.2, clip=1.0, batch=8)
+    come(made)
+    made.check_and_apply_updates()
+
+    later.accepted["clip"].refuse("another one was taken")
+    later.accepted["lr"].applied(7)
+
+    step, answer = connection.ack(ident)
+    assert step == 7
+    assert answer == {
+        "ok": False,
+        "reason": "clip: another one was taken",
+        "changes": {"batch": {"old": None, "new": 8}, "lr": {"old": None, "new": 0.2}},
+        "refused": {"clip": "clip: another one was taken"},
+    }
+
+
+def test_a_deferred_value_may_be_decided_before_the_handler_returns(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+
+    @made.handler("lr")
+    def handle(value: float) -> Deferred:
+        known = Deferred()
+        known.applied(2)
+        return known
+
+    connection, _ = weaver.welcome()
+    made.publish_status(step=9)
+    ident = weaver.command(connection, "update_config", lr=0.2)
+    come(made)
+    made.check_and_apply_updates()
+
+    assert connection.ack(ident)[0] == 2
+
+
+def test_a_value_that_is_never_applied_is_refused_at_the_end(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    Deferring(made, "lr")
+    connection, _ = weaver.welcome()
+    made.publish_status(step=3)
+    ident = weaver.command(connection, "update_config", lr=0.2)
+    come(made)
+    made.check_and_apply_updates()
+
+    closing = threading.Thread(target=made.close)
+    closing.start()
+
+    step, answer = connection.ack(ident)
+    assert step == 3
+    assert not answer["ok"]
+    assert answer["refused"] == {"lr": "lr: the training ended before it was applied"}
+    closing.join()
 
 
 def test_the_old_value_is_the_one_published_last(weaver: FakeWeaver, threadlet: Make) -> None:
