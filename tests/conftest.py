@@ -10,6 +10,7 @@ import pytest
 
 import loom
 from loom_proxy.local import LocalCluster
+from tests.support import slow
 
 # A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,12 +25,19 @@ def _kind(path: Path) -> str:
     return folder if folder in KINDS else "integration"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    slow.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow-record"):
+        config.pluginmanager.register(slow.Recorder(), "slow-recorder")
     if hasattr(config.option, "loadscopereorder"):  # xdist begins with the files that have the most tests
         config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow.select(config, items)
     for item in items:
         item.add_marker(_kind(item.path))
     # So that no process of xdist has a long file left when the others are done.

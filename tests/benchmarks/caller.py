@@ -21,6 +21,13 @@ Payload = str
 """What an echo carries: ``"bytes"`` or ``"array"``, a numpy array of bytes."""
 
 
+MANY = 100
+"""Actors that `MeshCaller.pipelined_many` calls in turn."""
+
+MESH = 8
+"""Actors of the mesh that `MeshCaller.pipelined_mesh` calls."""
+
+
 class Caller(Protocol):
     """One way to call an actor, set up and warm."""
 
@@ -45,6 +52,8 @@ class MeshCaller:
         echo: issues a call that returns its argument.
         wait: waits for the results of several calls.
         close: ends what the calls need.
+        many: as ``add``, for each of many actors.
+        mesh: issues a call to all actors of a mesh of `MESH`; gives their numbers.
     """
 
     def __init__(
@@ -53,11 +62,31 @@ class MeshCaller:
         echo: Callable[[Any], Any],
         wait: Callable[[list[Any]], list[Any]],
         close: Callable[[], None],
+        many: Sequence[Callable[[int], Any]] = (),
+        mesh: Callable[[int], Any] | None = None,
     ) -> None:
         self._add = add
         self._echo = echo
         self._wait = wait
         self.close = close
+        self._many = many
+        self._mesh = mesh
+
+    @classmethod
+    def on(cls, hosts: Any, counter: type, close: Callable[[], None]) -> MeshCaller:
+        """A caller of actors of a class, spawned on a host mesh of one host; Monarch's API or one like it."""
+        procs = hosts.spawn_procs(per_host={"gpus": 1}, name="procs")
+        one = procs.spawn("counters", counter).slice(hosts=0, gpus=0)
+        many = [procs.spawn(f"many_{n}", counter).slice(hosts=0, gpus=0) for n in range(MANY)]
+        mesh = hosts.spawn_procs(per_host={"gpus": MESH}, name="mesh").spawn("mesh", counter)
+        return cls(
+            one.add.call_one,
+            one.echo.call_one,
+            wait_one_by_one,
+            close,
+            [actor.add.call_one for actor in many],
+            mesh.add.call,
+        )
 
     def one_call(self, count: int) -> list[float]:
         return seconds_each(lambda: self._wait([self._add(1)]), count)
@@ -67,6 +96,26 @@ class MeshCaller:
         sums = self._wait([self._add(1) for _ in range(count)])
         seconds = time.perf_counter() - start
         assert sums == list(range(sums[0], sums[0] + count)), "the calls did not run once each, in order"
+        return seconds
+
+    def pipelined_many(self, count: int) -> float:
+        """The same as `pipelined`, each call to the next of `MANY` actors."""
+        start = time.perf_counter()
+        sums = self._wait([self._many[n % MANY](1) for n in range(count)])
+        seconds = time.perf_counter() - start
+        of_first = sums[::MANY]
+        assert of_first == list(range(of_first[0], of_first[0] + len(of_first))), "calls were lost or out of order"
+        return seconds
+
+    def pipelined_mesh(self, count: int) -> float:
+        """The same as `pipelined`, each call to all actors of a mesh of `MESH`."""
+        assert self._mesh is not None
+        start = time.perf_counter()
+        sums = self._wait([self._mesh(1) for _ in range(count)])
+        seconds = time.perf_counter() - start
+        first, last = [list(each.values()) for each in (sums[0], sums[-1])]
+        assert len(first) == MESH
+        assert last == [number + count - 1 for number in first], "a call missed an actor"
         return seconds
 
     def echo(self, payload: Payload, size: int, count: int) -> list[float]:

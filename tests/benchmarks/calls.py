@@ -20,11 +20,15 @@ __all__ = ["DEFAULT_SUBJECTS", "SUBJECTS", "Figures", "Measured", "Plan", "Subje
 
 PAYLOADS = ("bytes", "array")
 
+PIPELINES = ("one", "many", "mesh")
+"""What pipelined calls go to: one actor, many in turn, or all actors of a mesh; see `caller.MeshCaller`."""
+
 
 class SubjectName(str, enum.Enum):
     RAW_ASYNCIO = "raw-asyncio"
     RAW_SYNC = "raw-sync"
     NATIVE = "native"
+    NATIVE_TUNED = "native-tuned"
     LOOM = "loom"
     LOOM_HTTP = "loom-http"
     RAY = "ray"
@@ -47,6 +51,9 @@ class Subject:
     payloads: tuple[str, ...] = PAYLOADS
     """What its echo can carry."""
 
+    pipelines: tuple[str, ...] = PIPELINES
+    """What its pipelined calls can go to."""
+
 
 SUBJECTS = {
     subject.name: subject
@@ -57,6 +64,7 @@ SUBJECTS = {
             "tests.benchmarks.raw_caller",
             ("asyncio",),
             payloads=("bytes",),
+            pipelines=("one",),
         ),
         Subject(
             SubjectName.RAW_SYNC,
@@ -64,8 +72,10 @@ SUBJECTS = {
             "tests.benchmarks.raw_caller",
             ("sync",),
             payloads=("bytes",),
+            pipelines=("one",),
         ),
         Subject(SubjectName.NATIVE, "native Monarch", "tests.benchmarks.native_caller"),
+        Subject(SubjectName.NATIVE_TUNED, "native, Loom's settings", "tests.benchmarks.native_caller", ("tuned",)),
         Subject(SubjectName.LOOM, "Loom", "tests.benchmarks.loom_caller"),
         Subject(SubjectName.LOOM_HTTP, "Loom over HTTP", "tests.benchmarks.loom_caller", ("http",)),
     )
@@ -91,6 +101,9 @@ class Plan:
     pipelined_turns: int = 15
     """Turns with these: how many there are in a second differs more from one to the next."""
 
+    pipelined_mesh: int = 250
+    """Calls a turn to the mesh; each is a call to every actor of it."""
+
     echo_size: int = 64 * 2**20
     """Bytes."""
 
@@ -110,9 +123,10 @@ class Figures:
     p99_ms: float
     """Of one call at a time."""
 
-    pipelined_per_s: float
+    pipelined_per_s: Mapping[str, float]
+    """Calls a second, by what they go to (`PIPELINES`)."""
     pipelined_cpu_ms: float
-    """CPU time of a pipelined call, summed over all processes of the subject."""
+    """CPU time of a pipelined call to one actor, summed over all processes of the subject."""
 
     echo_s: Mapping[str, float]
     """Median seconds of an echo, by payload."""
@@ -167,7 +181,8 @@ def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object
 
 def _warm_up(caller: CallerProcess, subject: Subject, plan: Plan) -> None:
     caller.ask("one_call", count=plan.warm_up_calls)
-    caller.ask("pipelined", count=plan.warm_up_calls)
+    for pipeline in subject.pipelines:
+        _pipelined(caller, pipeline, plan.warm_up_calls)
     for payload in subject.payloads:
         caller.ask("echo", payload=payload, size=plan.echo_size, count=1)
 
@@ -188,10 +203,15 @@ def _measure_round(
             one_calls[name] += caller.ask("one_call", count=plan.one_calls)
     for seconds in one_calls.values():
         seconds.sort()
-    pipelined = {name: _Pipelined() for name in callers}
-    for _ in range(plan.pipelined_turns):
-        for name, caller in callers.items():
-            pipelined[name].add(caller, plan.pipelined)
+    pipelined = {
+        pipeline: {subject.name: _Pipelined() for subject in subjects if pipeline in subject.pipelines}
+        for pipeline in PIPELINES
+    }
+    for pipeline, by_subject in pipelined.items():
+        count = plan.pipelined_mesh if pipeline == "mesh" else plan.pipelined
+        for _ in range(plan.pipelined_turns):
+            for name, calls in by_subject.items():
+                calls.add(callers[name], pipeline, count)
     echoes: dict[SubjectName, dict[str, float]] = {name: {} for name in callers}
     for payload in PAYLOADS:
         for subject in subjects:
@@ -203,12 +223,18 @@ def _measure_round(
         name: Figures(
             p50_ms=statistics.median(one_calls[name]) * 1e3,
             p99_ms=one_calls[name][len(one_calls[name]) * 99 // 100] * 1e3,
-            pipelined_per_s=pipelined[name].per_s,
-            pipelined_cpu_ms=pipelined[name].cpu_ms,
+            pipelined_per_s={
+                pipeline: by_subject[name].per_s for pipeline, by_subject in pipelined.items() if name in by_subject
+            },
+            pipelined_cpu_ms=pipelined["one"][name].cpu_ms,
             echo_s=echoes[name],
         )
         for name in callers
     }
+
+
+def _pipelined(caller: CallerProcess, pipeline: str, count: int) -> float:
+    return float(caller.ask("pipelined" if pipeline == "one" else f"pipelined_{pipeline}", count=count))
 
 
 @dataclass
@@ -219,9 +245,9 @@ class _Pipelined:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
-    def add(self, caller: CallerProcess, count: int) -> None:
+    def add(self, caller: CallerProcess, pipeline: str, count: int) -> None:
         cpu = caller.cpu_seconds()
-        self.seconds += caller.ask("pipelined", count=count)
+        self.seconds += _pipelined(caller, pipeline, count)
         self.cpu_seconds += caller.cpu_seconds() - cpu
         self.calls += count
 

@@ -27,10 +27,11 @@ from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
 from tests.benchmarks.machine import Machine, describe_machine
 from tests.benchmarks.report import Ratio
+from tests.benchmarks.written import BUDGETS
 
 __all__ = ["BUDGET", "Calls", "DoorFigures", "DoorPlan", "measure"]
 
-BUDGET = 3.0
+BUDGET = BUDGETS["small call beside bad handshakes"].value
 """p99 of a call during the attack, at most so many times that without."""
 
 WARM_UP = 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import loom
 from loom import Actor, endpoint
-from tests.benchmarks.caller import MeshCaller, serve, wait_one_by_one
+from tests.benchmarks.caller import MeshCaller, serve
 
 
 class Counter(Actor):
@@ -30,9 +30,7 @@ class Counter(Actor):
 
 def make_caller() -> MeshCaller:
     job = loom.local(hosts=1)
-    procs = job.hosts.spawn_procs(per_host={"gpus": 1}, name="procs")
-    counter = procs.spawn("counters", Counter).slice(hosts=0, gpus=0)
-    return MeshCaller(counter.add.call_one, counter.echo.call_one, wait_one_by_one, job.close)
+    return MeshCaller.on(job.hosts, Counter, job.close)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""Monarch without Loom: a root client attached to one worker, both on this machine."""
+"""Monarch without Loom: a root client attached to one worker, both on this machine.
+
+The argument ``tuned`` gives it Loom's worker and Loom's settings; without it Monarch is as it comes.
+"""
 
 # mypy: disable-error-code="misc,untyped-decorator"
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from loom_gateway.workers.monarch_env import set_monarch_environment
-from tests.benchmarks.caller import MeshCaller, serve, wait_one_by_one
-from tests.benchmarks.native_procs import native_procs
+from tests.benchmarks.caller import MeshCaller, serve
+from tests.benchmarks.native_procs import native_hosts
 
 
 def make_caller() -> MeshCaller:
-    set_monarch_environment()
+    hosts, end = native_hosts(tuned="tuned" in sys.argv)
     from monarch.actor import Actor, endpoint
 
     class Counter(Actor):
@@ -28,9 +31,7 @@ def make_caller() -> MeshCaller:
         def echo(self, value: Any) -> Any:
             return value
 
-    procs, close = native_procs(gpus=1)
-    counter = procs.spawn("counters", Counter).slice(hosts=0, gpus=0)
-    return MeshCaller(counter.add.call_one, counter.echo.call_one, wait_one_by_one, close)
+    return MeshCaller.on(hosts, Counter, end)
 
 
 if __name__ == "__main__":

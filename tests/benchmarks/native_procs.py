@@ -1,38 +1,72 @@
-"""Processes of native Monarch, without Loom: a root client attached to one worker, both on this machine."""
+"""Hosts of native Monarch, without Loom: a root client attached to one worker, both on this machine."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from loom.process.child import Child
 from loom_gateway.workers.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
 
-__all__ = ["free_port", "native_procs"]
+__all__ = ["free_port", "native_hosts", "native_procs"]
+
+GRACE = 5.0
+"""Seconds that the worker has to end."""
 
 
-def native_procs(gpus: int) -> tuple[Any, Callable[[], None]]:
-    """A proc mesh of one host with that many processes, and what ends it and its worker."""
-    set_monarch_environment()
+def native_hosts(*, tuned: bool = False) -> tuple[Any, Callable[[], None]]:
+    """A host mesh of one host, and what ends its worker.
+
+    Args:
+        tuned: with Loom's worker and settings, not stock Monarch's worker loop and defaults.
+    """
+    address = f"tcp://127.0.0.1:{free_port()}"
+    end = _tuned_worker(address) if tuned else _stock_worker(address)
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
-    address = f"tcp://127.0.0.1:{free_port()}"
-    worker = Child(
-        "the worker", "loom_gateway.workers.host", ["--address", address], os.environ | MONARCH_ENVIRONMENT
-    )
-    worker.ready.result(timeout=60)
     enable_transport(ChannelTransport.TcpWithLocalhost)
-    hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
+    return attach_to_workers(ca="trust_all_connections", workers=[address]), end
+
+
+def native_procs(gpus: int, *, tuned: bool = False) -> tuple[Any, Callable[[], None]]:
+    """A proc mesh of one host with that many processes, and what ends it and its worker."""
+    hosts, end = native_hosts(tuned=tuned)
     procs = hosts.spawn_procs(per_host={"gpus": gpus}, name="procs")
 
     def close() -> None:
         procs.stop().get()
-        worker.ask_to_end()
-        worker.end(grace=3.0)
+        end()
 
     return procs, close
+
+
+def _stock_worker(address: str) -> Callable[[], None]:
+    command = [sys.executable, "-m", "tests.benchmarks.native_worker", address]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+
+    def end() -> None:
+        assert worker.stdin
+        worker.stdin.close()
+        worker.wait(GRACE)
+
+    return end
+
+
+def _tuned_worker(address: str) -> Callable[[], None]:
+    set_monarch_environment()
+    environment = os.environ | MONARCH_ENVIRONMENT
+    worker = Child("the worker", "loom_gateway.workers.host", ["--address", address], environment)
+    worker.ready.result(timeout=60)
+
+    def end() -> None:
+        worker.ask_to_end()
+        worker.end(grace=GRACE)
+
+    return end
 
 
 def free_port() -> int:

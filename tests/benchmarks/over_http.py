@@ -25,6 +25,6 @@ def http_ratios(measured: Measured) -> tuple[str, ...]:
 
     return (
         line("one call, p50", lambda figures: figures.p50_ms),
-        line("pipelined calls a second", lambda figures: figures.pipelined_per_s),
+        line("pipelined calls a second", lambda figures: figures.pipelined_per_s["one"]),
         line(f"{measured.plan.echo_size / 2**20:g} MiB echo", lambda figures: figures.echo_s["bytes"]),
     )

@@ -40,6 +40,7 @@ def subject(python: Path | None) -> Subject:
         "tests.benchmarks.ray_caller",
         python=interpreter,
         payloads=payloads,
+        pipelines=("one",),
     )
 
 

@@ -39,7 +39,7 @@ from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller import serve
 from tests.benchmarks.caller_process import CallerProcess
 from tests.benchmarks.machine import describe_machine
-from tests.benchmarks.report import Ratio, percentile
+from tests.benchmarks.report import Ratio, budgeted, percentile
 from tests.unit.loom.weaver.raw_threadlet import running_weaver
 
 __all__ = [
@@ -157,8 +157,8 @@ def threadlet_report(
     within = "with a threadlet / without"
     ratios = {(way, procs): slower(way, procs) for procs in (plan.procs, 1) for way in WAYS}
     budgets = (
-        Ratio("publish_status, p50", here, "at most", 5.0, microseconds(50, "publish")),
-        Ratio("check_and_apply_updates, p50", here, "at most", 1.0, microseconds(50, "check")),
+        budgeted("status report", "publish_status, p50", here, microseconds(50, "publish")),
+        budgeted("check for updates", "check_and_apply_updates, p50", here, microseconds(50, "check")),
         Ratio("digits training", within, "at most", 1.01, ratios["calls", plan.procs]),
         Ratio("digits training, with t.step", within, "at most", 1.01, ratios["block", plan.procs]),
     )

@@ -1,0 +1,37 @@
+"""The budgets that are written down in ``docs/design/budgets.md``, as ``--check`` uses them.
+
+A test compares this table with the page.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["BUDGETS", "Budget"]
+
+
+class Budget(NamedTuple):
+    """A bound on a figure or a ratio."""
+
+    bound: Literal["at most", "at least"]
+    value: float
+    aim: float | None = None
+    """What is aimed at beyond the budget."""
+
+
+BUDGETS = {
+    "one call": Budget("at most", 1.15, 1.10),
+    "pipelined calls, one actor": Budget("at least", 1.0),
+    "pipelined calls, 100 actors": Budget("at least", 1.0),
+    "pipelined calls, mesh of 8": Budget("at least", 1.0),
+    "64 MiB echo": Budget("at most", 1.25),
+    "one call against Ray Client": Budget("at most", 0.2),
+    "pipelined calls against Ray Client": Budget("at least", 5.0),
+    "bytes a second against Ray Client": Budget("at least", 3.0),
+    "small call beside 1 GiB": Budget("at most", 3.0),
+    "small call beside bad handshakes": Budget("at most", 3.0),
+    "dead process to failed": Budget("at most", 0.5),
+    "status report": Budget("at most", 1.0),
+    "check for updates": Budget("at most", 0.3),
+}
+"""By the name in the page's first column."""

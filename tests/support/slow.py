@@ -1,0 +1,112 @@
+"""Which of the slow tests run: a numbered part of them all, or those whose turn it is.
+
+``--slow-part 2/5`` selects the second of five parts that take alike long; a file stays whole, since its tests share
+what they set up. ``--slow-turn COUNT`` selects tests of at most `SHORT` seconds that together take no longer than
+`TURN`: the next ones for each count, so that all have had their turn after some commits. How long a test takes is
+read from `SECONDS`, which ``--slow-record`` writes; a test that is not in it counts as a long one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Recorder", "add_options", "part_of", "select", "turn_of"]
+
+SECONDS = Path(__file__).with_name("slow_seconds.json")
+"""Seconds of each slow test, by node id."""
+
+SHORT = 60.0
+"""Seconds that a test takes at most to have its turn."""
+
+TURN = 180.0
+"""Seconds that the tests of a turn take together, one after the other."""
+
+UNKNOWN = 120.0
+"""Seconds that a test counts as whose time is not known."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the options, see the module."""
+    group = parser.getgroup("slow tests")
+    group.addoption("--slow-part", metavar="N/OF", help="run this part of the slow tests")
+    group.addoption("--slow-turn", metavar="COUNT", type=int, help="run the short ones whose turn it is")
+    group.addoption("--slow-record", action="store_true", help="write down how long slow tests take")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that were not asked for.
+
+    Raises:
+        pytest.UsageError: the part is not one of ``1/OF`` to ``OF/OF``.
+    """
+    part, turn = config.getoption("--slow-part"), config.getoption("--slow-turn")
+    if part is None and turn is None:
+        return
+    slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
+    chosen = part_of(part, slow, _recorded()) if part is not None else turn_of(turn, slow, _recorded())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def part_of(part: str, slow: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
+    """The tests of part ``N/OF``: each file, longest first, goes to the part that takes the least time so far."""
+    number, _, of = part.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise pytest.UsageError(f"--slow-part is {part!r}: give N/OF, such as 1/4, with N from 1 to OF")
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in slow:
+        files[test.partition("::")[0]].append(test)
+    taken = [0.0] * int(of)
+    parts: list[set[str]] = [set() for _ in taken]
+    for _, tests in sorted(files.items(), key=lambda file: (-_sum(file[1], seconds), file[0])):
+        least = taken.index(min(taken))
+        taken[least] += _sum(tests, seconds)
+        parts[least].update(tests)
+    return parts[int(number) - 1]
+
+
+def turn_of(count: int, slow: Sequence[str], seconds: Mapping[str, float]) -> set[str]:
+    """The short tests whose turn it is."""
+    turns: list[set[str]] = []
+    left = 0.0
+    for test in sorted(test for test in slow if seconds.get(test, UNKNOWN) <= SHORT):
+        if not turns or seconds[test] > left:
+            turns.append(set())
+            left = TURN
+        turns[-1].add(test)
+        left -= seconds[test]
+    return turns[count % len(turns)] if turns else set()
+
+
+def _sum(tests: Iterable[str], seconds: Mapping[str, float]) -> float:
+    return sum(seconds.get(test, UNKNOWN) for test in tests)
+
+
+def _recorded() -> dict[str, float]:
+    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+
+class Recorder:
+    """Writes down how long each slow test took that passed, its fixtures included. A plugin of pytest."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a phase of a test."""
+        if "slow" in report.keywords:
+            self._seconds[report.nodeid] += report.duration
+            if not report.passed:
+                self._failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the file; with xdist only the process that all others report to."""
+        passed = {test: round(took, 1) for test, took in self._seconds.items() if test not in self._failed}
+        if passed and not hasattr(session.config, "workerinput"):
+            SECONDS.write_text(json.dumps({**_recorded(), **passed}, indent=0, sort_keys=True) + "\n")

@@ -1,0 +1,41 @@
+"""Which slow tests run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.slow import part_of, turn_of
+
+SLOW = ["a.py::one", "a.py::two", "b.py::one", "c.py::one", "d.py::new"]
+SECONDS = {"a.py::one": 50.0, "a.py::two": 20.0, "b.py::one": 150.0, "c.py::one": 60.0}
+
+
+def test_the_parts_are_all_tests_and_files_stay_whole() -> None:
+    parts = [part_of(f"{n}/3", SLOW, SECONDS) for n in (1, 2, 3)]
+
+    assert parts == [{"b.py::one"}, {"d.py::new"}, {"a.py::one", "a.py::two", "c.py::one"}]
+
+
+def test_one_part_of_one_is_everything() -> None:
+    assert part_of("1/1", SLOW, {}) == set(SLOW)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "a/b", "1/0", ""])
+def test_a_part_that_there_is_not(part: str) -> None:
+    with pytest.raises(pytest.UsageError, match="give N/OF"):
+        part_of(part, SLOW, SECONDS)
+
+
+def test_every_short_test_has_its_turn_and_no_other() -> None:
+    slow = [f"a.py::{n}" for n in range(10)] + ["long.py::one", "new.py::one"]
+    seconds = dict.fromkeys(slow[:10], 50.0) | {"long.py::one": 61.0}
+
+    turns = [turn_of(count, slow, seconds) for count in range(4)]
+
+    assert set().union(*turns) == set(slow[:10])
+    assert [len(turn) for turn in turns] == [3, 3, 3, 1]
+    assert turn_of(4, slow, seconds) == turns[0]
+
+
+def test_no_turn_where_nothing_is_short() -> None:
+    assert turn_of(7, ["long.py::one"], {}) == set()
