@@ -21,10 +21,10 @@ from typing import Any
 
 from loom.beside import session
 from loom.errors import WrongArguments
-from loom.train.controller import Controller, controller_of
+from loom.train.controller.controller import Controller, controller_of
+from loom.train.controller.summaries import JobStatus, JobSummary
 from loom.train.retries import RetryBudget
 from loom.train.settings import Averaging, LiveConfig, Timeouts
-from loom.train.summaries import JobStatus, JobSummary
 from loom.train.trainer import TrainerActor
 
 __all__ = ["FaultTolerantJob", "status"]

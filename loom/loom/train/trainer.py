@@ -16,7 +16,7 @@ from loom.train.addresses import own_address
 from loom.train.settings import Assignment, Batch, Ending, Member, TrainerReport
 
 if TYPE_CHECKING:
-    from loom.train.loop import TrainingLoop
+    from loom.train.loop.loop import TrainingLoop
 
 __all__ = ["TrainerActor", "adamw", "here", "sgd"]
 
@@ -118,7 +118,7 @@ class TrainerActor(Actor):
         import torch
         import torchft  # noqa: F401
 
-        import loom.train.loop  # noqa: F401
+        import loom.train.loop.loop  # noqa: F401
 
         # That a group was lost is no error here, and told by others.
         logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
@@ -156,7 +156,7 @@ class TrainerActor(Actor):
         try:
             if members > 1 and not self._joined:
                 self._join_group(assignment, rank, members)
-            from loom.train.loop import TrainingLoop
+            from loom.train.loop.loop import TrainingLoop
 
             self._loop = TrainingLoop(self, assignment, rank, members)
         except Exception:  # noqa: BLE001 - the job decides what follows

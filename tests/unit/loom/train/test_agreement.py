@@ -7,7 +7,7 @@ import random
 import pytest
 
 from loom.threadlet.deferred import Deferred, Verdict
-from loom.train.agreement import Agreement
+from loom.train.loop.agreement import Agreement
 
 
 def exchange(groups: list[Agreement], step: int = 1) -> list[dict[str, float]]:

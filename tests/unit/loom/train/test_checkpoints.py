@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, UnstorableState, WaitTimeout, WrongArguments
-from loom.train import CheckpointStore, FoundCheckpoint, checkpoint_files
+from loom.train import CheckpointStore, FoundCheckpoint
+from loom.train.checkpoints import files as checkpoint_files
 from tests.system.train.forks import BOUND, Fork, mount_small_disk
 
 Tell = Callable[[Any], None]

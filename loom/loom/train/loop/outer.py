@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loom.train.tensors import local, unflatten
+from loom.train.loop.tensors import local, unflatten
 
 __all__ = ["OuterOptimizer"]
 

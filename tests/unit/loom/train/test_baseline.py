@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.train.usual import LEAST, REMEMBERED, TIMES, UsualTime
+from loom.train.loop.baseline import LEAST, REMEMBERED, TIMES, UsualTime
 
 
 def test_nothing_is_usual_before_some_are_known() -> None:

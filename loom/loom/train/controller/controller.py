@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from loom.beside import Session
 from loom.errors import SupervisionError, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
-from loom.train.event_log import EventLog
-from loom.train.group import GroupState, ReplicaGroup
-from loom.train.respawn_orders import RespawnOrders
+from loom.train.controller.group import GroupState, ReplicaGroup
+from loom.train.controller.job_events import EventLog
+from loom.train.controller.replica_slot import Seat
+from loom.train.controller.respawns import RespawnOrders
+from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
+from loom.train.controller.support import Support
 from loom.train.retries import Retries
-from loom.train.seat import Seat
 from loom.train.settings import Assignment, Ending, Restore, TrainerReport
-from loom.train.summaries import GroupStatus, JobStatus, JobSummary
-from loom.train.support import Support
 
 if TYPE_CHECKING:
     from loom.train.job import FaultTolerantJob

@@ -15,7 +15,7 @@ from torchft.manager import Manager
 
 from loom.errors import FaultRefused
 from loom.train.addresses import address_towards
-from loom.train.network import GlooGroup, NcclGroup, PeerTransport
+from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
 from loom.train.settings import Assignment
 
 __all__ = ["Membership"]

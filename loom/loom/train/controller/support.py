@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
 from loom.errors import LoomError
-from loom.train.event_log import EventLog
-from loom.train.lighthouse import LighthouseActor
+from loom.train.controller.job_events import EventLog
+from loom.train.controller.lighthouse import LighthouseActor
 
 if TYPE_CHECKING:
-    from loom.train.group import ReplicaGroup
+    from loom.train.controller.group import ReplicaGroup
     from loom.train.job import FaultTolerantJob
 
 __all__ = ["HostKeeper", "Support"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loom.train.group import GroupState, ReplicaGroup
+from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.retries import Retries
 from loom.train.settings import Ending, TrainerReport
 

@@ -16,13 +16,13 @@ from torch import distributed
 
 from loom.errors import WrongArguments
 from loom.threadlet import Deferred, Step, Threadlet
-from loom.train.agreement import Agreement
-from loom.train.checkpoints import CheckpointStore, PendingCheckpoint
-from loom.train.membership import Membership
-from loom.train.outer import OuterOptimizer
+from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
+from loom.train.loop.agreement import Agreement
+from loom.train.loop.baseline import UsualTime
+from loom.train.loop.membership import Membership
+from loom.train.loop.outer import OuterOptimizer
+from loom.train.loop.tensors import flatten, hash_of, load_model, load_optimizer, local, plain, unflatten, whole
 from loom.train.settings import Assignment, Averaging, Batch, Ending, LiveConfig, Restore, TrainerReport
-from loom.train.tensors import flatten, hash_of, load_model, load_optimizer, local, plain, unflatten, whole
-from loom.train.usual import UsualTime
 
 if TYPE_CHECKING:
     from loom.train.trainer import TrainerActor

@@ -37,8 +37,8 @@ from torch.distributed.checkpoint import save as save_tensors
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, WaitTimeout, WrongArguments
-from loom.train.checkpoint_files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
-from loom.train.states import join, split
+from loom.train.checkpoints.files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
+from loom.train.checkpoints.states import join, split
 
 __all__ = ["CheckpointStore", "FoundCheckpoint", "PendingCheckpoint", "SkippedCheckpoint"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loom.train.event_log import JobEvent
-from loom.train.group import ReplicaGroup
+from loom.train.controller.group import ReplicaGroup
+from loom.train.controller.job_events import JobEvent
 from loom.train.settings import TrainerReport
 
 __all__ = ["GroupStatus", "JobStatus", "JobSummary"]
