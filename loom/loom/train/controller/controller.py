@@ -9,22 +9,20 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.beside import Session
 from loom.errors import SupervisionError, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group import GroupState, ReplicaGroup
-from loom.train.controller.job_events import EventLog
+from loom.train.controller.job_events import JobEvents
 from loom.train.controller.replica_slot import Seat
 from loom.train.controller.respawns import RespawnOrders
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
 from loom.train.controller.support import Support
 from loom.train.retries import Retries
 from loom.train.settings import Assignment, Ending, Restore, TrainerReport
-
-if TYPE_CHECKING:
-    from loom.train.job import FaultTolerantJob
+from loom.train.spec import JobSpec
 
 __all__ = ["Controller", "controller_of"]
 
@@ -52,10 +50,10 @@ class Controller:
         session: where.
     """
 
-    def __init__(self, job: FaultTolerantJob, session: Session) -> None:
+    def __init__(self, job: JobSpec, session: Session) -> None:
         self._job = job
         self._session = session
-        self._events = EventLog(job.name, session)
+        self._events = JobEvents(job.name, session)
         self._happenings: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._procs_numbers = itertools.count()
         self._seats: dict[int, Seat] = {}
@@ -91,7 +89,7 @@ class Controller:
                 orders = RespawnOrders(self._session, self._respawn_wanted)
                 for number in range(job.groups):
                     self._add_seat(number)
-                self._events.tell("job_started", groups=job.groups, steps=job.steps, spares=job.spares)
+                self._events.record("job_started", groups=job.groups, steps=job.steps, spares=job.spares)
                 self._attend(threadlet)
             return self._summary(time.monotonic() - started)
         finally:
@@ -133,7 +131,7 @@ class Controller:
         if all(seat.over for seat in seats):
             if not any(seat.ending in (Ending.FINISHED, Ending.STOPPED, Ending.LEFT) for seat in seats):
                 failed = next(iter(seats)).last.error or ""
-                self._events.tell("job_failed", reason="no group is left, and none may be tried again")
+                self._events.record("job_failed", reason="no group is left, and none may be tried again")
                 raise TrainingFailed(
                     f"job {self._job.name!r} has lost all its groups, each {self._job.retries.attempts} times more "
                     f"than it had made steps between, at step {self._step}. The last error: {failed.strip()}"
@@ -149,7 +147,7 @@ class Controller:
         finished = [seat for seat in seats if seat.ending is Ending.FINISHED]
         shown = (finished or seats)[0].last
         ending = "finished" if finished else "stopped"
-        self._events.tell("job_finished", ending=ending, step=shown.step, seconds=round(seconds, 3))
+        self._events.record("job_finished", ending=ending, step=shown.step, seconds=round(seconds, 3))
         return JobSummary(
             name=self._job.name,
             ending=ending,
@@ -159,7 +157,7 @@ class Controller:
             hashes={seat.replica: list(seat.last.hashes.values())[-1] for seat in finished if seat.last.hashes},
             reports={seat.replica: seat.last for seat in seats},
             failures=self._failures,
-            events=tuple(self._events.told),
+            events=tuple(self._events.recorded),
         )
 
     def status(self) -> JobStatus:
@@ -172,7 +170,7 @@ class Controller:
             spares=tuple(GroupStatus.of(spare) for spare in list(self._spares)),
             lighthouse=self._support.lighthouse,
             hosts=tuple(self._hosts()),
-            events=tuple(self._events.told),
+            events=tuple(self._events.recorded),
         )
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -329,7 +327,7 @@ class Controller:
                 injectable=job.injectable,
             )
         )
-        self._events.tell(
+        self._events.record(
             "group_started",
             seat.replica,
             host=group.host,
@@ -348,7 +346,7 @@ class Controller:
         self._support.kill(group)
         seat.group, seat.lost_at = None, time.time()
         seat.shunned = group.host if hung or not group.members else None
-        self._events.tell(
+        self._events.record(
             "group_failed", seat.replica, host=group.host, pids=group.pids, step=group.report.step, reason=reason
         )
         if seat.told_to_leave:
@@ -358,7 +356,7 @@ class Controller:
         if wait is None:
             seat.ending = Ending.FAILED
             left = [one.replica for one in self._seats.values() if not one.over]
-            self._events.tell(
+            self._events.record(
                 "job_smaller",
                 seat.replica,
                 groups=len(left),
@@ -368,7 +366,7 @@ class Controller:
             )
         else:
             seat.due = time.monotonic() + wait
-            self._events.tell("group_retried", seat.replica, attempt=seat.retries.failures, wait=wait)
+            self._events.record("group_retried", seat.replica, attempt=seat.retries.failures, wait=wait)
         if not self._began:
             self._begin_if_all_are_ready()
 
@@ -413,14 +411,14 @@ class Controller:
         if what in ("lost", "failed"):
             self._spares.remove(group)
             group.stop("a spare was lost")
-            self._events.tell("spare_lost", host=group.host, pids=group.pids)
+            self._events.record("spare_lost", host=group.host, pids=group.pids)
 
     def _take_report(self, seat: Seat, group: ReplicaGroup, report: TrainerReport) -> None:
         before, group.report, seat.last = group.report, report, report
         if report.checkpoint_error is not None and report.checkpoint_error != before.checkpoint_error:
-            self._events.tell("checkpoint_failed", seat.replica, step=report.step, reason=report.checkpoint_error)
+            self._events.record("checkpoint_failed", seat.replica, step=report.step, reason=report.checkpoint_error)
         if report.checkpoint_step is not None and report.checkpoint_step != before.checkpoint_step:
-            self._events.tell("checkpoint_written", seat.replica, step=report.checkpoint_step)
+            self._events.record("checkpoint_written", seat.replica, step=report.checkpoint_step)
         if before.first_step_at is None and report.first_step_at is not None:
             self._has_begun(seat, group, report)
         if report.first_step_at is not None:
@@ -429,7 +427,7 @@ class Controller:
     def _has_begun(self, seat: Seat, group: ReplicaGroup, report: TrainerReport) -> None:
         seconds = None if seat.lost_at is None else round((report.first_step_at or 0.0) - seat.lost_at, 3)
         seat.lost_at = None
-        self._events.tell(
+        self._events.record(
             "group_restored" if seconds is not None else "group_trains",
             seat.replica,
             host=group.host,
@@ -458,7 +456,7 @@ class Controller:
         else:
             seat.ending = report.ending
             if report.ending is Ending.STOPPED:
-                self._events.tell("group_stopped", seat.replica, step=report.step)
+                self._events.record("group_stopped", seat.replica, step=report.step)
 
     def _lighthouse_moved(self) -> None:
         for seat in self._training():
@@ -499,7 +497,7 @@ class Controller:
         for _ in range(groups - len(staying)):
             number = next(one for one in itertools.count() if one not in self._seats or self._seats[one].over)
             seat = self._add_seat(number)
-            self._events.tell("group_added", seat.replica)
+            self._events.record("group_added", seat.replica)
 
     def _tell_to_leave(self, seat: Seat, why: str) -> None:
         seat.told_to_leave = why
@@ -515,10 +513,10 @@ class Controller:
         why, seat.told_to_leave = seat.told_to_leave, ""
         if not why.startswith("moved"):
             seat.ending = Ending.LEFT
-            self._events.tell("group_removed", seat.replica, step=seat.last.step, reason=why)
+            self._events.record("group_removed", seat.replica, step=seat.last.step, reason=why)
             return
         seat.group, seat.successor = seat.successor, None
-        self._events.tell("group_moved", seat.replica, reason=why, host=seat.group.host if seat.group else None)
+        self._events.record("group_moved", seat.replica, reason=why, host=seat.group.host if seat.group else None)
         if seat.group is None:
             seat.due = time.monotonic()
         elif seat.group.state is GroupState.READY:

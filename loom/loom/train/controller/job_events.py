@@ -1,4 +1,4 @@
-"""What happens to a job, told to the weaver by a thread of its own: it may be away."""
+"""`JobEvents`: what happens to a job, reported to the weaver by a thread of its own, as the weaver may be away."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from loom.beside import Session
 from loom.errors import WeaverUnavailable
 
-__all__ = ["EventLog", "JobEvent"]
+__all__ = ["JobEvent", "JobEvents"]
 
 _log = logging.getLogger("loom")
 
-ASK_AGAIN = 0.5
-"""Seconds, while the weaver is away."""
+RETRY_EVERY = 0.5
+"""Seconds between two attempts while the weaver is away."""
 
 CLOSE_TIMEOUT = 2.0
 
@@ -34,47 +34,48 @@ class JobEvent:
     data: Mapping[str, Any]
 
 
-class EventLog:
+class JobEvents:
     """The events of one job.
 
     Args:
-        job: its name, which each event has.
-        session: that knows the weaver.
+        job: name of the job, which each event has.
+        session: knows the weaver.
     """
 
     def __init__(self, job: str, session: Session) -> None:
-        self.told: list[JobEvent] = []
+        self.recorded: list[JobEvent] = []
         self._job = job
         self._session = session
-        self._waiting: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
+        self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)
         self._thread.start()
 
-    def tell(self, kind: str, replica: str | None = None, **data: Any) -> None:
-        """Log an event; returns at once."""
+    def record(self, kind: str, replica: str | None = None, **data: Any) -> None:
+        """Record and log an event, and have it reported. Return at once."""
         event = JobEvent(time.time(), kind, replica, data)
-        self.told.append(event)
+        self.recorded.append(event)
         _log.info("%s %s %s %s", self._job, kind, replica or "", data)
-        self._waiting.put(event)
+        self._unreported.put(event)
 
     def close(self) -> None:
-        """Tell what is left, if the weaver is there."""
+        """Report what is left, if the weaver is there."""
         self._closing.set()
-        self._waiting.put(None)
+        self._unreported.put(None)
         self._thread.join(CLOSE_TIMEOUT)
 
     def _run(self) -> None:
-        while (event := self._waiting.get()) is not None:
-            data = {"job": self._job, "at": event.time, **event.data}
-            while True:
-                try:
-                    self._session.ask_weaver("note", {"kind": event.kind, "replica": event.replica, "data": data})
-                except WeaverUnavailable:
-                    if self._closing.wait(ASK_AGAIN):
-                        break
-                except Exception:  # noqa: BLE001 - logged; the job goes on without its log
-                    _log.exception("the weaver does not take %s", event)
-                    break
-                else:
-                    break
+        while (event := self._unreported.get()) is not None:
+            self._report(event)
+
+    def _report(self, event: JobEvent) -> None:
+        data = {"job": self._job, "at": event.time, **event.data}
+        while True:
+            try:
+                self._session.ask_weaver("note", {"kind": event.kind, "replica": event.replica, "data": data})
+            except WeaverUnavailable:
+                if not self._closing.wait(RETRY_EVERY):
+                    continue
+            except Exception:  # noqa: BLE001 - logged; the job goes on without its log
+                _log.exception("the weaver does not take %s", event)
+            return

@@ -8,17 +8,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
 from loom.errors import LoomError
-from loom.train.controller.job_events import EventLog
+from loom.train.controller.group import ReplicaGroup
+from loom.train.controller.job_events import JobEvents
 from loom.train.controller.lighthouse import LighthouseActor
-
-if TYPE_CHECKING:
-    from loom.train.controller.group import ReplicaGroup
-    from loom.train.job import FaultTolerantJob
+from loom.train.spec import JobSpec
 
 __all__ = ["HostKeeper", "Support"]
 
@@ -51,9 +49,9 @@ class Support:
     def __init__(
         self,
         session: Session,
-        job: FaultTolerantJob,
+        job: JobSpec,
         on_controller: Callable[[Callable[[], None]], None],
-        events: EventLog,
+        events: JobEvents,
     ) -> None:
         self._session = session
         self._job = job
@@ -102,12 +100,12 @@ class Support:
             procs.stop("it was to have the lighthouse, and could not be started")
             raise
         self.lighthouse, self._procs, self._host = url, procs, host
-        self._events.tell("lighthouse", host=host, url=url, pid=pid)
+        self._events.record("lighthouse", host=host, url=url, pid=pid)
 
     def _lost(self, procs: SpawnedProcs) -> None:
         if self._closed or procs is not self._procs:
             return
-        self._events.tell("lighthouse_lost", url=self.lighthouse)
+        self._events.record("lighthouse_lost", url=self.lighthouse)
         self.open()
         self.moved()
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
@@ -22,10 +22,8 @@ from loom.train.loop.baseline import UsualTime
 from loom.train.loop.membership import Membership
 from loom.train.loop.outer import OuterOptimizer
 from loom.train.loop.tensors import flatten, hash_of, load_model, load_optimizer, local, plain, unflatten, whole
+from loom.train.model import TrainerModel
 from loom.train.settings import Assignment, Averaging, Batch, Ending, LiveConfig, Restore, TrainerReport
-
-if TYPE_CHECKING:
-    from loom.train.trainer import TrainerActor
 
 __all__ = ["TrainingLoop"]
 
@@ -60,7 +58,7 @@ class TrainingLoop:
         members: processes of the group.
     """
 
-    def __init__(self, trainer: TrainerActor, assignment: Assignment, rank: int, members: int) -> None:
+    def __init__(self, trainer: TrainerModel, assignment: Assignment, rank: int, members: int) -> None:
         self._trainer = trainer
         self._told = assignment
         self._rank, self._members = rank, members

@@ -58,7 +58,7 @@ class Hosts:
 
 def support_of(hosts: Hosts) -> tuple[Support, list[tuple[str, dict[str, Any]]]]:
     told: list[tuple[str, dict[str, Any]]] = []
-    events: Any = SimpleNamespace(tell=lambda kind, **about: told.append((kind, about)))
+    events: Any = SimpleNamespace(record=lambda kind, **about: told.append((kind, about)))
     job: Any = SimpleNamespace(name="train", timeouts=None)
     session: Any = hosts
     return Support(session, job, lambda call: call(), events), told

@@ -1,0 +1,82 @@
+"""`JobSpec`: what a job trains, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loom.errors import WrongArguments
+from loom.train.retries import RetryBudget
+from loom.train.settings import Averaging, LiveConfig, Timeouts
+from loom.train.trainer import TrainerActor
+
+__all__ = ["JobSpec"]
+
+PARALLEL = ("ddp", "fsdp")
+BACKENDS = ("gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to train, and how.
+
+    Raises:
+        WrongArguments: the fields contradict each other, or one has no meaning.
+    """
+
+    trainer: type[TrainerActor]
+    """Class of the actors."""
+    args: tuple[Any, ...] = ()
+    """Arguments of the class."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "train"
+    """Group of the replicas ``train_0``, ``train_1``, … in the weaver; ``train_job`` is the controller."""
+    groups: int = 2
+    steps: int = 1000
+    members: int = 1
+    """Processes of a group, all on one host."""
+    parallel: str = "ddp"
+    """What the members of a group share: with ``ddp`` the batches, with ``fsdp`` (FSDP2) the parameters, too."""
+    backend: str = "gloo"
+    """``gloo``, or ``nccl`` on GPUs."""
+    averaging: Averaging = Averaging.GRADIENTS
+    config: LiveConfig = field(default_factory=LiveConfig)
+    """The first values of what can be changed while the job runs."""
+    spares: int = 0
+    """Groups that have imported everything and wait to replace one that is lost."""
+    hosts: tuple[int, ...] | None = None
+    """Numbers of the hosts to use; None for all."""
+    checkpoints: str | None = None
+    """A folder that every host reaches."""
+    checkpoint_every: int = 100
+    """Steps."""
+    keep_checkpoints: int = 3
+    evaluate_every: int = 100
+    hash_every: int = 50
+    """Steps between two hashes of the parameters, by which replicas can be compared; 0 for no hashes."""
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    silence: float = 5.0
+    """A group whose processes do not answer for this many seconds is replaced."""
+    stuck: float = 30.0
+    """A group that makes no step for this many seconds, while others do, is replaced."""
+    injectable: bool | None = None
+    """Whether failures may be injected into its processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
+
+    def __post_init__(self) -> None:
+        counts = {"groups": self.groups, "steps": self.steps, "members": self.members}
+        wrong = [f"{name} is {value}: it has to be 1 at least" for name, value in counts.items() if value < 1]
+        if self.parallel not in PARALLEL:
+            wrong.append(f"parallel is {self.parallel!r}: give one of {', '.join(PARALLEL)}")
+        if self.backend not in BACKENDS:
+            wrong.append(f"backend is {self.backend!r}: give one of {', '.join(BACKENDS)}")
+        if self.config.optimizer not in self.trainer.optimizers:
+            known = ", ".join(sorted(self.trainer.optimizers))
+            wrong.append(f"the trainer has no optimizer {self.config.optimizer!r}; it has {known}")
+        if self.averaging is Averaging.GRADIENTS and self.config.sync_every != 1:
+            wrong.append("sync_every is for Averaging.LOCAL_SGD and DILOCO; gradients are averaged in each step")
+        if self.averaging is Averaging.DILOCO and self.parallel == "fsdp" and self.members > 1:
+            wrong.append("DiLoCo's outer optimizer does not know sharded parameters: use parallel='ddp'")
+        if wrong:
+            raise WrongArguments("; ".join(wrong))
