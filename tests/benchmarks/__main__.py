@@ -34,6 +34,11 @@ WIDTH = 110
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")]
+
+
 @app.callback()
 def benchmarks() -> None:
     """Measure Loom on this machine, beside its budgets."""
@@ -41,9 +46,9 @@ def benchmarks() -> None:
 
 @app.command("calls")
 def measure_calls(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every subject is measured once.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+    check: Check = False,
     ray: Annotated[bool, typer.Option("--ray", help="Measure Ray Client as well.")] = False,
     ray_python: Annotated[
         Path | None,
@@ -107,10 +112,10 @@ def _command() -> str:
 
 @app.command("large")
 def measure_large(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 5,
+    rounds: Rounds = 5,
     mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the tensor.")] = 1024,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
     plan = large.LargePlan(mebibytes << 20, rounds)
@@ -119,10 +124,10 @@ def measure_large(
 
 @app.command("methods")
 def measure_methods(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
+    rounds: Rounds = 5,
     calls_a_round: Annotated[int, typer.Option("--calls", min=20, help="Calls of each kind in a round.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """A method call of a remote object, beside an endpoint call."""
     plan = methods.MethodPlan(rounds, calls_a_round)
@@ -131,10 +136,10 @@ def measure_methods(
 
 @app.command("ports")
 def measure_ports(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
+    rounds: Rounds = 5,
     messages: Annotated[int, typer.Option(min=10, help="Messages of one round.")] = 10_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """Messages of one actor to a receiver, a second: native Monarch, and through Loom to the laptop."""
     plan = ports.PortPlan(rounds, messages)
@@ -143,11 +148,11 @@ def measure_ports(
 
 @app.command("doors")
 def measure_doors(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, calls are measured twice.")] = 3,
+    rounds: Rounds = 3,
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")] = 10.0,
     per_second: Annotated[int, typer.Option(min=1, max=1000, help="Bad handshakes and tokens a second.")] = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
     plan = doors.DoorPlan(rounds, seconds, per_second)
@@ -156,8 +161,8 @@ def measure_doors(
 
 @app.command("http")
 def measure_http(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    rounds: Rounds = 5,
+    as_json: Json = False,
 ) -> None:
     """The same calls through Loom over a WebSocket and over plain HTTP."""
 
@@ -171,10 +176,10 @@ def measure_http(
 
 @app.command("lanes")
 def measure_lanes(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, both subjects are measured once.")] = 3,
+    rounds: Rounds = 3,
     mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the argument.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """Small calls while a large argument moves over a narrow line: with a connection for bulk, and without."""
     plan = lanes.LanesPlan(rounds, mebibytes << 20)
@@ -191,8 +196,8 @@ def measure_threadlet(
         int, typer.Option(min=1, help="The same, in one process.")
     ] = threadlet.ThreadletPlan.pairs_alone,
     procs: Annotated[int, typer.Option(min=1, help="Processes that train.")] = threadlet.ThreadletPlan.procs,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
     plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
@@ -201,13 +206,13 @@ def measure_threadlet(
 
 @app.command("weaver")
 def measure_weaver(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, everything is measured once.")] = 3,
+    rounds: Rounds = 3,
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long the weaver is kept busy.")] = 10.0,
     replicas: Annotated[
         list[int] | None, typer.Option(min=1, help="Simulated replicas at 1 Hz; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a budget is missed.")] = False,
+    as_json: Json = False,
+    check: Check = False,
 ) -> None:
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))

@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import loom
 from loom import Actor, endpoint
 from tests.benchmarks.caller import MeshCaller, serve
-
-
-class Counter(Actor):
-    def __init__(self) -> None:
-        self.number = 0
-
-    @endpoint
-    def add(self, amount: int) -> int:
-        self.number += amount
-        return self.number
-
-    @endpoint
-    def echo(self, value: Any) -> Any:
-        return value
+from tests.benchmarks.counter import counter_class
 
 
 def make_caller() -> MeshCaller:
     job = loom.local(hosts=1)
-    return MeshCaller.on(job.hosts, Counter, job.close)
+    return MeshCaller.on(job.hosts, counter_class(Actor, endpoint), job.close)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller import seconds_each, serve
 from tests.benchmarks.caller_process import CallerProcess
+from tests.benchmarks.counter import counter_class
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import Ratio
 
@@ -106,18 +107,9 @@ def make_caller() -> MethodCaller:
             self.number += amount
             return self.number
 
-    class Counter(Actor):
-        def __init__(self) -> None:
-            self.number = 0
-
-        @endpoint
-        def add(self, amount: int) -> int:
-            self.number += amount
-            return self.number
-
     job = loom.local(hosts=1)
     procs = job.hosts.slice(hosts=0).spawn_procs(name="procs")
-    counter = procs.spawn("counters", Counter)
+    counter = procs.spawn("counters", counter_class(Actor, endpoint))
     remote = loom.cls(Plain).to(job)
     return MethodCaller(lambda amount: counter.add.call_one(amount).get(), remote.add, job.close)
 

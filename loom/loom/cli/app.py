@@ -49,7 +49,7 @@ app.add_typer(status.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
 app.command()(weaver.watch)
 app.add_typer(weaver.config_app, name="config")
-for command in (weaver.pause, weaver.resume, weaver.stop, weaver.drain):
+for command in weaver.COMMANDS:
     app.command()(command)
 app.command()(weaver.weaver)
 app.command()(weaver.events)

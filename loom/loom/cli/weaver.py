@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from loom_proxy.weaver.views import Acknowledgement, WeaverEvent
 
 __all__ = [
+    "COMMANDS",
     "config_app",
     "devices",
-    "drain",
     "events",
     "fail_device",
     "metrics",
-    "pause",
     "policy",
-    "resume",
     "stacks",
-    "stop",
     "watch",
     "weaver",
 ]
@@ -84,52 +81,30 @@ def config_set(
     _report(command, replica, timeout, as_json)
 
 
-def pause(
-    url: Url,
-    replica: Replicas = "*",
-    timeout: Timeout = 30.0,
-    token: Token = None,
-    as_json: Json = False,
-    ca: Ca = None,
-) -> None:
-    """Have replicas wait at their next step boundary."""
-    _report(_weaver(url, token, ca).pause(replica), replica, timeout, as_json)
+def _command(kind: str, text: str) -> Callable[..., None]:
+    """The command line's command that gives replicas a command without parameters."""
+
+    def give(
+        url: Url,
+        replica: Replicas = "*",
+        timeout: Timeout = 30.0,
+        token: Token = None,
+        as_json: Json = False,
+        ca: Ca = None,
+    ) -> None:
+        _report(_weaver(url, token, ca).command(kind, target=replica), replica, timeout, as_json)
+
+    give.__name__, give.__doc__ = kind, text
+    return give
 
 
-def resume(
-    url: Url,
-    replica: Replicas = "*",
-    timeout: Timeout = 30.0,
-    token: Token = None,
-    as_json: Json = False,
-    ca: Ca = None,
-) -> None:
-    """Have paused replicas go on."""
-    _report(_weaver(url, token, ca).resume(replica), replica, timeout, as_json)
-
-
-def stop(
-    url: Url,
-    replica: Replicas = "*",
-    timeout: Timeout = 30.0,
-    token: Token = None,
-    as_json: Json = False,
-    ca: Ca = None,
-) -> None:
-    """Have replicas end their training at the next step boundary."""
-    _report(_weaver(url, token, ca).stop(replica), replica, timeout, as_json)
-
-
-def drain(
-    url: Url,
-    replica: Replicas = "*",
-    timeout: Timeout = 30.0,
-    token: Token = None,
-    as_json: Json = False,
-    ca: Ca = None,
-) -> None:
-    """Have replicas finish what they do, and leave."""
-    _report(_weaver(url, token, ca).drain(replica), replica, timeout, as_json)
+COMMANDS = (
+    _command("pause", "Have replicas wait at their next step boundary."),
+    _command("resume", "Have paused replicas go on."),
+    _command("stop", "Have replicas end their training at the next step boundary."),
+    _command("drain", "Have replicas finish what they do, and leave."),
+)
+"""``loom pause``, ``resume``, ``stop`` and ``drain``."""
 
 
 def weaver(url: Url, token: Token = None, ca: Ca = None) -> None:
