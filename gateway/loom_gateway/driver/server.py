@@ -28,7 +28,7 @@ from loom_gateway.driver.monarch.root_client import address_towards, attach, pro
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.failures import read_fault
 from loom_gateway.driver.session.operations import Operations
-from loom_gateway.driver.weaver_link import WeaverNews
+from loom_gateway.driver.weaver_link import WeaverLink
 from loom_gateway.workers.registry_file import WorkerList
 
 __all__ = ["DriverServer", "prepare"]
@@ -61,7 +61,11 @@ class DriverServer:
         self._workers_file = workers_file
         self._listener = listener
         self._lifeline = LifelineServer(
-            address_towards(workers), self._process_gone, self._process_started, self._process_prints
+            address_towards(workers),
+            self._process_gone,
+            self._process_started,
+            self._process_prints,
+            self._weaver_address,
         )
         self._log_spool = log_spool
         self._lifetime = lifetime
@@ -111,7 +115,7 @@ class DriverServer:
                     host_mesh,
                     workers,
                     lifeline,
-                    WeaverNews(self._weaver_folder, session, self._loop),
+                    WeaverLink(self._weaver_folder, session, self._loop),
                     self._loop,
                     self._clients.send,
                     self._clients.flush,
@@ -141,6 +145,9 @@ class DriverServer:
     ) -> None:
         if self._operations is not None:
             await self._operations.logs.serve(procs, rank, reader, writer)
+
+    async def _weaver_address(self) -> str:
+        return "" if self._operations is None else await self._operations.weaver.address()
 
     def _process_gone(self, procs: int, rank: int) -> None:
         if self._operations is not None:

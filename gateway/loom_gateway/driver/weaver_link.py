@@ -9,32 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import os
-import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, error_for_code
 from loom.latencies import Latencies
-from loom.weaver.link import ADDRESS_VARIABLE, Splitter, pack
+from loom.weaver.link import Splitter, pack
 from loom_gateway.sessions.driver_files import DriverFiles
 
-__all__ = ["WeaverNews", "replica_name"]
+__all__ = ["WeaverLink"]
 
 logger = logging.getLogger(__name__)
 
 FIRST_WEAVER = 3.0
-"""Seconds for which the first spawn of a session waits for a weaver that is just being started."""
-
-LOOK_EVERY = 0.05
+"""Seconds for which the first processes of a session wait for a weaver that is just being started."""
 
 MOST_NEWS = 10_000
 """News that wait for a weaver that is away; of more, the oldest are dropped."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
 """Seconds before the weaver is looked for again."""
 
 CALLS_EVERY = 2.0
@@ -43,13 +38,8 @@ CALLS_EVERY = 2.0
 _RECEIVE = 64 << 10
 
 
-def replica_name(procs: str, rank: int, session: str) -> str:
-    """The replica that a process is, unless its program says otherwise."""
-    return f"{procs}_{rank}@{session}"
-
-
-class WeaverNews:
-    """Tells of one session's processes. For the driver's event loop, but for `environment`.
+class WeaverLink:
+    """Tells the weaver of one session's processes, and asks it. For the driver's event loop.
 
     Args:
         folder: the weaver's; None where there is no weaver.
@@ -61,8 +51,8 @@ class WeaverNews:
         self._files = None if folder is None else DriverFiles(os.path.join(folder, "weaver"))
         self.session = session
         self._loop = loop
-        self._address = ""
-        self._wait_until: float | None = None
+        self._finding: asyncio.Task[str] | None = None
+        self._find_until = 0.0
         self._numbers = itertools.count(1)
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_NEWS)
         self._has_news = asyncio.Event()
@@ -72,30 +62,27 @@ class WeaverNews:
 
     # -- for the processes ----------------------------------------------------------------------------------
 
-    def environment(self, procs: int, name: str) -> dict[str, str]:
-        """Environment variables by which threadlets in a proc mesh find the weaver, but for those of each rank."""
-        address = self._find()
-        if not address:
-            return {}
-        return {
-            ADDRESS_VARIABLE: address,
-            "LOOM_SESSION": self.session,
-            "LOOM_PROCS": str(procs),
-            "LOOM_GROUP": name,
-        }
+    async def address(self) -> str:
+        """Return what threadlets find the weaver by; an empty text if there is no weaver.
 
-    def _find(self) -> str:
-        """The weaver's address; waits a moment for one that is being started, the first time."""
-        if self._files is None or self._address:
-            return self._address
-        if self._wait_until is None:
-            self._wait_until = time.monotonic() + FIRST_WEAVER
+        A weaver that is just being started is waited for, until `FIRST_WEAVER` seconds after the first call.
+        """
+        if self._files is None:
+            return ""
+        if self._finding is None:
+            self._finding = self._loop.create_task(self._find())
+            self._find_until = self._loop.time() + FIRST_WEAVER
+        await asyncio.wait((self._finding,), timeout=max(0.0, self._find_until - self._loop.time()))
+        return self._finding.result() if self._finding.done() else ""
+
+    async def _find(self) -> str:
+        delay = FIRST_DELAY
         while True:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                self._address = str(json.loads(Path(self._files.record).read_text()).get("address") or "")
-            if self._address or time.monotonic() > self._wait_until:
-                return self._address
-            time.sleep(LOOK_EVERY)
+            try:
+                return str(await self.ask("address", {}))
+            except LoomError:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
 
     # -- for the weaver -------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ async def _serve(
     # What was loaded stays: looking through it again and again finds nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    server = Server(weaver, clock, linger=options.linger)
+    server = Server(weaver, clock, address=str(address), linger=options.linger)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.ended.set)
     await server.start(tcp, _listen_unix(folder))

@@ -20,14 +20,16 @@ _MAX_POINTS = 20_000
 
 
 class Asking:
-    """Answers what can be answered at once. ``outcome`` and ``stacks`` take time, and are the server's.
+    """Answers what can be answered at once; the server sees to ``outcome``, ``replicas_in`` and ``stacks``.
 
     Args:
         weaver: that knows.
+        address: where threadlets find it.
     """
 
-    def __init__(self, weaver: Weaver) -> None:
+    def __init__(self, weaver: Weaver, address: str = "") -> None:
         self._weaver = weaver
+        self._address = address
         self._known = weaver.known
         self._calls: dict[str, dict[str, Any]] = {}
         """How long the calls of each session took, those of sessions that told it last."""
@@ -46,7 +48,7 @@ class Asking:
             "fail_device": self._fail_device,
             "policy": self._policy,
             "policies": self._policies,
-            "replicas_in": self._replicas_in,
+            "address": lambda arguments, now: self._address,
             "spawned": self._spawned,
             "supervision": self._supervision,
             "calls": self._take_calls,
@@ -63,7 +65,7 @@ class Asking:
         """
         found = self._operations.get(operation)
         if found is None:
-            known = ", ".join([*self._operations, "outcome", "stacks"])
+            known = ", ".join([*self._operations, "outcome", "replicas_in", "stacks"])
             raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
         return found(arguments, now)
 
@@ -164,7 +166,8 @@ class Asking:
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}
 
-    def _replicas_in(self, arguments: dict[str, Any], now: float) -> list[tuple[int | None, str]]:
+    def replicas_in(self, arguments: dict[str, Any]) -> list[tuple[int | None, str]]:
+        """Return rank and id of each replica in the processes of a mesh."""
         found = self._weaver.known.in_procs(_text(arguments, "session"), str(_count(arguments, "procs", 0)))
         # Those that have ended come first, so that another that has their rank counts.
         return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]

@@ -51,16 +51,22 @@ class Server:
     Args:
         weaver: to serve.
         clock: gives the time, in seconds since the epoch, and never goes back.
+        address: where threadlets find it, for those who ask.
         changes_every: seconds between two pushes of what replicas report to watchers.
         linger: seconds without a gateway, a driver or a threadlet after which it has ended.
     """
 
     def __init__(
-        self, weaver: Weaver, clock: Callable[[], float], changes_every: float = 0.5, linger: float = math.inf
+        self,
+        weaver: Weaver,
+        clock: Callable[[], float],
+        address: str = "",
+        changes_every: float = 0.5,
+        linger: float = math.inf,
     ) -> None:
         self.weaver = weaver
         self.clock = clock
-        self.asking = Asking(weaver)
+        self.asking = Asking(weaver, address)
         self.ended = asyncio.Event()
         """Set when nothing can be stored any more, when nobody needs it any more, or `stop` was called."""
         self.failure: Exception | None = None
@@ -73,6 +79,7 @@ class Server:
         self._listeners: list[asyncio.AbstractServer] = []
         self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._next_event: asyncio.Future[None] | None = None
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
         self._soon = False
@@ -187,6 +194,19 @@ class Server:
             name: not_done(self._why_waiting(command, name)) | {"waiting": True} for name in command.waiting
         }
 
+    async def replicas_in(self, arguments: dict[str, Any], timeout: float) -> list[tuple[int | None, str]]:
+        """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while True:
+            found = self.asking.replicas_in(arguments)
+            left = until - loop.time()
+            if left <= 0 or {rank for rank, _ in found}.issuperset(arguments.get("ranks") or ()):
+                return found
+            if self._next_event is None:
+                self._next_event = loop.create_future()
+            await asyncio.wait((self._next_event,), timeout=left)
+
     def _why_waiting(self, command: Command, id: str) -> str:
         replica = self.weaver.known.replicas.get(id)
         state = "gone" if replica is None else replica.state.value
@@ -209,6 +229,9 @@ class Server:
                 tell(command)
         for id, replica in output.stacks:
             self.run(self._get_stack(id, replica))
+        if output.events and self._next_event is not None:
+            self._next_event.set_result(None)
+            self._next_event = None
         if output.events and self.watchers:
             for event in output.events:
                 self._push({"event": event.to_dict()})
@@ -393,7 +416,7 @@ class Caller(_Connection):
                 raise ProtocolMismatch(f"not a question: {frame!r:.80}")
 
     def _ask(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        if operation in ("outcome", "stacks"):
+        if operation in ("outcome", "replicas_in", "stacks"):
             self.server.run(self._answer_later(number, operation, arguments))
             return
         try:
@@ -412,11 +435,13 @@ class Caller(_Connection):
 
     async def _answer_later(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
         try:
+            timeout = arguments.get("timeout", 10.0 if operation == "outcome" else 0.0)
+            if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_OUTCOME_WAIT:
+                raise WrongArguments(f"timeout is from 0 to {MAX_OUTCOME_WAIT:g} seconds, not {timeout!r:.80}")
             if operation == "outcome":
-                timeout = arguments.get("timeout", 10.0)
-                if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_OUTCOME_WAIT:
-                    raise WrongArguments(f"timeout is from 0 to {MAX_OUTCOME_WAIT:g} seconds, not {timeout!r:.80}")
                 answer: Any = await self.server.outcome(str(arguments.get("id")), timeout)
+            elif operation == "replicas_in":
+                answer = await self.server.replicas_in(arguments, timeout)
             else:
                 answer = await self.server.stack(self.server.weaver.known.replica(str(arguments.get("replica"))))
         except LoomError as error:

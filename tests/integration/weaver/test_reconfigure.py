@@ -13,7 +13,7 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom_gateway.driver.weaver_link import WeaverNews
+from loom_gateway.driver.weaver_link import WeaverLink
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.views import Change
 
@@ -133,9 +133,9 @@ async def test_without_a_weaver_that_is_said(tmp_path: Any) -> None:
 
     loop = asyncio.get_running_loop()
     with pytest.raises(loom.WeaverUnavailable, match="no weaver"):
-        await WeaverNews(None, "session", loop).ask("status", {})
+        await WeaverLink(None, "session", loop).ask("status", {})
     with pytest.raises(loom.WeaverUnavailable, match="away"):
-        await WeaverNews(str(tmp_path), "session", loop).ask("status", {})
+        await WeaverLink(str(tmp_path), "session", loop).ask("status", {})
 
 
 def test_a_dead_process_is_a_failed_replica_at_once(own_cluster: LocalCluster) -> None:

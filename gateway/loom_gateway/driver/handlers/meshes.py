@@ -11,7 +11,7 @@ from loom.bootstrap import BootstrapCommand
 from loom.signatures import endpoints
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import as_loom_error
-from loom_gateway.driver.monarch.liveness import bootstrap_on
+from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import Entry
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ class Spawns:
         hosts, name, per_host = message.body
         what = "the bootstrap function or an option of spawn_procs"
         bootstrap, proc_bind, command, *marks = self._session.decoder.loads(message.parts, what)
-        environment = self._session.weaver.environment(message.id, name)
-        for mark in marks if environment else ():
-            environment |= mark
+        replica = ReplicaPlace(self._session.weaver.session, name, *marks)
         on_path = self._session.syncs.on_path()
-        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, environment)
+        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, replica)
         on = self._session.meshes.entry(hosts)
         self._session.hosts.check(on.ranks)
         mesh = self._session.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(

@@ -16,8 +16,8 @@ __all__ = ["Reconfigure"]
 ASK_FOR = 30.0
 """Seconds that the weaver is asked to wait for acknowledgements at once."""
 
-REGISTERS_WITHIN, LOOK_EVERY = 2.0, 0.05
-"""Seconds that a threadlet has to register after its actor was made, and seconds between two looks."""
+REGISTERS_WITHIN = 2.0
+"""Seconds that a threadlet has to register after its actor was made."""
 
 
 class Reconfigure:
@@ -44,7 +44,8 @@ class Reconfigure:
         """What each process' replica has made of it, in the order of the ranks."""
         weaver = self._session.weaver
         await entry.mesh.initialized.as_asyncio()
-        replicas = await self._replicas(entry)
+        wanted = {"session": weaver.session, "procs": entry.procs, "ranks": entry.ranks}
+        replicas = dict(await weaver.ask("replicas_in", {**wanted, "timeout": REGISTERS_WITHIN}))
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:
@@ -56,17 +57,6 @@ class Reconfigure:
                 if not any(outcome.get("waiting") for outcome in outcomes.values()):
                     break
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
-
-    async def _replicas(self, entry: Entry) -> dict[int, str]:
-        """The replica of each rank; waits a moment for those that have just been made."""
-        weaver, loop = self._session.weaver, self._session.loop
-        until = loop.time() + REGISTERS_WITHIN
-        while True:
-            found = await weaver.ask("replicas_in", {"session": weaver.session, "procs": entry.procs})
-            replicas = dict(found)
-            if loop.time() > until or all(rank in replicas for rank in entry.ranks):
-                return replicas
-            await asyncio.sleep(LOOK_EVERY)
 
 
 def _no_replica(entry: Entry, rank: int) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class Syncs:
         async with self._starting:
             if self._lifeline is None:
                 here = self._session.lifeline[0]
-                lifeline = LifelineServer(here, self._keeper_gone, held=_unheeded, printed=_unheeded_output)
+                lifeline = LifelineServer(here, self._keeper_gone, _unheeded, _unheeded_output, _no_weaver)
                 self._address = await lifeline.start()
                 self._lifeline = lifeline
         for host in self._session.meshes.entry(HOST_MESH).ranks:
@@ -328,6 +328,11 @@ async def _unheeded_output(
     host: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     writer.close()  # keepers do not send what they print
+
+
+async def _no_weaver() -> str:
+    """A keeper has no threadlet."""
+    return ""
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:

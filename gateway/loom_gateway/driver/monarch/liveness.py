@@ -18,16 +18,15 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from loom.weaver.link import ADDRESS_VARIABLE
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output
-from loom_gateway.driver.weaver_link import replica_name
 from loom_gateway.workers.sources import WorkerAddress
 
-__all__ = ["LifelineServer", "bootstrap_on", "hold_on", "watch_host"]
+__all__ = ["LifelineServer", "ReplicaPlace", "bootstrap_on", "hold_on", "watch_host"]
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to answer a new process."""
@@ -50,15 +49,22 @@ class LifelineServer:
         broken: called with the id of a proc mesh and a rank in it when that process is gone.
         held: called with the same when the process has started.
         printed: takes what the process prints, from a connection of its own.
+        weaver: gives the weaver's address, which a process is told before it does anything else; empty for none.
     """
 
     def __init__(
-        self, host: str, broken: Callable[[int, int], None], held: Callable[[int, int], None], printed: Printed
+        self,
+        host: str,
+        broken: Callable[[int, int], None],
+        held: Callable[[int, int], None],
+        printed: Printed,
+        weaver: Callable[[], Awaitable[str]],
     ) -> None:
         self._host = host
         self._broken = broken
         self._held = held
         self._printed = printed
+        self._weaver = weaver
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -78,6 +84,7 @@ class LifelineServer:
             return
         self._held(procs, rank)
         try:
+            writer.write(json.dumps(await self._weaver()).encode() + b"\n")
             while await reader.read(4096):
                 pass
         except OSError:
@@ -106,6 +113,28 @@ async def watch_host(address: WorkerAddress) -> None:
         writer.close()
 
 
+class ReplicaPlace(NamedTuple):
+    """What the threadlets in a proc mesh say of their replicas, unless their program says otherwise."""
+
+    session: str
+    group: str
+    """The proc mesh's name."""
+    marks: Mapping[str, str] = {}
+    """Environment variables that the client adds for them."""
+
+    def environment(self, procs: int, rank: int, weaver: str) -> dict[str, str]:
+        """Return the environment variables of one process, by which its threadlet finds the weaver."""
+        return {
+            ADDRESS_VARIABLE: weaver,
+            "LOOM_SESSION": self.session,
+            "LOOM_PROCS": str(procs),
+            "LOOM_GROUP": self.group,
+            "LOOM_RANK": str(rank),
+            "LOOM_REPLICA": f"{self.group}_{rank}@{self.session}",
+            **self.marks,
+        }
+
+
 Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
@@ -114,21 +143,25 @@ def bootstrap_on(
     procs: int,
     bootstrap: Bootstrap | None,
     on_path: OnPath | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    replica: ReplicaPlace | None = None,
 ) -> Callable[[], Any]:
     """A bootstrap function for ``spawn_procs``: holds on to the driver at ``address``, then runs the user's own.
 
     ``procs`` is the id of the proc mesh that is being made. What ``on_path`` puts on ``sys.path`` is there when the
-    user's own function is unpickled: arguments are unpickled in their order. ``environment`` is what threadlets
-    find the weaver by, see `loom_gateway.driver.weaver_link`.
+    user's own function is unpickled: arguments are unpickled in their order. ``replica`` is what threadlets in the
+    processes say of themselves to the weaver.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_async, address, procs, on_path, dict(environment), bootstrap)
-    return functools.partial(_hold_on, address, procs, on_path, dict(environment), bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_async, address, procs, on_path, replica, bootstrap)
+    return functools.partial(_hold_on, address, procs, on_path, replica, bootstrap)  # type: ignore[arg-type]
 
 
-def hold_on(address: tuple[str, int], procs: int) -> int:
-    """Tie this process to the driver at ``address``; return its rank in its proc mesh, whose id is ``procs``."""
+def hold_on(address: tuple[str, int], procs: int) -> tuple[int, str]:
+    """Tie this process to the driver at ``address``.
+
+    Returns:
+        The process's rank in its proc mesh, whose id is ``procs``, and the weaver's address, which may be empty.
+    """
     from monarch.actor import current_rank
 
     line = socket.create_connection(address, CONNECT_TIMEOUT)
@@ -136,23 +169,26 @@ def hold_on(address: tuple[str, int], procs: int) -> int:
     _keep_alive(line)
     rank: int = current_rank().rank
     line.sendall(json.dumps([procs, rank]).encode() + b"\n")
+    with line.makefile("rb", buffering=0) as answers:  # unbuffered: the line is read on, on another thread
+        answer = answers.readline()
+    if not answer:
+        os._exit(1)  # the driver is gone already
     threading.Thread(target=_end_with, args=(line,), name="loom-lifeline", daemon=True).start()
-    return rank
+    return rank, str(json.loads(answer))
 
 
 def _hold_on(
     address: tuple[str, int],
     procs: int,
     on_path: OnPath | None,
-    environment: Mapping[str, str],
+    replica: ReplicaPlace | None,
     bootstrap: Callable[[], None] | None,
 ) -> None:
     from monarch.config import configure
 
-    rank = hold_on(address, procs)
-    if environment:
-        name = replica_name(environment["LOOM_GROUP"], rank, environment["LOOM_SESSION"])
-        os.environ.update(environment, LOOM_RANK=str(rank), LOOM_REPLICA=name)
+    rank, weaver = hold_on(address, procs)
+    if weaver and replica is not None:
+        os.environ.update(replica.environment(procs, rank, weaver))
     if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
         configure(message_delivery_timeout=DELIVERY_TIMEOUT)
     capture_output(address, procs, rank)
@@ -167,10 +203,10 @@ async def _hold_on_async(
     address: tuple[str, int],
     procs: int,
     on_path: OnPath | None,
-    environment: Mapping[str, str],
+    replica: ReplicaPlace | None,
     bootstrap: Callable[[], Awaitable[None]],
 ) -> None:
-    _hold_on(address, procs, on_path, environment, None)
+    _hold_on(address, procs, on_path, replica, None)
     await bootstrap()
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WeaverUnavailable
-from loom.weaver.link import ADDRESS_VARIABLE
-from loom_gateway.driver.monarch.liveness import bootstrap_on
+from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ class Beside:
         session.hosts.check([host])
         ident = next(self._ids)
         self._told[ident] = gone
-        environment = session.weaver.environment(ident, name)
-        bootstrap = bootstrap_on(session.lifeline, ident, None, session.syncs.on_path(), environment)
+        replica = ReplicaPlace(session.weaver.session, name)
+        bootstrap = bootstrap_on(session.lifeline, ident, None, session.syncs.on_path(), replica)
         on = session.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
         on = session.hosts.mesh_on((host,), on)
         mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
@@ -67,7 +66,7 @@ class Beside:
 
     def weaver_address(self) -> str:
         """What threadlets find the weaver by."""
-        return self._session.weaver.environment(0, "").get(ADDRESS_VARIABLE, "")
+        return asyncio.run_coroutine_threadsafe(self._session.weaver.address(), self._session.loop).result()
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
         """Ask the weaver."""

@@ -39,7 +39,7 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.failures import Fault, Losses
 from loom_gateway.driver.session.large_calls import LargeStarts
 from loom_gateway.driver.session.local_api import Beside
-from loom_gateway.driver.weaver_link import WeaverNews
+from loom_gateway.driver.weaver_link import WeaverLink
 
 __all__ = ["Asked", "Handler", "Operations"]
 
@@ -105,7 +105,7 @@ class Operations:
         host_mesh: Any,
         workers: Sequence[str],
         lifeline: tuple[str, int],
-        weaver: WeaverNews,
+        weaver: WeaverLink,
         loop: asyncio.AbstractEventLoop,
         send: Send,
         flush: Callable[[], None],

@@ -112,6 +112,23 @@ def test_a_command_is_delivered_and_its_acknowledgement_awaited(weaver: WeaverPr
     ]
 
 
+def test_replicas_of_a_mesh_are_awaited_until_all_have_registered(weaver: WeaverProcess) -> None:
+    asking, gateway = weaver.gateway(), weaver.gateway()
+    RawThreadlet(weaver.address, "first", session="s", procs="7", rank=0).welcome()
+    wanted = {"session": "s", "procs": 7, "ranks": [0, 1]}
+    asking.send("ask", 1, "replicas_in", {**wanted, "timeout": BOUND})
+
+    early = gateway.ask("replicas_in", **wanted)
+    second = RawThreadlet(weaver.address, "second", session="s", procs="7", rank=1)
+
+    assert early == [[0, "first"]]
+    assert asking.receive() == ["answer", 1, [[0, "first"], [1, "second"]]]
+    assert second.welcome()
+    late = gateway.ask("replicas_in", **{**wanted, "ranks": [2]}, timeout=0.05)
+    assert [rank for rank, _ in late] == [0, 1]
+    assert gateway.ask("address") == weaver.address
+
+
 def test_a_device_that_failed_and_a_process_that_died_are_told_by_the_gateway(weaver: WeaverProcess) -> None:
     threadlet = RawThreadlet(weaver.address, session="s", procs="trainers", rank=0)
     threadlet.welcome()

@@ -6,7 +6,7 @@ import asyncio
 
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.session.operations import Operations
-from loom_gateway.driver.weaver_link import WeaverNews
+from loom_gateway.driver.weaver_link import WeaverLink
 
 
 def refuse(value: object) -> object:
@@ -20,7 +20,7 @@ async def test_an_answer_that_cannot_be_given_is_an_error() -> None:
         sent.append(message)
 
     loop = asyncio.get_running_loop()
-    operations = Operations([], [], ("127.0.0.1", 1), WeaverNews(None, "", loop), loop, send, lambda: None)
+    operations = Operations([], [], ("127.0.0.1", 1), WeaverLink(None, "", loop), loop, send, lambda: None)
     first = operations.expect(Message(Kind.CALL, 1, [1, "give"]), 0.0, convert=refuse)
     second = operations.expect(Message(Kind.CALL, 2, [1, "give"]), 0.0)
 

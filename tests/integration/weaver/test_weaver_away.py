@@ -1,0 +1,57 @@
+"""A weaver that does not answer yet: nothing that the client asks waits for it, and the processes still find it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from loom import Actor, endpoint
+from loom.weaver.link import ADDRESS_VARIABLE
+from loom_gateway.driver.weaver_link import FIRST_WEAVER
+from loom_gateway.sessions.driver_files import DriverFiles
+from loom_proxy.local import LocalCluster
+from tests.support.gateways import BOUND, gateway_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Curious(Actor):
+    """Says what its process was told."""
+
+    @endpoint  # type: ignore[untyped-decorator]
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def test_a_spawn_holds_up_nothing_while_the_weaver_does_not_answer(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway, gateway.connect() as job:
+        address = job.weaver.address()
+        pid = DriverFiles(str(gateway.state / "weaver" / "weaver")).read_record().pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            before = time.monotonic()
+            procs = job.hosts.spawn_procs(name="procs")
+            assert job.run(len, "ab") == 2
+            assert time.monotonic() - before < FIRST_WEAVER
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        told = procs.spawn("curious", Curious).variable.call(ADDRESS_VARIABLE).get(BOUND)
+
+        assert set(told.values()) == {address}
+
+
+def test_processes_start_without_a_weaver_that_does_not_answer_in_time(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway, gateway.connect() as job:
+        job.weaver.address()
+        pid = DriverFiles(str(gateway.state / "weaver" / "weaver")).read_record().pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            actors = job.hosts.spawn_procs(name="procs").spawn("curious", Curious)
+            told = actors.variable.call(ADDRESS_VARIABLE).get(BOUND)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+        assert set(told.values()) == {None}
