@@ -20,9 +20,10 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
+from loom.wire.bodies import OpenSession
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.messages import Buffer, Kind
 from loom.wire.sockets import keep_queues_short
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
@@ -351,7 +352,7 @@ class Relay:
         except OSError:
             await _await_exit(session)
             raise session.ended_error() from None
-        for buffer in (unnumbered_frame(Message(Kind.OPEN, 0, [session.name])), [frame]):
+        for buffer in (unnumbered_frame(OpenSession(session.name).message()), [frame]):
             link.write(b"".join(buffer))
         return session, link, hello
 

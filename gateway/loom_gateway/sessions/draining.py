@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from loom.errors import GatewayDraining
-from loom.wire.messages import Kind, Message
+from loom.wire.bodies import Notice
 from loom.wire.stream import unnumbered_frame
 from loom.wire.texts import pack_texts
 from loom_gateway.sessions.sessions import SessionManager
@@ -96,4 +96,4 @@ class Draining:
             "sessions_end": self._manager.end_sessions,
         }
         # Not numbered: it is no word of the driver's, and need not be repeated to a client that comes back.
-        send_frame(*unnumbered_frame(Message(Kind.EVENT, 0, ["gateway_draining"], [pack_texts(details)])))
+        send_frame(*unnumbered_frame(Notice("gateway_draining").message(parts=[pack_texts(details)])))

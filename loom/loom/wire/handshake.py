@@ -8,11 +8,13 @@ answers with what both know.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
+from loom.wire.bodies.connection import Refuse
+from loom.wire.fields import check_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 
@@ -42,28 +44,6 @@ def python_version() -> tuple[int, int]:
     return sys.version_info[0], sys.version_info[1]
 
 
-def _all_are(kind: type, values: Sequence[Any]) -> bool:
-    return all(type(value) is kind for value in values)
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "int": lambda value: type(value) is int and value >= 0,
-    "bool": lambda value: type(value) is bool,
-    "float": lambda value: type(value) in (int, float) and value >= 0,
-    "str": lambda value: type(value) is str,
-    "str | None": lambda value: value is None or type(value) is str,
-    "Sequence[int]": lambda value: isinstance(value, (list, tuple)) and _all_are(int, value),
-    "Sequence[str]": lambda value: isinstance(value, (list, tuple)) and _all_are(str, value),
-    "Mapping[str, str]": lambda value: isinstance(value, dict) and _all_are(str, [*value, *value.values()]),
-    "Mapping[str, Sequence[int]]": lambda value: (
-        isinstance(value, dict)
-        and _all_are(str, list(value))
-        and all(_FITS["Sequence[int]"](numbers) for numbers in value.values())
-    ),
-}
-"""What a value has to be for a field of `Hello` or `Welcome`, by the field's annotation."""
-
-
 class _Body:
     """A dataclass that travels as the body of a message: unknown fields of a newer peer are ignored."""
 
@@ -74,14 +54,12 @@ class _Body:
     def from_body(cls: type[T], body: Sequence[Any]) -> T:
         try:
             (values,) = body
-            known = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
-            values = {name: value for name, value in values.items() if name in known}
-            for name, value in values.items():
-                if not _FITS[known[name]](value):
-                    raise ValueError(f"its {name} is {value!r:.40}")
-            return cls(**values)
+            known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+            made = cls(**{name: value for name, value in values.items() if name in known})
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolMismatch(f"not a handshake of Loom's protocol: {error}") from error
+        check_fields(made, "a handshake")
+        return made
 
 
 @dataclass(frozen=True)
@@ -177,15 +155,12 @@ def refusal(error: LoomError) -> Message:
     details: dict[str, Any] = {}
     if isinstance(error, SessionLost):
         details = {"exit_code": error.exit_code, "output": error.output}
-    return Message(Kind.REFUSE, 0, [error.code, str(error), details])
+    return Refuse(error.code, str(error), details).message()
 
 
 def error_from_refusal(message: Message) -> LoomError:
     """The exception that a refusal stands for."""
-    try:
-        code, text, details = message.body
-        if code == SessionLost.code:
-            return SessionLost(str(text), details.get("exit_code"), details.get("output", ""))
-    except (ValueError, AttributeError) as error:
-        raise ProtocolMismatch(f"not a refusal of Loom's protocol: {error}") from error
-    return error_for_code(str(code), str(text))
+    refused = Refuse.from_body(message.body)
+    if refused.code == SessionLost.code:
+        return SessionLost(refused.text, refused.details.get("exit_code"), refused.details.get("output", ""))
+    return error_for_code(refused.code, refused.text)

@@ -185,7 +185,7 @@ def test_a_refusal_of_a_newer_peer_keeps_its_code() -> None:
     [(), ("authentication",), ("a", "b", {}, "c"), ("session_lost", "gone", None), ("session_lost", "gone", ())],
 )
 def test_a_refusal_of_another_shape_is_refused(body: Sequence[Any]) -> None:
-    with pytest.raises(ProtocolMismatch, match="not a refusal of Loom's protocol"):
+    with pytest.raises(ProtocolMismatch, match="not a message REFUSE of Loom's protocol"):
         error_from_refusal(Message(Kind.REFUSE, 0, body))
 
 

@@ -1,0 +1,149 @@
+"""Calling endpoints. From client to driver.
+
+An endpoint is given by its name; a method that `as_endpoint` makes one as ``name()``, or ``name(port)`` if it is
+given the port to reply to. Payload: ``(args, kwargs)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from loom.wire.bodies.base import Body, Id
+from loom.wire.messages import Kind
+
+__all__ = [
+    "Broadcast",
+    "Call",
+    "CallOne",
+    "CancelOperation",
+    "Choose",
+    "CollectAnswer",
+    "EndpointCall",
+    "ListUnclaimed",
+    "ReconfigureActors",
+    "SendToActors",
+    "StreamCall",
+]
+
+C = TypeVar("C", bound="EndpointCall")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall(Body):
+    """A call of an endpoint with one of Monarch's adverbs."""
+
+    mesh: Id
+    """The actor mesh, or a part of one."""
+    endpoint: str
+    """Name of the endpoint."""
+
+    # Written out, since every call takes this way: `Body`'s checks take longer than all else that is done here.
+
+    def to_body(self) -> list[Any]:
+        """Return the fields as they travel."""
+        return [self.mesh, self.endpoint]
+
+    @classmethod
+    def from_body(cls: type[C], body: Sequence[Any]) -> C:
+        """Make a body of what a peer sent; see `Body.from_body`."""
+        if len(body) == 2:
+            mesh, endpoint = body
+            if type(mesh) is int and type(endpoint) is str:
+                return cls(mesh, endpoint)
+        return super(EndpointCall, cls).from_body(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(EndpointCall):
+    """Send to every actor. Result: all results, in the order of ranks."""
+
+    KIND: ClassVar[Kind] = Kind.CALL
+
+
+@dataclass(frozen=True, slots=True)
+class CallOne(EndpointCall):
+    """Send to the only actor of the mesh. Result: its result."""
+
+    KIND: ClassVar[Kind] = Kind.CALL_ONE
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(EndpointCall):
+    """Send to one actor, picked at random. Result: its result."""
+
+    KIND: ClassVar[Kind] = Kind.CHOOSE
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall(EndpointCall):
+    """Send to every actor. Results: one for each actor, as they come, numbered in that order."""
+
+    KIND: ClassVar[Kind] = Kind.STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(EndpointCall):
+    """Send to every actor. Answered only if it fails."""
+
+    KIND: ClassVar[Kind] = Kind.BROADCAST
+
+
+@dataclass(frozen=True, slots=True)
+class SendToActors(Body):
+    """Send to actors; replies go to a port, or nowhere. Answered only if it fails."""
+
+    KIND: ClassVar[Kind] = Kind.SEND
+
+    mesh: Id
+    endpoint: str
+    selection: str
+    """``all`` or ``choose``."""
+    port: Any
+    """A reference to the port for replies; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOperation(Body):
+    """Do not start an operation. Result: whether that was in time."""
+
+    KIND: ClassVar[Kind] = Kind.CANCEL
+
+    operation: Id
+    first_chunk: int | None = None
+    """Number of the operation's first chunk, when chunks travel in a lane of their own."""
+
+    def to_body(self) -> list[Any]:
+        """Return the fields as they travel."""
+        return [self.operation] if self.first_chunk is None else [self.operation, self.first_chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigureActors(Body):
+    """Give the replicas in actors new configuration. Result: what each replica made of it."""
+
+    KIND: ClassVar[Kind] = Kind.RECONFIGURE
+
+    mesh: Id
+    config: Mapping[str, Any]
+    """New values by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListUnclaimed(Body):
+    """List the calls of earlier clients whose answers none has received.
+
+    Result: a list of ``(operation, mesh's name, endpoint, adverb, (labels, offset, sizes, strides), answers)``.
+    """
+
+    KIND: ClassVar[Kind] = Kind.UNDELIVERED
+
+
+@dataclass(frozen=True, slots=True)
+class CollectAnswer(Body):
+    """Answer as an unclaimed call does, when it does."""
+
+    KIND: ClassVar[Kind] = Kind.COLLECT
+
+    operation: Id

@@ -1,0 +1,163 @@
+"""Making, dividing, stopping and listing meshes. From client to driver; what is made gets the message's id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from loom.wire.bodies.base import Body, Id
+from loom.wire.messages import Kind
+
+__all__ = [
+    "AwaitInitialized",
+    "ForgetMeshes",
+    "HostOf",
+    "ListMeshes",
+    "MakeView",
+    "RefreshHosts",
+    "SpawnActors",
+    "SpawnProcs",
+    "StopHosts",
+    "StopMesh",
+    "WithPython",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnProcs(Body):
+    """Spawn processes on the hosts of a mesh. Answered only if it fails.
+
+    Payload: ``(bootstrap, proc_bind, bootstrap_command, *marks)``: each as Monarch's argument of that name, and
+    then maps of environment variables by which the processes' threadlets know whose they are.
+    """
+
+    KIND: ClassVar[Kind] = Kind.SPAWN_PROCS
+
+    hosts: Id
+    """The host mesh."""
+    name: str
+    """Of the new proc mesh."""
+    per_host: Mapping[str, int]
+    """Sizes of the dimensions on each host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnActors(Body):
+    """Spawn an actor in each process of a mesh. Answered only if it fails.
+
+    Payload: ``(class, args, kwargs)``.
+    """
+
+    KIND: ClassVar[Kind] = Kind.SPAWN_ACTORS
+
+    procs: Id
+    """The proc mesh."""
+    name: str
+    """Of the new actor mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeView(Body):
+    """Give a part of a mesh an id. Answered only if it fails."""
+
+    KIND: ClassVar[Kind] = Kind.VIEW
+
+    mesh: Id
+    """The whole mesh, or another part of it."""
+    labels: Sequence[str]
+    """Names of the part's dimensions."""
+    offset: int
+    """Rank, in the whole mesh, of the part's first element."""
+    sizes: Sequence[int]
+    """Elements of each dimension."""
+    strides: Sequence[int]
+    """How far apart, in ranks of the whole mesh, neighbours of each dimension are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopMesh(Body):
+    """Stop a proc or actor mesh. Result: None, when it has stopped."""
+
+    KIND: ClassVar[Kind] = Kind.STOP
+
+    mesh: Id
+    reason: str
+    """What Monarch is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitInitialized(Body):
+    """Answer when a mesh has been created. Result: True."""
+
+    KIND: ClassVar[Kind] = Kind.INITIALIZED
+
+    mesh: Id
+
+
+@dataclass(frozen=True, slots=True)
+class WithPython(Body):
+    """Make a host mesh, of the hosts of another, whose processes run another Python. Answered only if it fails."""
+
+    KIND: ClassVar[Kind] = Kind.WITH_PYTHON
+
+    hosts: Id
+    executable: str
+    """Path of the interpreter on the hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostOf(Body):
+    """Make a host mesh of the host of a single process. Answered only if it fails."""
+
+    KIND: ClassVar[Kind] = Kind.HOST_OF
+
+    procs: Id
+    """A proc mesh of one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopHosts(Body):
+    """Stop every process of the session on all hosts; the hosts stay. Result: None."""
+
+    KIND: ClassVar[Kind] = Kind.STOP_HOSTS
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshHosts(Body):
+    """Use the hosts that were gone and have come back. Result: the list of their numbers."""
+
+    KIND: ClassVar[Kind] = Kind.REFRESH_HOSTS
+
+
+@dataclass(frozen=True, slots=True)
+class ListMeshes(Body):
+    """List the meshes of the session.
+
+    Result: a list of ``(id, kind, name, (labels, offset, sizes, strides), class, endpoints or None, stopped)``.
+    """
+
+    KIND: ClassVar[Kind] = Kind.MESHES
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetMeshes(Body):
+    """Let go of meshes that came in results, and of their parts: nobody names them any more. Never answered."""
+
+    KIND: ClassVar[Kind] = Kind.FORGET
+
+    meshes: Sequence[int]
+    """They travel as the body itself."""
+
+    def to_body(self) -> list[Any]:
+        """Return the ids."""
+        return list(self.meshes)
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> ForgetMeshes:
+        """Make a body of ids.
+
+        Raises:
+            ProtocolMismatch: one is no number.
+        """
+        return super(ForgetMeshes, cls).from_body([body])

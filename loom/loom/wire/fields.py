@@ -1,0 +1,76 @@
+"""Checks that what a peer sent fits the annotation of a field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loom.errors import ProtocolMismatch
+
+__all__ = ["check_fields"]
+
+Check = Callable[[Any], bool]
+
+
+def _all_are(kind: type, values: Sequence[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, dict) and _all_are(str, list(value))
+
+
+_FITS: dict[str, Check] = {
+    "Any": lambda value: True,
+    "int": lambda value: type(value) is int and value >= 0,
+    "Id": lambda value: type(value) is int,
+    "int | None": lambda value: value is None or (type(value) is int and value >= 0),
+    "bool": lambda value: type(value) is bool,
+    "float": lambda value: type(value) in (int, float) and value >= 0,
+    "float | None": lambda value: value is None or (type(value) in (int, float) and value >= 0),
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "bytes": lambda value: type(value) is bytes,
+    "Sequence[Any]": _is_sequence,
+    "Sequence[Any] | None": lambda value: value is None or _is_sequence(value),
+    "Sequence[int]": lambda value: _is_sequence(value) and _all_are(int, value),
+    "Sequence[str]": lambda value: _is_sequence(value) and _all_are(str, value),
+    "Mapping[str, Any]": _is_map,
+    "Mapping[str, int]": lambda value: _is_map(value) and _all_are(int, list(value.values())),
+    "Mapping[str, str]": lambda value: _is_map(value) and _all_are(str, list(value.values())),
+    "Mapping[str, Sequence[int]]": lambda value: (
+        _is_map(value) and all(_is_sequence(numbers) and _all_are(int, numbers) for numbers in value.values())
+    ),
+}
+"""What a value has to be, by the annotation of its field. An ``Id`` may be negative, an ``int`` may not."""
+
+
+_CHECKS: dict[type, tuple[tuple[str, Check], ...]] = {}
+
+
+def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
+    checks = _CHECKS.get(cls)
+    if checks is None:
+        checks = _CHECKS[cls] = tuple((one.name, _FITS[str(one.type)]) for one in dataclasses.fields(cls))
+    return checks
+
+
+def check_fields(body: Any, title: str) -> None:
+    """Check each field of a dataclass that was made of what a peer sent.
+
+    Args:
+        body: the dataclass.
+        title: what error messages call it.
+
+    Raises:
+        ProtocolMismatch: a field has a value that its annotation does not allow.
+    """
+    for name, fits in _checks(type(body)):
+        value = getattr(body, name)
+        if not fits(value):
+            raise ProtocolMismatch(f"not {title} of Loom's protocol: its {name} is {value!r:.40}")
