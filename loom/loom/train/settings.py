@@ -1,4 +1,4 @@
-"""What a job tells its trainers, and what they tell it. Needs no torch."""
+"""What a job's controller and its trainers send each other. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,24 +33,27 @@ class Averaging(str, Enum):
 
 
 class Restore(str, Enum):
-    """Where a group that begins has its state from."""
+    """Where a group that begins takes its state from."""
 
     NOTHING = "nothing"
-    """It begins with the first step, or agrees with the others that do."""
+    """Nowhere: all groups begin with the first step."""
     PEERS = "peers"
-    """From a group that trains."""
+    """A group that trains."""
     CHECKPOINT = "checkpoint"
-    """From the newest whole checkpoint, or the beginning where there is none."""
+    """The newest whole checkpoint, or nowhere if there is none."""
 
 
 class Ending(str, Enum):
     """How a trainer's training has ended."""
 
     FINISHED = "finished"
+    """It made its last step."""
     LEFT = "left"
-    """The job told it to."""
+    """The job told it to leave."""
     STOPPED = "stopped"
-    """The weaver told it to, with ``stop`` or ``drain``."""
+    """The weaver told it to stop, with ``stop`` or ``drain``."""
+    NO_PEERS = "no_peers"
+    """No group was left that had the state which it was to take over; its processes are well."""
     FAILED = "failed"
 
 
@@ -62,40 +65,44 @@ class LiveConfig:
     batch_size: int = 32
     """Samples a process and step."""
     gradient_clipping: float = 0.0
-    """The largest norm that the gradient keeps; 0: any."""
+    """The largest norm of the gradient; 0 for no limit."""
     sync_every: int = 1
-    """Steps between two averagings; of `Averaging.GRADIENTS` always 1."""
+    """Steps between two averagings; always 1 with `Averaging.GRADIENTS`."""
     optimizer: str = "sgd"
-    """One of `TrainerActor.optimizers`. Another one begins with a fresh state."""
+    """One of `TrainerActor.optimizers`. A new optimizer begins with a fresh state."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds."""
+    """How long groups wait for each other, in seconds."""
 
     collective: float = 10.0
-    """For which a group waits for the others' gradients. Then it goes on without those that are silent."""
+    """For the gradients of the other groups. Then a group goes on without those that are silent."""
     quorum: float = 30.0
+    """For enough groups to make a step."""
     connect: float = 10.0
+    """For a connection to another group."""
     heartbeat: float = 1.0
-    """A group that the lighthouse has not heard of for so long is left out."""
+    """A group that the lighthouse has not heard from for this long is left out."""
     join: float = 2.0
-    """For which groups that are ready wait for one that lives and is not."""
+    """For a group that lives and is not ready for the step."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Which samples a process trains on in a step."""
+    """The samples that a process trains on in a step."""
 
     step: int
     size: int
+    """Number of samples."""
     shard: int
     """Number of this process among all that train in this step."""
     shards: int
+    """Number of processes that train in this step."""
 
     @property
     def seed(self) -> int:
-        """The same for the same step and shard."""
+        """A seed that depends on step and shard only."""
         return 1_000_003 * self.step + self.shard
 
 
@@ -106,12 +113,12 @@ class Member:
     pid: int
     host: str
     store: tuple[str, int]
-    """Where the group's store listens; of the first member only."""
+    """Where the group's store listens; only the first member has one."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the processes of a group are to do."""
+    """The work of a group's processes, from the controller."""
 
     job: str
     replica: str
@@ -129,21 +136,21 @@ class Assignment:
     evaluate_every: int
     hash_every: int
     timeouts: Timeouts
-    weaver: str | None
     injectable: bool | None = None
 
 
 @dataclass(frozen=True)
 class TrainerReport:
-    """How far a process is."""
+    """How far the training of a process is."""
 
     step: int = 0
-    """Steps that are applied."""
+    """Steps that are applied, by this process or before its state was taken over."""
     restored: str = ""
-    """Where its state came from: ``peers, at step 120``; empty until it is known."""
+    """Where its state came from, such as ``peers, at step 120``; empty until it is known."""
     restored_step: int = 0
+    """The step of the state that it took over."""
     first_step_at: float | None = None
-    """When its first step was applied, in seconds since the epoch."""
+    """When it applied its first step, in seconds since the epoch."""
     participants: int = 0
     """Groups that took part in the last step."""
     discarded: int = 0
@@ -153,14 +160,18 @@ class TrainerReport:
     applied: int = 0
     """Steps that this process applied."""
     paused: bool = False
+    """Whether the weaver has paused it."""
     hashes: Mapping[int, str] = field(default_factory=dict)
-    """The SHA-256 of the parameters after some steps, the last of them."""
+    """The SHA-256 of the parameters by step, of the newest steps that were hashed."""
     changes: tuple[tuple[int, str, Any], ...] = ()
     """Step, key and new value of each change of the configuration."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The newest value of each metric."""
     checkpoint_step: int | None = None
-    """Of the newest checkpoint that this process wrote."""
+    """The step of the newest checkpoint that this process wrote."""
     checkpoint_error: str | None = None
+    """Why the newest checkpoint was not written; None if it was."""
     ending: Ending | None = None
+    """How its training has ended; None while it goes on."""
     error: str | None = None
     """Why it failed, with the traceback."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.train.retries import RetryBudget
-from loom.train.settings import Averaging, LiveConfig, Timeouts
+from loom.train.settings import Assignment, Averaging, LiveConfig, Restore, Timeouts
 from loom.train.trainer import TrainerActor
 
 __all__ = ["JobSpec"]
@@ -80,3 +80,32 @@ class JobSpec:
             wrong.append("DiLoCo's outer optimizer does not know sharded parameters: use parallel='ddp'")
         if wrong:
             raise WrongArguments("; ".join(wrong))
+
+    def assignment(self, replica: str, lighthouse: str, store: tuple[str, int], restore: Restore) -> Assignment:
+        """Return the work of the group that trains a replica.
+
+        Args:
+            replica: name of the replica.
+            lighthouse: URL of the lighthouse.
+            store: address of the group's store.
+            restore: where the group takes its state from.
+        """
+        return Assignment(
+            job=self.name,
+            replica=replica,
+            lighthouse=lighthouse,
+            store=store,
+            steps=self.steps,
+            config=self.config,
+            averaging=self.averaging,
+            restore=restore,
+            parallel=self.parallel,
+            backend=self.backend,
+            checkpoints=self.checkpoints,
+            checkpoint_every=self.checkpoint_every,
+            keep_checkpoints=self.keep_checkpoints,
+            evaluate_every=self.evaluate_every,
+            hash_every=self.hash_every,
+            timeouts=self.timeouts,
+            injectable=self.injectable,
+        )

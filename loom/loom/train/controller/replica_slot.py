@@ -1,45 +1,141 @@
-"""A place for a replica in a job, which one group after the other may have."""
+"""`ReplicaSlot`: the place of a replica in a job, which one group after the other may have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.retries import Retries
-from loom.train.settings import Ending, TrainerReport
+from loom.train.settings import Assignment, Ending, TrainerReport
 
-__all__ = ["Seat"]
+__all__ = ["Departure", "LeaveReason", "ReplicaSlot", "SlotState"]
+
+
+class SlotState(Enum):
+    """The state of a slot."""
+
+    EMPTY = "empty"
+    """It has no group, and looks for one when it is due."""
+    STARTING = "starting"
+    """Its group prepares, or waits until it may begin."""
+    TRAINING = "training"
+    LEAVING = "leaving"
+    """Its group was told to end its training at the next step boundary."""
+    OVER = "over"
+    """It gets no group any more."""
+
+
+_NEXT = {
+    SlotState.EMPTY: {SlotState.EMPTY, SlotState.STARTING, SlotState.OVER},
+    SlotState.STARTING: {SlotState.TRAINING, SlotState.EMPTY, SlotState.OVER},
+    SlotState.TRAINING: {SlotState.LEAVING, SlotState.STARTING, SlotState.EMPTY, SlotState.OVER},
+    SlotState.LEAVING: {SlotState.EMPTY, SlotState.OVER},
+    SlotState.OVER: set[SlotState](),
+}
+
+
+class LeaveReason(Enum):
+    """What becomes of a slot whose group leaves."""
+
+    REMOVED = "removed"
+    """It is over."""
+    MOVED = "moved"
+    """Another group, on another host, takes it."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Why a group leaves its slot."""
+
+    reason: LeaveReason
+    text: str
+    """For people, such as ``host 1 is drained``."""
 
 
 @dataclass
-class Seat:
+class ReplicaSlot:
     """A place for a replica, and the group that has it."""
 
     number: int
     replica: str
     retries: Retries
+    due: float
+    """When an empty slot looks for a group, on the monotonic clock."""
+    state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
     shunned: int | None = None
-    """The host that did not prepare its last group, or hung; None: that was lost otherwise."""
-    due: float | None = None
-    """When to look for a group again."""
+    """The host that did not prepare the last group, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None
-    """When the group was lost that this seat had, until another has made a step."""
-    told_to_leave: str = ""
-    """Why, and ``removed`` or ``moved`` as its first word; empty unless it is to leave."""
+    """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
+    departure: Departure | None = None
+    """Why the group leaves; None unless the slot is leaving."""
     successor: ReplicaGroup | None = None
-    """What is to take the place of the group, which has to leave a host."""
+    """The group on another host that takes the slot when it is ready."""
     moving: str = ""
-    """Why it leaves its host, as soon as the successor is ready."""
+    """Why the successor was started."""
     ending: Ending | None = None
+    """How the slot ended; None unless it is over."""
     last: TrainerReport = field(default_factory=TrainerReport)
+    """The last report of its groups."""
 
     @property
     def over(self) -> bool:
-        return self.ending is not None
+        return self.state is SlotState.OVER
+
+    @property
+    def trains(self) -> bool:
+        """Whether its group trains, if only until the next step boundary."""
+        return self.state in (SlotState.TRAINING, SlotState.LEAVING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its group can begin at once."""
+        return self.state is SlotState.STARTING and self.group is not None and self.group.state is GroupState.READY
 
     @property
     def has_state(self) -> bool:
-        """Whether its group trains, and has made a step."""
-        group = self.group
-        return group is not None and group.state is GroupState.TRAINING and group.report.first_step_at is not None
+        """Whether its group has made a step, and can give its state to another."""
+        return self.trains and self.group is not None and self.group.report.first_step_at is not None
+
+    def take(self, group: ReplicaGroup) -> None:
+        """Give the empty slot a group."""
+        self._enter(SlotState.STARTING)
+        self.group = group
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start the training of the slot's group, which is ready."""
+        self._enter(SlotState.TRAINING)
+        assert self.group is not None
+        self.group.begin(assignment)
+
+    def rest(self) -> None:
+        """Take note that the training ended and the group can begin again."""
+        self._enter(SlotState.STARTING)
+        assert self.group is not None
+        self.group.rest()
+
+    def leave(self, departure: Departure) -> None:
+        """Tell the group that trains to leave at the next step boundary."""
+        self._enter(SlotState.LEAVING)
+        assert self.group is not None
+        self.departure = departure
+        self.group.leave()
+
+    def vacate(self, due: float) -> None:
+        """Let the group go, which was stopped, and look for another one when it is due."""
+        self._enter(SlotState.EMPTY)
+        self.group, self.departure, self.due = None, None, due
+
+    def end(self, ending: Ending) -> None:
+        """End the slot for good; its group was stopped."""
+        self._enter(SlotState.OVER)
+        self.group, self.departure, self.ending = None, None, ending
+        if self.successor is not None:
+            self.successor.stop("its replica needs no group any more")
+            self.successor = None
+
+    def _enter(self, state: SlotState) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"the slot of {self.replica} cannot become {state.value}: it is {self.state.value}")
+        self.state = state

@@ -1,4 +1,4 @@
-"""What the weaver wants to be respawned: replicas whose device has failed, where their group's policy says so."""
+"""`RespawnRequests`: replicas that the weaver wants respawned, by their policy, as their device has failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from loom.beside import Session
 from loom.errors import LoomError
 
-__all__ = ["RespawnOrders"]
+__all__ = ["RespawnRequests"]
 
 _log = logging.getLogger("loom")
 
@@ -19,24 +19,24 @@ ASK_EVERY = 0.5
 MOST_AT_ONCE = 1000
 
 
-class RespawnOrders:
-    """Asks the weaver again and again, in a thread of its own; while it is away, later.
+class RespawnRequests:
+    """Asks the weaver every half second, in a thread of its own.
 
     Args:
-        session: that knows the weaver.
-        wanted: called with each replica, and the reason.
+        session: knows the weaver.
+        wanted: called with each replica and the reason.
     """
 
     def __init__(self, session: Session, wanted: Callable[[str, str], object]) -> None:
         self._session = session
         self._wanted = wanted
         self._last: int | None = None
-        """The id of the last event that was looked at; None before the weaver has said where they are."""
+        """The id of the newest event that was seen; None before the first answer."""
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="respawn orders", daemon=True).start()
+        threading.Thread(target=self._run, name="respawn requests", daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._over.set()
 
     def _run(self) -> None:
@@ -44,13 +44,13 @@ class RespawnOrders:
             try:
                 self._ask()
             except LoomError as error:
-                _log.debug("nobody says what is to be respawned: %s", error)
+                _log.debug("the weaver does not say what to respawn: %s", error)
 
     def _ask(self) -> None:
         if self._last is None:
             self._last = self._session.ask_weaver("status", {})["event"]
             return
-        what = {"after": self._last, "kind": "respawn_wanted", "limit": MOST_AT_ONCE}
-        for event in self._session.ask_weaver("events", what):
+        query = {"after": self._last, "kind": "respawn_wanted", "limit": MOST_AT_ONCE}
+        for event in self._session.ask_weaver("events", query):
             self._last = event["id"]
             self._wanted(event["replica"], event["reason"])

@@ -1,4 +1,4 @@
-"""How a job is, and what has come of it, as others are told."""
+"""`JobStatus` and `JobSummary`: how a job is, and what has come of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GroupStatus:
 
     @classmethod
     def of(cls, group: ReplicaGroup) -> GroupStatus:
-        """The status of a group."""
+        """Return the status of a group."""
         pids = tuple(group.pids)
         return cls(group.replica, group.state.value, group.host, pids, group.procs.name, group.report)
 
@@ -54,13 +54,17 @@ class JobSummary:
 
     name: str
     ending: str
+    """``finished``, or ``stopped`` if no group came to the last step."""
     steps: int
+    """Steps that were applied."""
     seconds: float
+    """How long the job took."""
     metrics: Mapping[str, float]
-    """Of the group with the lowest number that came to its end."""
+    """The last metrics of the group with the lowest number that came to its end."""
     hashes: Mapping[str, str]
-    """The SHA-256 of the parameters in the end, of each replica."""
+    """The SHA-256 of the parameters of each replica at the end."""
     reports: Mapping[str, TrainerReport]
-    """The last of each replica."""
+    """The last report of each replica."""
     failures: int
+    """Groups that were lost."""
     events: tuple[JobEvent, ...]

@@ -1,4 +1,4 @@
-"""What a job has beside its groups: the lighthouse, and on each host somebody who can end a process."""
+"""`Support`: what a job has besides its groups: the lighthouse, and on each host an agent that kills processes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from loom.train.controller.job_events import JobEvents
 from loom.train.controller.lighthouse import LighthouseActor
 from loom.train.spec import JobSpec
 
-__all__ = ["HostKeeper", "Support"]
+__all__ = ["HostAgent", "Support"]
 
 _log = logging.getLogger("loom")
 
 OPEN_TIMEOUT = 60.0
 
 
-class HostKeeper(Actor):
-    """Ends processes of its host that do not end by themselves."""
+class HostAgent(Actor):
+    """Kills processes of its host that do not end by themselves."""
 
     @endpoint
     async def kill(self, pids: list[int]) -> None:
-        """Send SIGKILL to processes, those of them that are there."""
+        """Send SIGKILL to those of the processes that are there."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 class Support:
-    """The lighthouse and the keepers of one job. For the controller's thread.
+    """The lighthouse and the agents of one job. For the controller's thread.
 
     Args:
-        session: that starts processes.
-        job: whose they are.
-        on_controller: has a function called on the controller's thread.
+        session: starts processes.
+        job: the job.
+        on_controller: calls a function on the controller's thread.
         events: takes what happens.
     """
 
@@ -57,21 +57,21 @@ class Support:
         self._job = job
         self._on_controller = on_controller
         self._events = events
-        self._keepers: dict[int, tuple[SpawnedProcs, Any]] = {}
+        self._agents: dict[int, tuple[SpawnedProcs, Any]] = {}
         self._procs: SpawnedProcs | None = None
-        """The lighthouse's."""
+        """Processes of the lighthouse."""
         self._host: int | None = None
-        """The one that it is on, or was."""
+        """Number of the host that the lighthouse is on, or was."""
         self._closed = False
         self.lighthouse = ""
-        """Its URL."""
+        """URL of the lighthouse."""
         self.moved: Callable[[], None] = lambda: None
         """Called when the lighthouse has another URL."""
 
     def open(self) -> None:
-        """Start the lighthouse, on the first host that takes it.
+        """Start the lighthouse on the first host that takes it.
 
-        The one that had it before comes last: it may be lost, which nobody has noticed yet.
+        The host that had it before comes last: it may be lost, which nobody has noticed yet.
 
         Raises:
             LoomError: no host takes it.
@@ -88,7 +88,7 @@ class Support:
 
     def _open_on(self, host: int) -> None:
         name = f"{self._job.name}_lighthouse"
-        # What it calls runs on this thread, and so after the line below.
+        # `_lost` runs on this thread, and so after `procs` is assigned.
         procs = self._session.spawn_procs(
             name, host, {"gpus": 1}, lambda rank: self._on_controller(lambda: self._lost(procs))
         )
@@ -97,7 +97,7 @@ class Support:
             url = actor.open.call_one().get(timeout=OPEN_TIMEOUT)
             pid = actor.pid.call_one().get(timeout=10)
         except Exception:
-            procs.stop("it was to have the lighthouse, and could not be started")
+            procs.stop("the lighthouse could not be started here")
             raise
         self.lighthouse, self._procs, self._host = url, procs, host
         self._events.record("lighthouse", host=host, url=url, pid=pid)
@@ -110,40 +110,40 @@ class Support:
         self.moved()
 
     def tick(self, hosts: Sequence[int]) -> None:
-        """Have a keeper on each host."""
+        """Start an agent on each host that has none."""
         for host in hosts:
-            if host not in self._keepers:
-                self._keep(host)
+            if host not in self._agents:
+                self._start_agent(host)
 
-    def _keep(self, host: int) -> None:
+    def _start_agent(self, host: int) -> None:
         try:
             procs = self._session.spawn_procs(
-                f"{self._job.name}_keeper_{host}", host, {"gpus": 1}, lambda rank: self._on_controller(lost)
+                f"{self._job.name}_agent_{host}", host, {"gpus": 1}, lambda rank: self._on_controller(lost)
             )
         except (LoomError, RuntimeError) as error:
-            _log.info("no keeper on host %d: %s", host, error)
+            _log.info("no agent on host %d: %s", host, error)
             return
 
         def lost() -> None:
             if not self._closed:
-                self._keepers.pop(host, None)
+                self._agents.pop(host, None)
 
-        self._keepers[host] = procs, procs.mesh.spawn("keeper", HostKeeper)
+        self._agents[host] = procs, procs.mesh.spawn("agent", HostAgent)
 
     def kill(self, group: ReplicaGroup) -> None:
-        """Have the processes of a group killed: one that is stopped or hangs ends in no other way."""
-        keeper = self._keepers.get(group.host)
-        if keeper is not None and group.pids:
-            threading.Thread(target=self._kill, args=(keeper[1], group.pids), daemon=True).start()
+        """Kill the processes of a group: one that is stopped or hangs ends in no other way."""
+        agent = self._agents.get(group.host)
+        if agent is not None and group.pids:
+            threading.Thread(target=self._kill, args=(agent[1], group.pids), daemon=True).start()
 
-    def _kill(self, keeper: Any, pids: list[int]) -> None:
+    def _kill(self, agent: Any, pids: list[int]) -> None:
         try:
-            keeper.kill.call_one(pids).get(timeout=OPEN_TIMEOUT)
+            agent.kill.call_one(pids).get(timeout=OPEN_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - the host is lost with all that is on it
             _log.info("%s were not killed: %s", pids, error)
 
     def close(self) -> None:
-        """End them."""
+        """Stop the lighthouse and the agents."""
         self._closed = True
-        for procs in [*(procs for procs, _ in self._keepers.values()), *([self._procs] if self._procs else [])]:
+        for procs in [*(procs for procs, _ in self._agents.values()), *([self._procs] if self._procs else [])]:
             procs.stop("the job is over")

@@ -133,6 +133,8 @@ class TrainingLoop:
             self._ending = self._train()
         except _Leave:
             self._ending = Ending.LEFT
+        except NoPeers as error:
+            self._ending, self._error = Ending.NO_PEERS, str(error)
         except Exception:  # noqa: BLE001 - the job decides what follows
             self._ending, self._error = Ending.FAILED, traceback.format_exc(limit=-8)
             _log.exception("%s failed", self._told.replica)
@@ -475,10 +477,10 @@ class TrainingLoop:
         told = self._told
         if self._rank > 0:
             name, group = f"{told.replica}.{self._rank}", f"{told.job}.members"
-            return self._with_faults(Threadlet(name, group=group, weaver=told.weaver, injectable=told.injectable))
+            return self._with_faults(Threadlet(name, group=group, injectable=told.injectable))
         config = dataclasses.asdict(told.config)
         threadlet = self._with_faults(
-            Threadlet(told.replica, group=told.job, weaver=told.weaver, config=config, injectable=told.injectable)
+            Threadlet(told.replica, group=told.job, config=config, injectable=told.injectable)
         )
 
         @threadlet.handler("learning_rate")

@@ -1,0 +1,137 @@
+"""`GroupPool`: starts a job's replica groups on the hosts that it may use, and keeps spares."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from loom.beside import Session
+from loom.errors import SupervisionError
+from loom.train.controller.group import GroupState, ReplicaGroup
+from loom.train.controller.group_events import Failed, GroupEvent, Prepared, ProcessLost
+from loom.train.controller.job_events import JobEvents
+from loom.train.spec import JobSpec
+
+__all__ = ["GroupPool"]
+
+_log = logging.getLogger("loom")
+
+SPARE_RETRY = 1.0
+"""Seconds between two attempts to start a spare."""
+
+
+class GroupPool:
+    """The groups of one job, wherever they are. For the controller's thread.
+
+    Args:
+        session: starts processes.
+        job: the job.
+        events: takes what happens to spares.
+        happened: takes the events of each group, called by other threads.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: JobSpec,
+        events: JobEvents,
+        happened: Callable[[ReplicaGroup, GroupEvent], None],
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._events = events
+        self._happened = happened
+        self._numbers = itertools.count()
+        self._groups: list[ReplicaGroup] = []
+        self._spares_due = 0.0
+        self.draining: set[int] = set()
+        """Numbers of the hosts that get no groups."""
+        self.spares: list[ReplicaGroup] = []
+
+    def hosts(self) -> list[int]:
+        """Return the numbers of the hosts that groups may be started on."""
+        wanted = self._job.hosts
+        return [
+            host
+            for host in self._session.hosts()
+            if host not in self.draining and (wanted is None or host in wanted)
+        ]
+
+    def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
+        """Start a group on the host with the fewest groups; return None if no host takes it.
+
+        Args:
+            name: of the proc mesh, to which a number is added.
+            rather_not: a host that is only taken if there is no other.
+        """
+        self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
+        used = Counter(group.host for group in self._groups)
+        host = min(self.hosts(), key=lambda host: (host == rather_not, used[host], host), default=None)
+        if host is None:
+            return None
+        name = f"{name}-{next(self._numbers)}"
+        try:
+            group = ReplicaGroup(self._session, self._job, name, host, self._happened)
+        except (SupervisionError, RuntimeError) as error:
+            _log.warning("no group can be started on host %d: %s", host, error)
+            return None
+        self._groups.append(group)
+        return group
+
+    def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
+        """Return a spare, one that is ready first, or else start a group; None if no host takes one.
+
+        Args:
+            replica: name of the replica.
+            shunned: a host on which a spare that still prepares is not taken.
+        """
+        hosts = self.hosts()
+        spares = [spare for spare in self.spares if spare.host in hosts]
+        ready = [spare for spare in spares if spare.state is GroupState.READY]
+        preparing = [one for one in spares if one.state is GroupState.PREPARING and one.host != shunned]
+        if not ready and not preparing:
+            return self.start(replica, rather_not=shunned)
+        return self._taken((ready or preparing)[0])
+
+    def find_elsewhere(self, replica: str, left: int | None) -> ReplicaGroup | None:
+        """Return a spare that is ready, or else start a group, on another host than the one that is left."""
+        ready = [spare for spare in self.spares if spare.state is GroupState.READY and spare.host != left]
+        return self._taken(ready[0]) if ready else self.start(replica, rather_not=left)
+
+    def _taken(self, spare: ReplicaGroup) -> ReplicaGroup:
+        self.spares.remove(spare)
+        return spare
+
+    def keep_spares(self, now: float) -> None:
+        """Start a spare if there are fewer than wanted."""
+        if len(self.spares) >= self._job.spares or now < self._spares_due:
+            return
+        self._spares_due = now + SPARE_RETRY
+        spare = self.start(f"{self._job.name}_spare")
+        if spare is not None:
+            self.spares.append(spare)
+
+    def take(self, spare: ReplicaGroup, event: GroupEvent) -> None:
+        """Take an event of a spare."""
+        match event:
+            case Prepared():
+                spare.state = GroupState.READY
+            case ProcessLost() | Failed():
+                self.spares.remove(spare)
+                spare.stop("a spare was lost")
+                self._events.record("spare_lost", host=spare.host, pids=spare.pids)
+
+    def drain(self, host: int) -> None:
+        """Start no groups on a host any more, and stop the spares that are there."""
+        self.draining.add(host)
+        for spare in [spare for spare in self.spares if spare.host == host]:
+            self.spares.remove(spare)
+            spare.stop(f"host {host} is drained")
+
+    def close(self) -> None:
+        """Stop all groups."""
+        for group in self._groups:
+            if group.state is not GroupState.OVER:
+                group.stop("the job is over")

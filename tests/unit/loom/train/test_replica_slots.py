@@ -1,0 +1,341 @@
+"""What becomes of a slot when its group tells something: decided by what it tells, not by the words of an error."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loom.errors import WrongArguments
+from loom.train import FaultTolerantJob, RetryBudget, TrainerActor, TrainerReport
+from loom.train.controller.group import GroupState
+from loom.train.controller.group_events import Ended, Failed, GroupEvent, Prepared, ProcessLost, Reported, Silent
+from loom.train.controller.live_changes import LiveChanges
+from loom.train.controller.replica_slot import Departure, LeaveReason, ReplicaSlot, SlotState
+from loom.train.controller.replica_slots import ReplicaSlots
+from loom.train.controller.stuck import StuckGroups
+from loom.train.retries import Retries
+from loom.train.settings import Assignment, Ending, Restore
+
+
+class Group:
+    """Stands in for the processes of a group: it notes what it is told."""
+
+    def __init__(self, host: int) -> None:
+        self.host = host
+        self.state = GroupState.PREPARING
+        self.members, self.pids, self.store = [1], [100 + host], ("host", 1)
+        self.procs = SimpleNamespace(name="procs")
+        self.report = TrainerReport()
+        self.assignments: list[Assignment] = []
+        self.told_to_leave = False
+        self.stopped = ""
+
+    def begin(self, assignment: Assignment) -> None:
+        self.state = GroupState.TRAINING
+        self.assignments.append(assignment)
+
+    def rest(self) -> None:
+        self.state = GroupState.READY
+
+    def leave(self) -> None:
+        self.told_to_leave = True
+
+    def stop(self, reason: str) -> None:
+        self.state, self.stopped = GroupState.OVER, reason
+
+
+class Pool:
+    """Starts groups on the hosts in turn."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self.started: list[Group] = []
+        self.spares: list[Group] = []
+        self.draining: set[int] = set()
+
+    def hosts(self) -> list[int]:
+        return [host for host in range(self._hosts) if host not in self.draining]
+
+    def drain(self, host: int) -> None:
+        self.draining.add(host)
+
+    def start(self, name: str, rather_not: int | None = None) -> Group:
+        hosts = self.hosts()
+        self.started.append(Group(hosts[len(self.started) % len(hosts)]))
+        return self.started[-1]
+
+    find = find_elsewhere = start
+
+    def keep_spares(self, now: float) -> None: ...
+
+
+class Job:
+    """The slots of a job whose groups are stand-ins."""
+
+    def __init__(self, **settings: Any) -> None:
+        spec = FaultTolerantJob(TrainerActor, **{"groups": 2, **settings})
+        self.events: list[tuple[str, str | None, dict[str, Any]]] = []
+        events: Any = SimpleNamespace(
+            record=lambda kind, replica=None, **data: self.events.append((kind, replica, data))
+        )
+        pool: Any = Pool(2)
+        self.pool = pool
+        self.killed: list[Group] = []
+        support: Any = SimpleNamespace(lighthouse="http://lighthouse", kill=self.killed.append)
+        session: Any = SimpleNamespace(hosts=lambda: [0, 1])
+        self.slots = ReplicaSlots(spec, pool, support, events)
+        self.changes = LiveChanges(session, spec, self.slots, pool, events)
+        for _ in range(spec.groups):
+            self.slots.add()
+
+    def tell(self, group: Any, event: GroupEvent) -> None:
+        self.slots.take(group, event)
+
+    def tick(self) -> None:
+        self.slots.tick(time.monotonic())
+
+    def prepare(self) -> list[Group]:
+        """Let the groups that were started become ready."""
+        self.tick()
+        waiting = [group for group in self.pool.started if group.state is GroupState.PREPARING]
+        for group in waiting:
+            self.tell(group, Prepared())
+        self.tick()
+        return waiting
+
+    def train(self) -> list[Group]:
+        """Let all groups begin, and make a step."""
+        groups = self.prepare()
+        for group in groups:
+            self.make_step(group, 1)
+        return groups
+
+    def make_step(self, group: Group, step: int) -> None:
+        self.tell(group, Reported(TrainerReport(step=step, first_step_at=1.0)))
+
+    def of(self, kind: str) -> list[tuple[str | None, dict[str, Any]]]:
+        return [(replica, data) for found, replica, data in self.events if found == kind]
+
+
+def test_the_first_groups_begin_together_when_all_are_ready() -> None:
+    job = Job()
+    job.tick()
+    first, second = job.pool.started
+
+    job.tell(first, Prepared())
+    job.tick()
+    assert not first.assignments
+    job.tell(second, Prepared())
+    job.tick()
+
+    assert [one.restore for group in (first, second) for one in group.assignments] == [Restore.NOTHING] * 2
+
+
+def test_the_others_begin_when_the_one_that_they_wait_for_is_removed() -> None:
+    job = Job(groups=3)
+    job.tick()
+    first, second, _ = job.pool.started
+    job.tell(first, Prepared())
+    job.tell(second, Prepared())
+
+    job.changes._resize(2)
+    job.tick()
+
+    assert [slot.state for slot in job.slots.all()] == [SlotState.TRAINING, SlotState.TRAINING, SlotState.OVER]
+
+
+def test_a_group_that_found_nobody_with_the_state_begins_again() -> None:
+    job = Job()
+    group, _ = job.train()
+
+    job.tell(group, Ended(TrainerReport(ending=Ending.NO_PEERS, error="no group is left that has the state")))
+
+    assert group.stopped == ""
+    assert len(group.assignments) == 2
+    assert job.slots.failures == 0
+
+
+def test_a_group_whose_error_mentions_no_peers_has_failed_all_the_same() -> None:
+    job = Job()
+    group, _ = job.train()
+
+    job.tell(group, Ended(TrainerReport(ending=Ending.FAILED, error="Traceback …\nNoPeers: said the user's code")))
+
+    assert group.stopped == "NoPeers: said the user's code"
+    assert job.slots.failures == 1
+    assert job.of("group_retried") == [("train_0", {"attempt": 1, "wait": 0.0})]
+
+
+def test_a_group_that_is_to_leave_and_finds_nobody_does_not_begin_again() -> None:
+    job = Job()
+    group, _ = job.train()
+    slot = job.slots.all()[0]
+    job.slots.remove(slot, "moved by hand")  # a text that begins as another reason's name
+
+    job.tell(group, Ended(TrainerReport(ending=Ending.NO_PEERS)))
+
+    assert len(group.assignments) == 1
+    assert slot.ending is Ending.LEFT
+    assert job.of("group_removed") == [("train_0", {"step": 1, "reason": "moved by hand"})]
+
+
+def test_a_group_that_moves_trains_until_its_successor_is_ready_which_takes_its_place() -> None:
+    job = Job()
+    group, _ = job.train()
+    slot = job.slots.all()[0]
+
+    job.changes._drain(0)
+    assert slot.state is SlotState.TRAINING
+    (successor,) = job.prepare()
+    assert slot.state is SlotState.LEAVING
+    assert group.told_to_leave
+    job.tell(group, Ended(TrainerReport(step=5, first_step_at=1.0, ending=Ending.LEFT)))
+
+    assert slot.state is SlotState.TRAINING
+    assert [one.restore for one in successor.assignments] == [Restore.PEERS]
+    assert job.of("group_moved") == [("train_0", {"reason": "host 0 is drained", "host": 1})]
+
+
+def test_a_group_that_finishes_while_it_moves_needs_no_successor() -> None:
+    job = Job()
+    group, _ = job.train()
+    job.changes._drain(0)
+    (successor,) = job.prepare()
+
+    job.tell(group, Ended(TrainerReport(step=1000, first_step_at=1.0, ending=Ending.FINISHED)))
+
+    assert job.slots.all()[0].ending is Ending.FINISHED
+    assert successor.stopped
+
+
+def test_a_group_that_moves_still_counts_as_one_of_the_job() -> None:
+    job = Job()
+    job.train()
+    job.changes._drain(0)
+    job.prepare()
+    assert job.slots.all()[0].state is SlotState.LEAVING
+
+    job.changes._resize(2)
+
+    assert job.of("group_added") == []
+
+
+def test_a_successor_that_is_lost_is_replaced() -> None:
+    job = Job()
+    job.train()
+    job.changes._drain(0)
+    successor = job.slots.all()[0].successor
+
+    job.tell(successor, ProcessLost(0))
+
+    assert job.slots.all()[0].successor not in (None, successor)
+    assert job.slots.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (ProcessLost(0), "process 100 is gone"),
+        (Silent(5.0), "its processes have not answered for 5.0 s"),
+        (Failed("its processes do not answer: gone"), "its processes do not answer: gone"),
+        (Ended(TrainerReport(ending=Ending.FAILED, error="Traceback\nValueError: flawed")), "ValueError: flawed"),
+    ],
+)
+def test_a_group_that_is_lost_is_killed_and_replaced(event: GroupEvent, reason: str) -> None:
+    job = Job()
+    group, _ = job.train()
+
+    job.tell(group, event)
+    (replacement,) = job.prepare()
+
+    assert (group.stopped, job.killed) == (reason, [group])
+    assert [one.restore for one in replacement.assignments] == [Restore.PEERS]
+    job.make_step(replacement, 2)
+    assert [replica for replica, _ in job.of("group_restored")] == ["train_0"]
+
+
+def test_a_short_silence_is_no_loss() -> None:
+    job = Job(silence=5.0)
+    group, _ = job.train()
+
+    job.tell(group, Silent(4.9))
+
+    assert not group.stopped
+
+
+def test_a_group_that_fails_too_often_is_given_up() -> None:
+    job = Job(retries=RetryBudget(attempts=0))
+    group, other = job.train()
+
+    job.tell(group, ProcessLost(0))
+
+    assert job.slots.all()[0].ending is Ending.FAILED
+    assert [(replica, data["left"]) for replica, data in job.of("job_smaller")] == [("train_0", ["train_1"])]
+    assert not job.slots.are_over
+    job.tell(other, ProcessLost(0))
+    assert job.slots.are_over
+
+
+def test_a_group_that_is_restored_is_not_waited_for_when_the_others_finish() -> None:
+    job = Job()
+    group, other = job.train()
+    job.tell(group, ProcessLost(0))
+
+    job.tell(other, Ended(TrainerReport(step=1000, first_step_at=1.0, ending=Ending.FINISHED)))
+
+    assert job.slots.are_over
+
+
+@pytest.mark.parametrize(("value", "rule"), [(7, "there is no host 7"), (0, "the only group")])
+def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: str) -> None:
+    job = Job(groups=1)
+    job.train()
+
+    with pytest.raises(WrongArguments, match=rule):
+        job.changes._drain(value)
+
+    assert not job.pool.draining
+
+
+def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
+    slot = ReplicaSlot(0, "train_0", Retries(RetryBudget()), due=0.0)
+
+    with pytest.raises(RuntimeError, match="train_0 cannot become leaving: it is empty"):
+        slot.leave(Departure(LeaveReason.REMOVED, "by hand"))
+    slot.end(Ending.LEFT)
+    with pytest.raises(RuntimeError, match="cannot become starting: it is over"):
+        slot.take(Group(0))  # type: ignore[arg-type]
+
+
+def test_a_group_is_stuck_when_it_makes_no_step_while_others_do() -> None:
+    stuck = StuckGroups(patience=10.0)
+    slow, fast, paused = groups = [Group(0), Group(0), Group(0)]
+    any_groups: Any = groups
+
+    found = []
+    for now in range(25):
+        fast.report = TrainerReport(step=now)
+        paused.report = TrainerReport(step=3, paused=now < 20)
+        found.append(stuck.find(any_groups, float(now)))
+
+    assert found[:11] == [[]] * 11
+    assert found[11] == [(slow, 11.0)]
+    assert all(group is slow for one in found for group, _ in one)
+
+
+def test_when_nobody_makes_a_step_nobody_is_stuck() -> None:
+    stuck = StuckGroups(patience=10.0)
+    groups: Any = [Group(0), Group(0)]
+
+    assert [stuck.find(groups, float(now)) for now in range(30)] == [[]] * 30
+
+
+def test_the_first_groups_begin_with_the_newest_checkpoint_if_there_is_a_folder() -> None:
+    job = Job(checkpoints="/shared")
+
+    first, second = job.prepare()
+
+    assert [one.assignments[0].restore for one in (first, second)] == [Restore.CHECKPOINT] * 2
