@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -27,9 +29,14 @@ from tests.benchmarks import (
 )
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
+from tests.benchmarks.results_page import results_page
 
 WIDTH = 110
 """Columns of a report that goes to a file or a pipe."""
+
+Write = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Write the run's page of docs/results to this file.")
+]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -49,6 +56,7 @@ def measure_calls(
     rounds: Rounds = 5,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
     ray: Annotated[bool, typer.Option("--ray", help="Measure Ray Client as well.")] = False,
     ray_python: Annotated[
         Path | None,
@@ -72,7 +80,7 @@ def measure_calls(
         measured = calls.measure(subjects, calls.Plan(rounds=rounds), say)
         return report.Report(_command(), describe_machine(), measured, report.ratios(measured), tuple(notes))
 
-    _report(measure, as_json, check)
+    _report(measure, as_json, check, write)
 
 
 class Findings(Protocol):
@@ -86,8 +94,10 @@ class Findings(Protocol):
     def as_table(self) -> RenderableType: ...
 
 
-def _report(measure: Callable[[Callable[[str], object]], Findings], as_json: bool, check: bool) -> None:
-    """Measure, saying how far it is, and print what was found; exit with 1 where that is asked for."""
+def _report(
+    measure: Callable[[Callable[[str], object]], Findings], as_json: bool, check: bool, write: Path | None
+) -> None:
+    """Measure, saying how far it is; print and write what was found; exit with 1 if a budget is missed."""
     log = Console(stderr=True)
     with log.status("starting") as status:
         try:
@@ -102,8 +112,16 @@ def _report(measure: Callable[[Callable[[str], object]], Findings], as_json: boo
         if not console.is_terminal:
             console.width = WIDTH
         console.print(findings.as_table())
+    if write is not None:
+        write.write_text(_page(findings))
     if check and not findings.within_budgets:
         raise typer.Exit(1)
+
+
+def _page(findings: Findings) -> str:
+    suite = sys.argv[1]
+    about = next(inspect.getdoc(one.callback) for one in app.registered_commands if one.name == suite)
+    return results_page(suite, about or "", findings.as_table(), datetime.now(timezone.utc))
 
 
 def _command() -> str:
@@ -116,10 +134,11 @@ def measure_large(
     mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the tensor.")] = 1024,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
     plan = large.LargePlan(mebibytes << 20, rounds)
-    _report(lambda say: large.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: large.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("methods")
@@ -128,10 +147,11 @@ def measure_methods(
     calls_a_round: Annotated[int, typer.Option("--calls", min=20, help="Calls of each kind in a round.")] = 1000,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """A method call of a remote object, beside an endpoint call."""
     plan = methods.MethodPlan(rounds, calls_a_round)
-    _report(lambda say: methods.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: methods.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("ports")
@@ -140,10 +160,11 @@ def measure_ports(
     messages: Annotated[int, typer.Option(min=10, help="Messages of one round.")] = 10_000,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """Messages of one actor to a receiver, a second: native Monarch, and through Loom to the laptop."""
     plan = ports.PortPlan(rounds, messages)
-    _report(lambda say: ports.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: ports.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("doors")
@@ -153,16 +174,18 @@ def measure_doors(
     per_second: Annotated[int, typer.Option(min=1, max=1000, help="Bad handshakes and tokens a second.")] = 200,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
     plan = doors.DoorPlan(rounds, seconds, per_second)
-    _report(lambda say: doors.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: doors.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("http")
 def measure_http(
     rounds: Rounds = 5,
     as_json: Json = False,
+    write: Write = None,
 ) -> None:
     """The same calls through Loom over a WebSocket and over plain HTTP."""
 
@@ -171,7 +194,7 @@ def measure_http(
         notes = over_http.http_ratios(measured)
         return report.Report(_command(), describe_machine(), measured, report.ratios(measured), notes)
 
-    _report(measure, as_json, check=False)
+    _report(measure, as_json, False, write)
 
 
 @app.command("lanes")
@@ -180,10 +203,11 @@ def measure_lanes(
     mebibytes: Annotated[int, typer.Option("--size", min=1, max=1024, help="MiB of the argument.")] = 32,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """Small calls while a large argument moves over a narrow line: with a connection for bulk, and without."""
     plan = lanes.LanesPlan(rounds, mebibytes << 20)
-    _report(lambda say: lanes.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: lanes.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("threadlet")
@@ -198,10 +222,11 @@ def measure_threadlet(
     procs: Annotated[int, typer.Option(min=1, help="Processes that train.")] = threadlet.ThreadletPlan.procs,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
     plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
-    _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("weaver")
@@ -213,10 +238,11 @@ def measure_weaver(
     ] = None,
     as_json: Json = False,
     check: Check = False,
+    write: Write = None,
 ) -> None:
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
-    _report(lambda say: weaver.measure(plan, _command(), say), as_json, check)
+    _report(lambda say: weaver.measure(plan, _command(), say), as_json, check, write)
 
 
 if __name__ == "__main__":
