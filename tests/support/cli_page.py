@@ -1,0 +1,131 @@
+"""Writes the two pages of the command line, from its own help: ``python -m tests.support.cli_page``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from loom.cli.app import app
+from tests.support.paths import ROOT
+
+__all__ = ["PAGES", "commands", "page"]
+
+OF_TRAINING = frozenset(
+    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics")
+    + ("stacks", "devices", "fail-device", "policy", "inject")
+)
+"""First words of the commands that have the page about training."""
+
+CLUSTER = """\
+# The command line
+
+This page has the commands for clusters, sessions and tokens; [the other page](cli-training.md) has those that
+watch, steer and break a training. `loom --help` and `loom COMMAND --help` print the same. Every command has
+the same [exit codes](exit-codes.md).
+
+Both pages are written by `python -m tests.support.cli_page`.
+"""
+
+TRAINING = """\
+# The command line for training
+
+These commands watch, steer and break a training; [the other page](cli.md) has those for clusters, sessions and
+tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+"""
+
+SHARED = ("url", "token", "ca")
+"""Parameters of every command that asks a gateway; one table has them all."""
+
+SHARED_HELP = """\
+## Options of every command that asks a gateway
+
+| option | environment | meaning |
+| --- | --- | --- |
+| `--url ws://HOST:PORT` | `LOOM_URL` | address of the gateway |
+| `--token TEXT` | `LOOM_TOKEN` | token to show |
+| `--ca FILE` | `LOOM_CA` | certificate of your own authority, for `wss://` |
+"""
+
+
+def commands() -> dict[str, Any]:
+    """Every command that does something, by its words: Typer's objects, whose base class is not always click's."""
+    return dict(_leaves(typer.main.get_command(app), ("loom",)))
+
+
+def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for name, sub in command.commands.items():
+            yield from _leaves(sub, (*words, name))
+    else:
+        yield " ".join(words), command
+
+
+def page(of_training: bool) -> str:
+    """The page of the commands for training, or that of the others."""
+    sections = [
+        _section(name, command)
+        for name, command in commands().items()
+        if (name.split()[1] in OF_TRAINING) is of_training
+    ]
+    return "\n".join([TRAINING, *sections] if of_training else [CLUSTER, SHARED_HELP, *sections])
+
+
+PAGES = {
+    ROOT / "docs" / "reference" / "cli.md": False,
+    ROOT / "docs" / "reference" / "cli-training.md": True,
+}
+"""Each page, and whether it is the one about training."""
+
+
+def _section(name: str, command: Any) -> str:
+    asks = {parameter.name for parameter in command.params} >= {"url"}
+    shown = [parameter for parameter in command.params if not (asks and parameter.name in SHARED)]
+    usage = [f"{name} [OPTIONS]" if command.params else name]
+    usage += [_argument(parameter) for parameter in shown if _is_argument(parameter)]
+    lines = [f"## {name}", "", f"`{' '.join(usage)}`", "", inspect.cleandoc(command.help or "")]
+    if asks:
+        lines[-1] += " Asks a gateway."
+    rows = [_row(parameter) for parameter in shown]
+    if rows:
+        lines += ["", "| option | default | meaning |", "| --- | --- | --- |", *rows]
+    return "\n".join([*lines, ""])
+
+
+def _is_argument(parameter: Any) -> bool:
+    return not any(name.startswith("-") for name in parameter.opts)
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or (parameter.name or "").upper()
+    return name if parameter.required else f"[{name}]"
+
+
+def _row(parameter: Any) -> str:
+    if _is_argument(parameter):
+        name = _argument(parameter)
+    else:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        name = names if parameter.is_flag else f"{names} {parameter.metavar or (parameter.name or '').upper()}"
+    text = getattr(parameter, "help", None) or ""
+    if getattr(parameter, "envvar", None):
+        text = f"{text} Environment: `{parameter.envvar}`.".strip()
+    return f"| `{name}` | {_default(parameter)} | {text.replace('|', chr(92) + '|')} |"
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "needed"
+    if value is None or value is False or callable(value) or value in ([], ()):
+        return ""
+    if value is True:
+        return "on"
+    return f"`{getattr(value, 'value', value)}`"
+
+
+if __name__ == "__main__":
+    for path, of_training in PAGES.items():
+        path.write_text(page(of_training))
