@@ -1,4 +1,4 @@
-"""The README's pages about Kubernetes: each command in them does what they say, with the real kubectl."""
+"""The pages about Kubernetes: each command in them does what they say, with the real kubectl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
-from tests.support.cluster.pages import blocks, inline, section
+from tests.support.docs import Page
 from tests.support.paths import ROOT
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
 
 PATH = f"{ROOT / 'images'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 IMAGES = {f"{name}:{tag}": {"PATH": PATH} for name in ("loom", "loom-gpu") for tag in ("0.1.0", "0.1.1")}
-PAGE = section("With plain manifests")
+PAGE = Page.of("docs/deploy/kubernetes.md")
 
 FOLLOW = """
 import sys, loom
@@ -85,13 +85,17 @@ def ran(cluster: OneMachineCluster, lines: list[str]) -> str:
 
 def deploy() -> list[str]:
     """The page's commands that make the token and deploy."""
-    (found,) = [block for block in blocks(PAGE) if any("kubectl apply" in line for line in block)]
-    return found
+    return _block("kubectl apply")
 
 
 def connect() -> list[str]:
-    (found,) = [block for block in blocks(PAGE) if any("port-forward" in line for line in block)]
-    return found
+    return _block("port-forward")
+
+
+def _block(words: str) -> list[str]:
+    """The only block of the page with a command that has these words."""
+    (found,) = [block for block in PAGE.blocks("sh") if any(words in line for line in block.lines)]
+    return list(found.lines)
 
 
 def token(cluster: OneMachineCluster) -> str:
@@ -106,11 +110,9 @@ def quicker_drain(cluster: OneMachineCluster, seconds: int) -> None:
 
 
 def test_each_command_of_the_page_for_plain_manifests(cluster: OneMachineCluster) -> None:
-    builds, *rest = blocks(PAGE)
-    assert all(
-        line.startswith("buildah build ") for line in builds
-    )  # tests/system/images/test_build.py types these
-    assert rest == [deploy(), connect()]
+    builds, *rest = PAGE.blocks("sh")
+    assert all(line.startswith("buildah build ") for line in builds.lines)  # tests/system/images types these
+    assert [list(block.lines) for block in rest] == [deploy(), connect()]
     said = ran(cluster, [*deploy(), *connect()])
     assert "deployment.apps/loom-gateway created" in said
     assert "successfully rolled out" in said
@@ -123,7 +125,7 @@ def test_each_command_of_the_page_for_plain_manifests(cluster: OneMachineCluster
     assert written.read_text() == f"token={sent.decode()}\n"
     assert "created" not in ran(cluster, ["kubectl apply -n training -k images/kubernetes/base"])
 
-    said = ran(cluster, [inline(PAGE, "kubectl delete")])
+    said = ran(cluster, [PAGE.command("kubectl delete")])
     assert said.count(" deleted") == 9
     assert cluster.pods(namespace="training") == []
 
@@ -134,7 +136,7 @@ def test_workers_with_gpus_are_deployed_in_the_same_way(cluster: OneMachineClust
     said = ran(cluster, [*gpu, *connect(), "kubectl -n training get statefulset loom-worker -o json"])
     assert "{hosts: 2}" in said
     assert '"image": "loom-gpu:0.1.0"' in said
-    ran(cluster, [inline(PAGE, "kubectl delete").replace("base", "gpu")])
+    ran(cluster, [PAGE.command("kubectl delete").replace("base", "gpu")])
 
 
 def test_a_mistake_in_a_manifest_is_refused(cluster: OneMachineCluster) -> None:
@@ -174,9 +176,9 @@ def test_an_upgrade_tells_the_sessions_and_replaces_the_gateway(cluster: OneMach
 
 
 def test_the_address_of_a_service_outlives_its_port_forward(cluster: OneMachineCluster) -> None:
-    (reaching,) = blocks(section("Reaching it"), "python")
+    (reaching,) = Page.of("docs/deploy/reaching.md").blocks("python")
     ran(cluster, deploy())
-    (line,) = [line for line in reaching if "kube://training/loom-gateway" in line]
+    (line,) = [line for line in reaching.lines if "kube://training/loom-gateway" in line]
     expression = line.removeprefix("job = ").partition("  #")[0].replace("…", token(cluster))
     program = cluster.laptop.popen(
         [sys.executable, "-c", COUNT.format(connect=expression)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -224,7 +226,8 @@ def reached(cluster: OneMachineCluster, gateway: str) -> list[str]:
 
 
 def test_the_gateways_of_the_page_about_workers_find_them(cluster: OneMachineCluster) -> None:
-    commands = next(block for block in blocks(section("Where the workers are")) if "loom serve gateway" in block[0])
+    (block,) = Page.of("docs/deploy/workers.md").blocks("sh")
+    commands = block.lines
     assert len(commands) == 2
     env = {"PATH": PATH, "LOOM_TOKEN": "secret", "LOOM_URL": "ws://127.0.0.1:8470"}
     serve = ["sh", "-c", 'exec loom serve worker --address "tcp://$(hostname -i):26600"']

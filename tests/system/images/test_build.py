@@ -1,4 +1,4 @@
-"""The images, built by a real builder, run as containers, and pushed into a real registry as README says.
+"""The images, built by a real builder, run as containers, and pushed into a real registry as `docs` says.
 
 It differs from `docker build` in this: `buildah` reads the Dockerfiles, and the bases are not the registry's.
 Each is Debian 12, made with `debootstrap`, with Debian's own Python 3.11 and the base's name; the one of the GPU
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.pages import blocks, section
+from tests.support.docs import Page
 from tests.system.images.builder import TOOLS, Builder, need, pip_options
 from tests.system.images.dockerfiles import FILES, ROOT, arguments, base, read
 
@@ -219,10 +219,10 @@ def registry(builder: Builder) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_commands_of_the_readme_put_an_image_into_a_registry(
+def test_the_commands_of_the_page_put_an_image_into_a_registry(
     builder: Builder, bases: None, clone: Path, registry: str, path: Path
 ) -> None:
-    lines = [line for block in blocks(section("With plain manifests")) for line in block]
+    lines = [line for block in Page.of("docs/deploy/kubernetes.md").blocks("sh") for line in block.lines]
     (line,) = (line for line in lines if f"-f images/{path.name} " in line)
     # As on this machine an image is built; the rest is as it stands there.
     here = ["--isolation", "chroot", "--pull=never", *pip_options(builder.folder)]
