@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+from loom.control.framing import Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
-from loom.weaver.link import Splitter, pack
 
 __all__ = ["WeaverClient"]
 
 _READS = frozenset(
     (
+        "acknowledgements",
         "devices",
         "events",
         "goodput",
         "history",
         "metrics",
         "numbers",
-        "outcome",
         "policies",
         "replica",
         "replicas",

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
-from loom.weaver.link import PROTOCOL
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver

@@ -16,29 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loom.control.device import Device as LocalDevice
+
 __all__ = ["DeviceUse", "LocalDevice", "device_status", "local_devices"]
 
 _log = logging.getLogger("loom")
-
-
-@dataclass(frozen=True)
-class LocalDevice:
-    """A GPU or a CPU slot of this host."""
-
-    uuid: str
-    """NVML's uuid of a GPU, ``CPU-host-slot`` of a CPU slot: the same again after a restart."""
-    kind: str
-    """``gpu`` or ``cpu``."""
-    server: str
-    """Name of the host."""
-    type: str
-    """The model, such as ``NVIDIA H100 80GB HBM3``."""
-    memory: int
-    """Bytes; 0 where it is not known."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As it is told to the weaver."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
+from loom.control.address import WeaverAddress, parse_weaver_address
+from loom.control.framing import Splitter, pack
 from loom.threadlet.threadlet import DEVICES_INTERVAL
-from loom.weaver.link import Splitter, WeaverAddress, pack, parse_weaver_address
 from tests.benchmarks.caller import serve
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 

@@ -14,9 +14,9 @@ import os
 from collections import deque
 from typing import Any
 
+from loom.control.framing import Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, error_for_code
 from loom.latencies import Latencies
-from loom.weaver.link import Splitter, pack
 from loom_gateway.sessions.driver_files import DriverFiles
 
 __all__ = ["WeaverLink"]

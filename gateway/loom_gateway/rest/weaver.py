@@ -413,7 +413,7 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRout
         return _answer(await _command_state(command, wait))
 
     async def _command_state(id: str, wait: float) -> dict[str, Any]:
-        outcomes = await weaver.ask("outcome", wait, id=id, timeout=wait)
+        outcomes = await weaver.ask("acknowledgements", wait, id=id, timeout=wait)
         done = not any(outcome.get("waiting") for outcome in outcomes.values())
         return {"id": id, "replicas": list(outcomes), "done": done, "outcomes": outcomes}
 

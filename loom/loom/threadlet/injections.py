@@ -11,7 +11,7 @@ from loom.chaos import keeper, training
 from loom.chaos.faults import FAULTS, Place, check_fault
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
-from loom.threadlet.commands import Command
+from loom.control.commands import Command, CommandKind
 
 __all__ = ["Hook", "Injections"]
 
@@ -41,10 +41,10 @@ class Injections:
     @staticmethod
     def at_once(command: Command) -> bool:
         """Whether a command is carried out when it comes, and not by the training thread at a step boundary."""
-        if command.kind == "inject":
+        if command.kind is CommandKind.INJECT:
             kind = FAULTS.get(command.params.get("fault"))  # type: ignore[arg-type]
             return kind is not None and kind.place is Place.HOST
-        return command.kind == "remove_fault"
+        return command.kind is CommandKind.REMOVE_FAULT
 
     def on_host(self, command: Command) -> tuple[Evidence, Strike | None]:
         """Inject a fault of the host, or remove any.
@@ -55,7 +55,7 @@ class Injections:
         Raises:
             LoomError: it cannot be done.
         """
-        if command.kind == "remove_fault":
+        if command.kind is CommandKind.REMOVE_FAULT:
             return self._remove(str(command.params.get("injection"))), None
         kind, params, duration = _read(command)
         pid = os.getpid()

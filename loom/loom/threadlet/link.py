@@ -20,10 +20,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from loom.control.address import WeaverAddress
+from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
+from loom.control.frame import Frame
+from loom.control.framing import Splitter, pack
+from loom.control.introduction import Bye, Ending, Hello, Refusal, Welcome
+from loom.control.reports import Heartbeat, Phase, Row, Stack, StackRequest, StatusReports, Stored
+from loom.control.time_account import TimeAccount
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
-from loom.threadlet.commands import Command, Inbox
-from loom.threadlet.reports import KeptReports, Row
-from loom.weaver.link import PROTOCOL, Splitter, WeaverAddress, pack
+from loom.threadlet.inbox import CommandInbox
+from loom.threadlet.reports import KeptReports
 
 __all__ = ["Backoff", "WeaverLink", "format_stacks", "now_of_system"]
 
@@ -92,6 +98,9 @@ class Backoff:
 class _Refused(Exception):
     """The weaver does not let this threadlet in."""
 
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.text} ({refusal.code})")
+
 
 class _Over(Exception):
     """The connection is over."""
@@ -104,7 +113,7 @@ class WeaverLink:
         address: of the weaver.
         inbox: where commands go.
         reports: where status reports come from.
-        hello: makes what the weaver is told first on each connection.
+        hello: makes what the weaver is told first on each connection, of the key.
         beat: the step and the phase that a heartbeat tells.
         account: what the process has spent its time on.
     """
@@ -112,11 +121,11 @@ class WeaverLink:
     def __init__(
         self,
         address: WeaverAddress,
-        inbox: Inbox,
+        inbox: CommandInbox,
         reports: KeptReports,
-        hello: Callable[[], dict[str, Any]],
-        beat: Callable[[], tuple[int | None, str]],
-        account: Callable[[], list[Any]],
+        hello: Callable[[str], Hello],
+        beat: Callable[[], tuple[int | None, Phase]],
+        account: Callable[[], TimeAccount],
     ) -> None:
         self._address = address
         self._inbox = inbox
@@ -124,11 +133,11 @@ class WeaverLink:
         self._hello = hello
         self._beat = beat
         self._account = account
-        self._frames: deque[list[Any]] = deque()
+        self._frames: deque[Frame] = deque()
         self._open = False
         """Whether there is a connection that frames can be queued for."""
         self._connected = threading.Event()
-        self._goodbye: list[Any] | None = None
+        self._goodbye: Bye | None = None
         self._deadline = 0.0
         self._closing = threading.Event()
         self._beat_due = False
@@ -150,13 +159,13 @@ class WeaverLink:
         """Whether the weaver has welcomed this process and the connection stands."""
         return self._connected.is_set()
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: Frame) -> None:
         """Send a frame soon. A connection that breaks loses it: who needs it asks again, or is told in hello."""
         if self._open:
             self._frames.append(frame)
             self.wake()
 
-    def send_if_idle(self, frame: list[Any]) -> None:
+    def send_if_idle(self, frame: Frame) -> None:
         """Send a frame that the next of its kind replaces, unless others still wait to be sent."""
         if not self._frames:
             self.send(frame)
@@ -180,17 +189,16 @@ class WeaverLink:
             self.wake()
             sent.wait(timeout)
 
-    def close(self, reason: str, ending: str, timeout: float) -> None:
+    def close(self, goodbye: Bye, timeout: float) -> None:
         """Send what is left, say goodbye and end the thread.
 
         Without a connection, and none about to stand, there is nothing to wait for.
 
         Args:
-            reason: for people who read the weaver's log.
-            ending: one of `loom.weaver.link.ENDINGS`.
+            goodbye: what to say last.
             timeout: seconds that it may take, over all.
         """
-        self._goodbye = ["bye", reason, ending]
+        self._goodbye = goodbye
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         self.wake()
@@ -260,11 +268,10 @@ class WeaverLink:
         # From here on frames are queued: what changes after hello is made is told behind it.
         self._frames.clear()
         self._open = True
-        hello = {"protocol": PROTOCOL, "key": address.key, **self._hello(), "applied": self._inbox.applied()}
         connection = _Connection(self._socket, self._selector, self._wake_receiver)
-        connection.put(["hello", hello])
+        connection.put(self._hello(address.key))
         welcome, rest = self._welcome(connection)
-        self._reports.resume(welcome["seq"])
+        self._reports.resume(welcome.seq)
         backoff.reset()
         if self._said:
             self._said.clear()
@@ -272,10 +279,10 @@ class WeaverLink:
         self._connected.set()
         for frame in rest:
             self._take(frame)
-        self._serve(connection, welcome["beat"], welcome.get("spent") is True)
+        self._serve(connection, welcome)
 
-    def _welcome(self, connection: _Connection) -> tuple[dict[str, Any], list[list[Any]]]:
-        """What the weaver answers to hello, and the frames that came behind it."""
+    def _welcome(self, connection: _Connection) -> tuple[Welcome, list[list[Any]]]:
+        """Return the weaver's answer to hello, and the frames that came behind it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
             if self._closing.is_set() and time.monotonic() > self._deadline:
@@ -283,18 +290,15 @@ class WeaverLink:
             frames = connection.exchange(min(left, 0.5 if self._closing.is_set() else left))
             if not frames:
                 continue
-            match frames[0]:
-                case ["welcome", {"protocol": int(), "beat": int() | float() as beat, "seq": int()} as told] if (
-                    0 < beat < 3600
-                ):
-                    return told, frames[1:]
-                case ["refuse", code, text]:
-                    raise _Refused(f"{text} ({code})")
-                case frame:
-                    raise ProtocolMismatch(f"it answered hello with {frame!r:.80}")
+            first, *rest = frames
+            if first[0] == Refusal.KIND:
+                raise _Refused(Refusal.from_body(first))
+            if first[0] != Welcome.KIND:
+                raise ProtocolMismatch(f"it answered hello with {first!r:.80}")
+            return Welcome.from_body(first), rest
         raise _Over(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
-    def _serve(self, connection: _Connection, interval: float, tell_spent: bool) -> None:
+    def _serve(self, connection: _Connection, welcome: Welcome) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
@@ -307,16 +311,16 @@ class WeaverLink:
                 more = False
             if now >= next_beat or self._beat_due:
                 self._beat_due = False
-                next_beat = now + interval
+                next_beat = now + welcome.beat
                 # Behind bytes that the weaver does not read, a heartbeat would tell it nothing that those do not.
                 if connection.waiting < HIGH_WATER:
-                    connection.put(["beat", now_of_system(), *self._beat()])
-                    if tell_spent:
-                        connection.put(["spent", self._account()])
+                    connection.put(Heartbeat(now_of_system(), *self._beat()))
+                    if welcome.spent:
+                        connection.put(self._account())
             if self._closing.is_set() and (
                 now >= self._deadline or not (self._frames or more or len(self._reports))
             ):
-                self._say_goodbye(connection, tell_spent)
+                self._say_goodbye(connection, welcome)
                 return
             until = min(next_beat, self._deadline) if self._closing.is_set() else next_beat
             idle = not more or connection.waiting >= HIGH_WATER
@@ -326,26 +330,31 @@ class WeaverLink:
                 self._flushes.popleft().set()
 
     def _take(self, frame: list[Any]) -> None:
-        match frame:
-            case ["stored", int() as seq]:
-                self._reports.stored(seq)
-            case ["command", str() | int() as ident, str() as kind, dict() as params]:
-                if (ack := self._inbox.receive(Command(ident, kind, params))) is not None:
-                    self._frames.append(ack)
-            case ["stack", ident]:
-                self._frames.append(["stack", ident, format_stacks()])
-            case ["refuse", code, text]:
-                raise _Refused(f"{text} ({code})")
-            case ["stored" | "command" | "stack", *_]:
-                raise ProtocolMismatch(f"it sent {frame!r:.80}")
-            case _:
-                self._say_once(f"frame {frame[0]}", logging.WARNING, "a newer weaver sent %r, ignored", frame[0])
+        match frame[0]:
+            case Stored.KIND:
+                self._reports.stored(Stored.from_body(frame).seq)
+            case Command.KIND:
+                self._take_command(frame)
+            case StackRequest.KIND:
+                self._frames.append(Stack(StackRequest.from_body(frame).id, format_stacks()))
+            case Refusal.KIND:
+                raise _Refused(Refusal.from_body(frame))
+            case kind:
+                self._say_once(f"frame {kind}", logging.WARNING, "a newer weaver sent %r, ignored", kind)
 
-    def _say_goodbye(self, connection: _Connection, tell_spent: bool) -> None:
+    def _take_command(self, frame: list[Any]) -> None:
+        try:
+            acknowledged = self._inbox.receive(Command.from_body(frame))
+        except UnknownCommandKind as error:
+            acknowledged = Acknowledged(error.id, Acknowledgement.failed(str(error)))
+        if acknowledged is not None:
+            self._frames.append(acknowledged)
+
+    def _say_goodbye(self, connection: _Connection, welcome: Welcome) -> None:
         """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
-        if tell_spent:
-            connection.put(["spent", self._account()])
-        connection.put(self._goodbye or ["bye", "", "finished"])
+        if welcome.spent:
+            connection.put(self._account())
+        connection.put(self._goodbye or Bye("", Ending.FINISHED))
         deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, _Over, ProtocolMismatch):
             ended = False
@@ -372,17 +381,17 @@ class _Connection:
         """Bytes that the socket has not taken."""
         return len(self._out)
 
-    def put(self, frame: list[Any]) -> None:
-        """Have a frame be sent. One that cannot be packed is left out, and named in the log."""
+    def put(self, frame: Frame) -> None:
+        """Queue a frame. One that cannot be packed is left out, and named in the log."""
         try:
-            self._out += pack(frame)
+            self._out += pack(frame.to_body())
         except (LoomError, TypeError, ValueError, OverflowError) as error:
-            _log.error("a %r frame for the weaver is left out: %s", frame[0], error)
+            _log.error("a %r frame for the weaver is left out: %s", frame.KIND, error)
 
     def put_rows(self, rows: list[Row]) -> None:
         """Have rows be sent, in as many frames as it takes."""
         try:
-            self._out += pack(["status", rows])
+            self._out += pack(StatusReports(rows).to_body())
         except TooLarge as error:
             if len(rows) > 1:
                 self.put_rows(rows[: len(rows) // 2])
@@ -390,7 +399,7 @@ class _Connection:
             else:
                 seq, moment, *counts = rows[0][:5]
                 _log.error("a status report is sent without metrics and configuration: %s", error)
-                self._out += pack(["status", [[seq, moment, *counts, {}, None]]])
+                self._out += pack(StatusReports([[seq, moment, *counts, {}, None]]).to_body())
 
     def end_sending(self) -> None:
         """Tell the other side that nothing follows."""

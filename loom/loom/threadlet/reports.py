@@ -10,26 +10,18 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from loom.weaver.link import MAX_KEPT_REPORTS
+from loom.control.frame import MAX_COUNT, MAX_NAME
+from loom.control.reports import MAX_KEPT_REPORTS, Row
 
-__all__ = ["COUNTS", "AnyGiven", "Given", "KeptReports", "Row", "RowMaker", "number", "plain"]
+__all__ = ["AnyGiven", "Given", "KeptReports", "RowMaker", "number", "plain"]
 
 _log = logging.getLogger("loom")
-
-Row = list[Any]
-"""A report as it travels: ``[seq, time, step, epoch, max_step, metrics, config]``."""
 
 LARGEST_INT = 2**64 - 1
 SMALLEST_INT = -(2**63)
 
 MAX_METRICS = 1000
 """Names of metrics that are sent for a process, at most: the weaver takes no more."""
-
-MAX_NAME = 200
-"""Characters in one of them."""
-
-COUNTS = 2**53
-"""Steps and epochs are below it, so that a double holds them."""
 
 
 class Given(NamedTuple):
@@ -122,7 +114,7 @@ class RowMaker:
         self._taken += 1
         if published > self._highest:
             self._highest = published
-        if step is not None and not (type(step) is int and 0 <= step < COUNTS):
+        if step is not None and not (type(step) is int and 0 <= step < MAX_COUNT):
             step = self._count("step", step)
         if epoch is not None:
             epoch = self._count("epoch", epoch)
@@ -170,11 +162,11 @@ class RowMaker:
         return True
 
     def _count(self, name: str, value: Any) -> int | None:
-        if type(value) is int and 0 <= value < COUNTS:
+        if type(value) is int and 0 <= value < MAX_COUNT:
             return value
         try:
             count = int(value if type(value) is int else number(value))
-            if not 0 <= count < COUNTS:
+            if not 0 <= count < MAX_COUNT:
                 raise ValueError("it is out of range")
             return count
         except Exception as error:  # noqa: BLE001 - as above

@@ -11,9 +11,9 @@ import math
 from time import monotonic
 from typing import Any
 
+from loom.control.frame import MAX_COUNT
+from loom.control.time_account import MAX_REASON, MAX_REASONS, OTHER, RESERVED_REASONS, TimeAccount
 from loom.errors import WrongArguments
-from loom.threadlet.reports import COUNTS
-from loom.weaver.accounts import MAX_REASON, MAX_REASONS, OTHER, TOLD_BY_WEAVER
 
 __all__ = ["SpentBlock", "SpentTime"]
 
@@ -86,8 +86,8 @@ class SpentTime:
         self.began += took
         self._blocks.pop()
 
-    def account(self, in_step: bool, uses_steps: bool, step: int | None) -> list[Any]:
-        """All of it, as `loom.weaver.accounts` has it on the link.
+    def account(self, in_step: bool, uses_steps: bool, step: int | None) -> TimeAccount:
+        """Return the account that the weaver is told.
 
         Args:
             in_step: whether a step is being made.
@@ -109,7 +109,7 @@ class SpentTime:
         spent["waiting"] = spent.get("waiting", 0.0) + max(0.0, before)
         spent["compute"], spent["lost"] = max(0.0, compute), self.lost
         first_at = now - open - inside - self._start if self._first_at is None and in_step else self._first_at
-        return [now - self._start, first_at, _count(self._first), _count(highest), open, spent]
+        return TimeAccount(now - self._start, first_at, _count(self._first), _count(highest), open, spent)
 
     def _begin(self, first_step: float) -> None:
         self._first_at = first_step - self._start
@@ -136,7 +136,7 @@ class SpentBlock:
             raise WrongArguments(
                 f"a reason is a text of 1 to {MAX_REASON} printable characters, not {reason!r:.80}"
             )
-        if reason in TOLD_BY_WEAVER:
+        if reason in RESERVED_REASONS:
             raise WrongArguments(
                 f"{reason!r} is found out by itself; name another, such as 'checkpoint' or 'waiting'"
             )
@@ -154,4 +154,4 @@ class SpentBlock:
 
 
 def _count(number: float | None) -> int | None:
-    return int(number) if number is not None and 0 <= number < COUNTS else None
+    return int(number) if number is not None and 0 <= number < MAX_COUNT else None

@@ -42,15 +42,21 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
+from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind, FaultRemoved
+from loom.control.frame import MAX_COUNT, MAX_NAME
+from loom.control.framing import MAX_HELLO, pack
+from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello
+from loom.control.reports import MAX_KEPT_REPORTS, DeviceReport, Phase
+from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, device_status, local_devices
 from loom.errors import WrongArguments
-from loom.threadlet.commands import Command, Inbox
 from loom.threadlet.deferred import Deferred, Verdict
 from loom.threadlet.handlers import HandlerRegistry
+from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import ROWS, WeaverLink, now_of_system
-from loom.threadlet.reports import COUNTS, AnyGiven, KeptReports, RowMaker, plain
+from loom.threadlet.reports import AnyGiven, KeptReports, RowMaker, plain
 from loom.threadlet.spent import SpentBlock, SpentTime
-from loom.weaver.link import ADDRESS_VARIABLE, MAX_HELLO, MAX_KEPT_REPORTS, pack, parse_weaver_address
 
 if TYPE_CHECKING:
     from loom.threadlet.injections import Injections
@@ -60,6 +66,8 @@ __all__ = ["Step", "Threadlet"]
 _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
 
 REPORT_INTERVAL = 0.5
 """Seconds from one look at what the training loop has published to the next, at least.
@@ -120,7 +128,7 @@ class Threadlet:
         self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"
         self.group = group if group is not None else os.environ.get("LOOM_GROUP", "")
         for name in (self.replica_id, self.group):
-            if not name.isprintable() or len(name) > 200:
+            if not name.isprintable() or len(name) > MAX_NAME:
                 raise WrongArguments(
                     f"a replica or group is named by 200 printable characters at most, not {name!r:.80}"
                 )
@@ -144,7 +152,7 @@ class Threadlet:
         """Whether that thread waits to be woken."""
         self._rows = RowMaker()
         self._kept = KeptReports()
-        self._inbox = Inbox()
+        self._inbox = CommandInbox()
         self._pending = self._inbox.pending
         self._injections: Injections | None = None
         self._each_step: list[Callable[[], None]] = []
@@ -155,14 +163,14 @@ class Threadlet:
 
         self._applying = threading.RLock()
         self._step: Any = None
-        self._phase = "between"
+        self._phase = Phase.BETWEEN
         self._in_steps = False
         """Whether the loop uses `step`, which knows better than `publish_status` when a step begins and ends."""
         self._paused = False
         self._stop = False
         self._drain_published: int | None = None
         """What `_published` was when a drain applied; None if none has."""
-        self._deferring: dict[Any, _DeferredUpdate] = {}
+        self._deferring: dict[str, _DeferredUpdate] = {}
         """Updates that handlers accepted and have not applied, by the command's id; guarded by `_applying`."""
 
         self._ended = threading.Event()
@@ -217,8 +225,8 @@ class Threadlet:
         """
         if step is not None:
             self._step = step
-            if self._phase == "between" and not self._in_steps:
-                self._phase = "step"
+            if self._phase is Phase.BETWEEN and not self._in_steps:
+                self._phase = Phase.STEP
         if config is not None:
             config = dict(config)
             self._config.update(config)
@@ -296,7 +304,7 @@ class Threadlet:
         def register(function: F) -> F:
             self._registry.register(key, function, names)
             if self._link is not None:
-                self._link.send(["handlers", self._registry.types()])
+                self._link.send(Handlers(self._registry.types()))
             return function
 
         return register
@@ -350,7 +358,7 @@ class Threadlet:
             if self._drain_published not in (None, self._published):
                 self._stop = True
             while (command := self._inbox.take()) is not None:
-                if command.kind == "update_config":
+                if command.kind is CommandKind.UPDATE_CONFIG:
                     changes = {key: self._changed(key, value) for key, value in command.params.items()}
                     self._answer(command, changes=changes)
                     return dict(command.params)
@@ -369,7 +377,7 @@ class Threadlet:
             self._advance(updates=bool(self._registry))
         if not self._paused:
             return
-        before, self._phase = self._phase, "paused"
+        before, self._phase = self._phase, Phase.PAUSED
         self._tell_phase()
         try:
             with self.spent("waiting"):
@@ -411,15 +419,15 @@ class Threadlet:
         return applied
 
     def _apply(self, command: Command) -> None:
-        if command.kind == "inject":
+        if command.kind is CommandKind.INJECT:
             return self._inject(command)
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, Change] = {}
         refused: dict[str, str] = {}
         deferred: dict[str, tuple[Any, Deferred]] = {}
         reason = None
         try:
             match command.kind:
-                case "update_config":
+                case CommandKind.UPDATE_CONFIG:
                     for outcome in self._registry.apply(command.params):
                         if outcome.deferred is not None:
                             deferred[outcome.key] = outcome.value, outcome.deferred
@@ -428,21 +436,19 @@ class Threadlet:
                         else:
                             refused[outcome.key] = outcome.refused
                     reason = "; ".join(refused.values()) or None
-                case "pause":
+                case CommandKind.PAUSE:
                     self._paused = True
-                case "resume":
+                case CommandKind.RESUME:
                     self._paused = False
-                case "stop":
+                case CommandKind.STOP:
                     self._stop, self._paused = True, False
-                case "drain":
+                case CommandKind.DRAIN:
                     self._drain_published, self._paused = self._published, False
-                case "device_failed":
+                case CommandKind.DEVICE_FAILED:
                     device, why = str(command.params.get("device")), str(command.params.get("reason"))
                     reason = _call_each(self._on_failure, device, why)
-                case "deactivate_device" | "reactivate":
+                case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
                     reason = self._change_device(command)
-                case _:
-                    reason = f"this replica knows no command {command.kind!r}"
         except BaseException as error:  # The training ends of it, and has to answer first.
             reason = f"the training was interrupted: {type(error).__name__}: {error}"
             deferred.clear()
@@ -456,7 +462,7 @@ class Threadlet:
     def _defer(
         self,
         command: Command,
-        changes: dict[str, dict[str, Any]],
+        changes: dict[str, Change],
         refused: dict[str, str],
         deferred: dict[str, tuple[Any, Deferred]],
     ) -> None:
@@ -465,7 +471,7 @@ class Threadlet:
         for key, (_, change) in list(deferred.items()):
             change.when_decided(partial(self._decided, command.id, key))
 
-    def _decided(self, id: Any, key: str, verdict: Verdict) -> None:
+    def _decided(self, id: str, key: str, verdict: Verdict) -> None:
         with self._applying:
             update = self._deferring.get(id)
             if update is None:
@@ -510,7 +516,7 @@ class Threadlet:
 
     def _tell_removed(self, injection: str, evidence: dict[str, Any]) -> None:
         if self._link is not None:
-            self._link.send(["fault", injection, plain(evidence)])
+            self._link.send(FaultRemoved(injection, plain(evidence)))
 
     def _suffer(self) -> None:
         assert self._injections is not None
@@ -518,55 +524,61 @@ class Threadlet:
 
     def _change_device(self, command: Command) -> str | None:
         if not self._on_change:
-            return f"this replica has no function for {command.kind}: @t.on_device_change makes one"
-        return _call_each(self._on_change, str(command.params.get("device")), command.kind == "reactivate")
+            return f"this replica has no function for {command.kind.value}: @t.on_device_change makes one"
+        return _call_each(
+            self._on_change, str(command.params.get("device")), command.kind is CommandKind.REACTIVATE
+        )
 
-    def _changed(self, key: str, value: Any) -> dict[str, Any]:
+    def _changed(self, key: str, value: Any) -> Change:
         old, self._config[key] = self._config.get(key), value
-        return {"old": plain(old), "new": plain(value)}
+        return Change(plain(old), plain(value))
 
     def _answer(
         self,
         command: Command,
         reason: str | None = None,
-        changes: dict[str, dict[str, Any]] | None = None,
+        changes: dict[str, Change] | None = None,
         refused: dict[str, str] | None = None,
         evidence: dict[str, Any] | None = None,
         step: int | None = None,
     ) -> None:
-        answer = {"ok": reason is None, "reason": reason, "changes": changes or {}, "refused": refused or {}}
-        if evidence is not None:
-            answer["evidence"] = plain(evidence)
-        ack = ["ack", command.id, self._whole_step() if step is None else step, answer]
-        self._inbox.finish(command, ack)
+        at = self._whole_step() if step is None else step
+        made = Acknowledgement(
+            reason is None, at, changes or {}, refused or {}, reason, evidence=plain(evidence or {})
+        )
+        acknowledged = Acknowledged(command.id, made)
+        self._inbox.finish(acknowledged)
         if self._link is not None:
-            self._link.send(ack)
+            self._link.send(acknowledged)
 
     def _whole_step(self) -> int | None:
         step = self._step
-        return step if type(step) is int and 0 <= step < COUNTS else self._kept.last_step
+        return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
 
     # -- the background -------------------------------------------------------------------------------------
 
-    def _introduction(self) -> dict[str, Any]:
-        return {
-            "replica": self.replica_id,
-            "instance": self.instance,
-            "group": self.group,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "procs": _number_in("LOOM_PROCS") or os.environ.get("LOOM_PROCS"),
-            "rank": _number_in("LOOM_RANK") if "LOOM_RANK" in os.environ else _number_in("RANK"),
-            "actors": os.environ.get("LOOM_ACTORS"),
-            "session": os.environ.get("LOOM_SESSION"),
-            "devices": [device.as_dict() for device in self.devices],
-            "handlers": self._registry.types(),
-            "config": self._plain_config(),
-            "state": "draining" if self.draining else "paused" if self._paused else "running",
-            "step": self._whole_step(),
-            "injectable": self.injectable,
-            "removed": {} if self._injections is None else plain(dict(self._injections.removed)),
-        }
+    def _introduction(self, key: str) -> Hello:
+        activity = Activity.PAUSED if self._paused else Activity.RUNNING
+        return Hello(
+            key=key,
+            replica=self.replica_id,
+            instance=self.instance,
+            group=self.group,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            procs=os.environ.get("LOOM_PROCS"),
+            rank=_number_in("LOOM_RANK") if "LOOM_RANK" in os.environ else _number_in("RANK"),
+            actors=os.environ.get("LOOM_ACTORS"),
+            session=os.environ.get("LOOM_SESSION"),
+            devices=tuple(self.devices),
+            handlers=self._registry.types(),
+            config=self._plain_config(),
+            state=Activity.DRAINING if self.draining else activity,
+            step=self._whole_step(),
+            injectable=self.injectable,
+            removed={} if self._injections is None else plain(dict(self._injections.removed)),
+            applied=tuple(self._inbox.applied()),
+        )
 
     def _plain_config(self) -> dict[str, Any]:
         config: dict[str, Any] = plain(dict(self._config))
@@ -575,11 +587,11 @@ class Threadlet:
             return {}
         return config
 
-    def _heartbeat(self) -> tuple[int | None, str]:
+    def _heartbeat(self) -> tuple[int | None, Phase]:
         return self._whole_step(), self._phase
 
-    def _account(self) -> list[Any]:
-        in_step = self._in_steps and self._phase == "step"
+    def _account(self) -> TimeAccount:
+        in_step = self._in_steps and self._phase is Phase.STEP
         return self._spent.account(in_step, self._in_steps, self._whole_step())
 
     def _tell_phase(self) -> None:
@@ -635,7 +647,7 @@ class Threadlet:
                 if use.error is not None and use.error != broken.get(name):
                     _log.warning("the device %s does not answer: %s", name, use.error)
                 broken[name] = use.error
-            link.send_if_idle(["devices", now_of_system(), {name: use.as_dict() for name, use in status.items()}])
+            link.send_if_idle(DeviceReport(now_of_system(), {name: use.as_dict() for name, use in status.items()}))
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -658,22 +670,23 @@ class Threadlet:
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT
         self._threads[0].join(CLOSE_TIMEOUT / 2)
-        reason, ending = self._how_it_ended(error)
-        self._link.close(reason, ending, max(0.0, deadline - time.monotonic()))
+        self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
 
     def _refuse_deferred(self) -> None:
         for update in list(self._deferring.values()):
             for _, change in list(update.deferred.values()):
                 change.refuse("the training ended before it was applied")
 
-    def _how_it_ended(self, error: BaseException | None) -> tuple[str, str]:
+    def _goodbye(self, error: BaseException | None) -> Bye:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
         if error is not None:
             if isinstance(error, SystemExit):
-                return f"exit code {error.code}", "failed"
-            return f"{type(error).__name__}: {error}"[:2000], "failed"
-        return ("it was told to stop", "stopped") if self._stop else ("it came to its end", "finished")
+                return Bye(f"exit code {error.code}", Ending.FAILED)
+            return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
+        if self._stop:
+            return Bye("it was told to stop", Ending.STOPPED)
+        return Bye("it came to its end", Ending.FINISHED)
 
     def _end_of_process(self) -> None:
         self.close(_fatal_error())
@@ -696,7 +709,7 @@ class Threadlet:
         self._ended.set()
         self._applying = threading.RLock()
         self._given = deque(maxlen=0)
-        self._inbox = Inbox()
+        self._inbox = CommandInbox()
         self._inbox.close()
         self._pending = self._inbox.pending
         self._paused = False
@@ -710,7 +723,7 @@ class _DeferredUpdate:
     """An update of the configuration of which some values are not decided yet."""
 
     command: Command
-    changes: dict[str, dict[str, Any]]
+    changes: dict[str, Change]
     refused: dict[str, str]
     deferred: dict[str, tuple[Any, Deferred]]
     steps: list[int] = field(default_factory=list)
@@ -744,7 +757,7 @@ class Step:
         threadlet._step = self.number
         if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
             threadlet._attend()
-        threadlet._phase = "step"
+        threadlet._phase = _STEP
         threadlet._spent.began = monotonic()
         if threadlet._each_step:
             threadlet._suffer()
@@ -758,7 +771,7 @@ class Step:
         threadlet = self._threadlet
         spent = threadlet._spent
         took = monotonic() - spent.began
-        threadlet._phase = "between"
+        threadlet._phase = _BETWEEN
         number = self.number
         if kind is None and type(number) is int and number > spent.highest:
             spent.highest = number

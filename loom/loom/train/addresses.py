@@ -6,7 +6,7 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-from loom.weaver.link import ADDRESS_VARIABLE
+from loom.control.address import ADDRESS_VARIABLE
 
 __all__ = ["address_towards", "own_address"]
 

@@ -17,10 +17,10 @@ import socket
 import sys
 import threading
 
+from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
 from loom.weaver.folder import WeaverFolder
-from loom.weaver.link import WeaverAddress
 from loom.weaver.registry import Registry
 from loom.weaver.server import Server, monotonic_clock
 from loom.weaver.store import Store

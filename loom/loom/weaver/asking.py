@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from loom.control.commands import CommandKind
+from loom.control.device import Device
 from loom.errors import WrongArguments
 from loom.latencies import BOUNDS
-from loom.weaver.device_map import Device
 from loom.weaver.replicas import LIVING
 from loom.weaver.weaver import Weaver
 
@@ -20,7 +21,7 @@ _MAX_POINTS = 20_000
 
 
 class Asking:
-    """Answers what can be answered at once; the server sees to ``outcome``, ``replicas_in`` and ``stacks``.
+    """Answers what needs no wait; the server sees to ``acknowledgements``, ``replicas_in`` and ``stacks``.
 
     Args:
         weaver: that knows.
@@ -65,7 +66,7 @@ class Asking:
         """
         found = self._operations.get(operation)
         if found is None:
-            known = ", ".join([*self._operations, "outcome", "replicas_in", "stacks"])
+            known = ", ".join([*self._operations, "acknowledgements", "replicas_in", "stacks"])
             raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
         return found(arguments, now)
 
@@ -104,7 +105,7 @@ class Asking:
 
     def _device(self, device: Device) -> dict[str, Any]:
         return {
-            **device.to_dict(),
+            **device.to_body(),
             "state": self._known.devices.state(device.uuid).value,
             "reason": self._known.devices.reason(device.uuid),
             "replicas": self._known.devices.replicas_of(device.uuid),
@@ -138,7 +139,8 @@ class Asking:
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
-        command = self._weaver.command(_text(arguments, "kind"), arguments.get("params") or {}, target, by, now)
+        kind = CommandKind.read(_text(arguments, "kind"))
+        command = self._weaver.command(kind, arguments.get("params") or {}, target, by, now)
         return {"id": command.id, "replicas": command.replicas}
 
     def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class Asking:
         params = {
             name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
         }
-        command = self._weaver.command("inject", params, target, by, now)  # type: ignore[arg-type]
+        command = self._weaver.command(CommandKind.INJECT, params, target, by, now)  # type: ignore[arg-type]
         return {"id": command.id, "replicas": command.replicas}
 
     def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:

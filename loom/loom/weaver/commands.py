@@ -1,4 +1,4 @@
-"""Commands: what replicas are told to do, and what each made of it.
+"""The commands that were given: whom each is for, and who has acknowledged it.
 
 A command has an id. It is stored before it is sent, sent again whenever the replica is connected again, and done
 when every replica it names has acknowledged it or cannot any more. A second acknowledgement changes nothing.
@@ -13,39 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.chaos.faults import check_fault
+from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
 from loom.errors import NotInjectable, UnknownReplica, WrongArguments
-from loom.weaver.link import COMMANDS
 from loom.weaver.replicas import LIVING, Replica
 
-__all__ = [
-    "FAULT_COMMANDS",
-    "Command",
-    "Commands",
-    "Outcome",
-    "Target",
-    "check_command",
-    "check_injectable",
-    "not_done",
-    "select",
-]
-
-FAULT_COMMANDS = ("inject", "remove_fault")
-"""Those that only replicas take which are marked as injectable."""
+__all__ = ["Commands", "GivenCommand", "Target", "check_command", "check_injectable", "select"]
 
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
 
-Outcome = dict[str, Any]
-"""What a replica made of a command: ``ok``, ``reason``, ``step``, ``changes`` and ``refused``."""
 
-
-def not_done(reason: str) -> Outcome:
-    """The outcome for a replica that did not apply a command."""
-    return {"ok": False, "reason": reason, "step": None, "changes": {}, "refused": {}}
-
-
-def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica], dict[str, Outcome]]:
-    """The replicas that a target names, and the outcome for names of none.
+def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica], dict[str, Acknowledgement]]:
+    """Return the replicas that a target names, and for each name of none the acknowledgement that says so.
 
     A glob, a group's name or a short name means those of its replicas that live, an id the replica in whatever
     state it is.
@@ -63,23 +42,23 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
         found = _matching(matches, living)
         if found or any(special in target for special in "*?["):
             return found, {}
-        return [], {target: not_done(_unknown(target, replicas))}
+        return [], {target: Acknowledgement.failed(_unknown(target, replicas))}
     if not isinstance(target, list) or not all(isinstance(id, str) for id in target):
         raise WrongArguments(f"a target is a replica's id, a glob or a list of ids, not {target!r:.80}")
     wanted = dict.fromkeys(target)
     there = [replicas[id] for id in wanted if id in replicas]
-    return there, {id: not_done(_unknown(id, replicas)) for id in wanted if id not in replicas}
+    return there, {id: Acknowledgement.failed(_unknown(id, replicas)) for id in wanted if id not in replicas}
 
 
-def check_injectable(there: list[Replica], unknown: dict[str, Outcome], target: Target) -> None:
-    """See that a fault strikes only what is marked for it, and something.
+def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], target: Target) -> None:
+    """Check that a fault strikes only replicas that are marked for it, and at least one.
 
     Raises:
         UnknownReplica: nobody who lives is named by the target.
         NotInjectable: somebody is not marked.
     """
     if unknown:
-        raise UnknownReplica("; ".join(str(outcome["reason"]) for outcome in unknown.values()))
+        raise UnknownReplica("; ".join(str(one.reason) for one in unknown.values()))
     living = [replica for replica in there if replica.state in LIVING]
     if not living:
         raise UnknownReplica(f"no replica that lives is named by {target!r:.80}")
@@ -104,30 +83,46 @@ def _unknown(id: str, replicas: dict[str, Replica]) -> str:
 
 
 @dataclass(slots=True)
-class Command:
-    """Something that replicas are told to do. ``waiting`` names those that have not answered."""
+class GivenCommand:
+    """A command, whom it was given to, and what they have made of it."""
 
-    id: str
-    kind: str
-    params: dict[str, Any]
+    command: Command
     target: Target
     by: str
     time: float
     replicas: list[str]
     event: int = 0
-    """Of the log, that says that it was given."""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """The id of the event that says that it was given."""
+    acknowledgements: dict[str, Acknowledgement] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
+    """The replicas that have not acknowledged it, in order."""
+
+    @property
+    def id(self) -> str:
+        """The command's id."""
+        return self.command.id
+
+    @property
+    def kind(self) -> CommandKind:
+        """What it tells replicas to do."""
+        return self.command.kind
 
     @property
     def done(self) -> bool:
-        """Whether nobody has to answer any more."""
+        """Whether no replica has to acknowledge it any more."""
         return not self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored, without the outcomes."""
-        names = ("id", "kind", "params", "target", "by", "time", "replicas", "event")
-        return {name: getattr(self, name) for name in names}
+        """Return it as it is stored, without the acknowledgements."""
+        what = {"id": self.command.id, "kind": self.command.kind.value, "params": self.command.params}
+        return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> GivenCommand:
+        """Return a command as it was stored."""
+        rest = dict(stored)
+        command = Command(rest.pop("id"), CommandKind(rest.pop("kind")), rest.pop("params"))
+        return cls(command, **rest)
 
 
 class Commands:
@@ -139,63 +134,65 @@ class Commands:
 
     def __init__(self, keep: int = 1000) -> None:
         self._keep = keep
-        self._commands: dict[str, Command] = {}
+        self._commands: dict[str, GivenCommand] = {}
         self._done: dict[str, None] = {}
-        self._unanswered: dict[str, dict[str, None]] = {}
-        self._waiters: dict[str, list[Callable[[Command], None]]] = {}
+        self._unacknowledged: dict[str, dict[str, None]] = {}
+        self._waiters: dict[str, list[Callable[[GivenCommand], None]]] = {}
 
     def __contains__(self, id: str) -> bool:
         return id in self._commands
 
-    def __iter__(self) -> Iterator[Command]:
+    def __iter__(self) -> Iterator[GivenCommand]:
         return iter(self._commands.values())
 
-    def get(self, id: str) -> Command | None:
-        """A command; None where there is none with that id, or it was done long ago."""
+    def get(self, id: str) -> GivenCommand | None:
+        """Return a command; None if there is none with that id, or it was done long ago."""
         return self._commands.get(id)
 
-    def add(self, command: Command, outcomes: dict[str, Outcome]) -> list[str]:
+    def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> list[str]:
         """Take a new command, or one from the store.
 
         Args:
-            command: whose ``replicas`` all have to answer but for those in ``outcomes``.
-            outcomes: those known.
+            command: which all its ``replicas`` have to acknowledge but those in ``acknowledgements``.
+            acknowledgements: those that are known already, by replica.
 
         Returns:
             The ids of commands that are forgotten for it.
         """
         self._commands[command.id] = command
-        command.outcomes.update(outcomes)
+        command.acknowledgements.update(acknowledgements)
         for replica in command.replicas:
-            if replica not in command.outcomes:
+            if replica not in command.acknowledgements:
                 command.waiting[replica] = None
-                self._unanswered.setdefault(replica, {})[command.id] = None
+                self._unacknowledged.setdefault(replica, {})[command.id] = None
         return self._finish(command) if command.done else []
 
-    def unanswered(self, replica: str) -> list[Command]:
-        """What a replica has to answer, in the order in which it was told."""
-        return [self._commands[id] for id in self._unanswered.get(replica, ())]
+    def unacknowledged(self, replica: str) -> list[GivenCommand]:
+        """Return the commands that a replica has to acknowledge, in the order in which they were given."""
+        return [self._commands[id] for id in self._unacknowledged.get(replica, ())]
 
-    def answer(self, id: str, replica: str, outcome: Outcome) -> tuple[Command | None, list[str]]:
+    def acknowledge(
+        self, id: str, replica: str, acknowledgement: Acknowledgement
+    ) -> tuple[GivenCommand | None, list[str]]:
         """Take what a replica made of a command.
 
         Returns:
-            The command, or None where the replica does not have to answer it, or has; and the ids of commands that
-            are forgotten.
+            The command, or None if the replica does not have to acknowledge it, or has; and the ids of commands
+            that are forgotten.
         """
         command = self._commands.get(id)
         if command is None or replica not in command.waiting:
             return None, []
         del command.waiting[replica]
-        command.outcomes[replica] = outcome
-        unanswered = self._unanswered[replica]
-        del unanswered[id]
-        if not unanswered:
-            del self._unanswered[replica]
+        command.acknowledgements[replica] = acknowledgement
+        left = self._unacknowledged[replica]
+        del left[id]
+        if not left:
+            del self._unacknowledged[replica]
         return command, self._finish(command) if command.done else []
 
-    def when_done(self, id: str, tell: Callable[[Command], None]) -> Callable[[], None]:
-        """Have ``tell`` called once everybody has answered; returns what ends that."""
+    def when_done(self, id: str, tell: Callable[[GivenCommand], None]) -> Callable[[], None]:
+        """Call ``tell`` once every replica has acknowledged a command; return a function that prevents that."""
         waiters = self._waiters.setdefault(id, [])
         waiters.append(tell)
 
@@ -207,11 +204,11 @@ class Commands:
 
         return leave
 
-    def take_waiters(self, id: str) -> list[Callable[[Command], None]]:
-        """Those who wait for a command that is done."""
+    def take_waiters(self, id: str) -> list[Callable[[GivenCommand], None]]:
+        """Return, once, the functions that `when_done` was given for a command."""
         return self._waiters.pop(id, [])
 
-    def _finish(self, command: Command) -> list[str]:
+    def _finish(self, command: GivenCommand) -> list[str]:
         self._done[command.id] = None
         forgotten = []
         while len(self._done) > self._keep:
@@ -222,21 +219,19 @@ class Commands:
         return forgotten
 
 
-def check_command(kind: Any, params: Any) -> None:
-    """See that a command makes sense before anybody is told.
+def check_command(kind: CommandKind, params: Any) -> None:
+    """Check that a command makes sense before any replica is told.
 
     Raises:
-        WrongArguments: there is no such kind, or its parameters are not those of the kind.
+        WrongArguments: its parameters are not those of the kind.
     """
-    if kind not in COMMANDS:
-        raise WrongArguments(f"there is no command {kind!r:.80}; choose one of {', '.join(COMMANDS)}")
     if not isinstance(params, dict) or not all(isinstance(key, str) for key in params):
         raise WrongArguments(f"the parameters of {kind} are names and values, not {params!r:.80}")
-    if kind == "update_config" and not params:
+    if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("update_config needs at least one key and its value")
-    if kind == "inject":
+    if kind is CommandKind.INJECT:
         check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
-    if kind == "remove_fault" and not isinstance(params.get("injection"), str):
+    if kind is CommandKind.REMOVE_FAULT and not isinstance(params.get("injection"), str):
         raise WrongArguments("remove_fault needs the id of the fault, as `injection`")
-    if kind in ("device_failed", "deactivate_device", "reactivate") and not isinstance(params.get("device"), str):
+    if kind in DEVICE_COMMANDS and not isinstance(params.get("device"), str):
         raise WrongArguments(f"{kind} needs the uuid of a device, as `device`")

@@ -7,13 +7,12 @@ a replica exactly when the replica is on the list of the device, whatever happen
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
 
+from loom.control.device import Device
 from loom.errors import UnknownDevice
 
-__all__ = ["Device", "DeviceReplicaMap", "DeviceState"]
+__all__ = ["DeviceReplicaMap", "DeviceState"]
 
 
 class DeviceState(str, Enum):
@@ -23,24 +22,6 @@ class DeviceState(str, Enum):
     INACTIVE = "inactive"
     """Somebody has deactivated it."""
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A GPU, or the CPUs of a host where there is none.
-
-    ``type`` is the name of the model and ``memory`` is in bytes.
-    """
-
-    uuid: str
-    kind: str
-    server: str
-    type: str
-    memory: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it goes over the wire and into the store."""
-        return asdict(self)
 
 
 class DeviceReplicaMap:

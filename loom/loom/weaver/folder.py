@@ -9,8 +9,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from loom.control.address import WeaverAddress
 from loom.errors import StateFolderInUse, UnsafeStateFolder
-from loom.weaver.link import WeaverAddress
 
 __all__ = ["WeaverFolder"]
 

@@ -3,8 +3,8 @@
 A job is the replicas of a group, in one session where Loom spawned them. Each of its replicas has a place in it,
 which is vacant from a process's death until another takes it: under the same name, or under a new one of the same
 job. A second of a job is a second of one place. What a living process does in its seconds it says itself
-(`loom.weaver.accounts`), and counts from its first step on, with what came before: there are processes that take
-none. What the weaver sees better is the time around a death::
+(`loom.control.time_account`), and counts from its first step on, with what came before: there are processes that
+take none. What the weaver sees better is the time around a death::
 
     … steps …│ last sign        │ failed            │ registered     │ first step
              │ <── detection ─> │ <─── respawn ───> │ <─ waiting ──> │ … steps …
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.weaver.accounts import MAX_REASONS, OTHER, REASONS, Account
+from loom.control.time_account import MAX_REASONS, OTHER, REASONS, TimeAccount
 from loom.weaver.store import Store
 
 __all__ = ["Fault", "Goodput"]
@@ -246,7 +246,7 @@ class Goodput:
         known, place = self._find(job, replica)
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
-    def account(self, job: str, replica: str, told: Account, now: float) -> None:
+    def account(self, job: str, replica: str, told: TimeAccount, now: float) -> None:
         """Take what a process tells of its time."""
         known, place = self._find(job, replica)
         if place is None:
@@ -258,11 +258,11 @@ class Goodput:
         if told.first_at is None and place.fault is None and place.before is None:
             place.heard = now
             return
-        spent = dict(told.spent)
+        spent = dict(told.by_reason)
         place.open = told.open
         was_behind = place.behind
         self._tell_repeated(place, told, spent)
-        idle = told.seconds - told.open - sum(told.spent.values())
+        idle = told.seconds - told.open - sum(told.by_reason.values())
         spent["idle"] = idle if idle > 0.0 else 0.0
         if place.overlap is None:
             place.overlap = max(0.0, told.seconds - (now - place.registered))
@@ -406,7 +406,7 @@ class Goodput:
             return _Job(job, 0.0), None
         return known, known.places.get(replica)
 
-    def _tell_repeated(self, place: _Place, told: Account, spent: dict[str, float]) -> None:
+    def _tell_repeated(self, place: _Place, told: TimeAccount, spent: dict[str, float]) -> None:
         """Take those steps for lost that a process before this one had made.
 
         It is not told how long each step took: those between two accounts are taken for equally long.

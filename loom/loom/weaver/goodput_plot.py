@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loom.control.time_account import REASONS
 from loom.extras import require
-from loom.weaver.accounts import REASONS
 from loom.weaver.goodput_record import CoursePoint, GoodputRecord
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ class GoodputRecord:
     ratio: float | None
     """The share of ``compute``, from 0 to 1. None before there is anything."""
     seconds: Mapping[str, float]
-    """By what they were spent on: `loom.weaver.accounts.REASONS`, and what the training names besides."""
+    """By what they were spent on: `loom.control.time_account.REASONS`, and what the training names besides."""
     faults: tuple[FaultRecord, ...] = ()
     """Deaths of processes, the first first."""
     course: tuple[CoursePoint, ...] = ()

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from loom.control.commands import Acknowledgement
+from loom.control.device import Device
+from loom.control.introduction import Hello
+from loom.control.reports import Row
 from loom.errors import UnknownReplica
-from loom.weaver.commands import Command, Commands, Outcome
-from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
+from loom.weaver.commands import Commands, GivenCommand
+from loom.weaver.device_map import DeviceReplicaMap, DeviceState
 from loom.weaver.events import Event, EventLog
 from loom.weaver.goodput import Goodput
 from loom.weaver.history import History
-from loom.weaver.messages import Hello
 from loom.weaver.policy import Policy
 from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
 from loom.weaver.store import Store
@@ -168,7 +171,7 @@ class Registry:
         if self.watching:
             self._touched[replica] = None
 
-    def keep_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
+    def keep_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         """Write a replica's status reports, which it and the history have taken, into the journal."""
         self._store.log([replica.id, replica.instance, reports])
         if replica not in self._unsaved:
@@ -216,7 +219,7 @@ class Registry:
 
     def save_device(self, device: str) -> None:
         """Have a device and its state written."""
-        known = self.devices.device(device).to_dict()
+        known = self.devices.device(device).to_body()
         state, reason = self.devices.state(device).value, self.devices.reason(device)
         self._store.put("devices", device, {"device": known, "state": state, "reason": reason})
 
@@ -235,18 +238,18 @@ class Registry:
         self._store.put("policies", group, {"action": chosen.value, "time": now})
         self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
 
-    def add_command(self, command: Command, outcomes: dict[str, Outcome]) -> None:
-        """Take a new command; ``outcomes`` are those known already."""
+    def add_command(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
+        """Take a new command, and those acknowledgements that are known already, by replica."""
         self._store.put("commands", command.id, command.to_dict())
-        for id, outcome in outcomes.items():
-            self._store.put_outcome(command.id, id, outcome)
-        self._drop_commands(self.commands.add(command, outcomes))
+        for id, one in acknowledgements.items():
+            self._store.put_acknowledgement(command.id, id, one.to_body())
+        self._drop_commands(self.commands.add(command, acknowledgements))
 
-    def answer(self, replica: Replica, id: str, outcome: Outcome) -> Command | None:
-        """Take what a replica made of a command; return the command, or None where nobody waits for that."""
-        command, forgotten = self.commands.answer(id, replica.id, outcome)
+    def acknowledge(self, replica: Replica, id: str, acknowledgement: Acknowledgement) -> GivenCommand | None:
+        """Take what a replica made of a command; return the command, or None if nobody waits for that."""
+        command, forgotten = self.commands.acknowledge(id, replica.id, acknowledgement)
         if command is not None:
-            self._store.put_outcome(id, replica.id, outcome)
+            self._store.put_acknowledgement(id, replica.id, acknowledgement.to_body())
             self._drop_commands(forgotten)
         return command
 
@@ -336,11 +339,11 @@ class Registry:
             self.policy.set(group, stored["action"])
 
     def _load_commands(self) -> None:
-        outcomes: dict[str, dict[str, Outcome]] = {}
-        for id, replica, outcome in self._store.outcomes():
-            outcomes.setdefault(id, {})[replica] = outcome
+        known: dict[str, dict[str, Acknowledgement]] = {}
+        for id, replica, body in self._store.acknowledgements():
+            known.setdefault(id, {})[replica] = Acknowledgement.from_body(body)
         for stored in sorted((stored for _, stored in self._store.rows("commands")), key=lambda row: row["event"]):
-            self._drop_commands(self.commands.add(Command(**stored), outcomes.get(stored["id"], {})))
+            self._drop_commands(self.commands.add(GivenCommand.from_dict(stored), known.get(stored["id"], {})))
 
     def _replay(self, now: float) -> None:
         """Take what the journal has, but for what is also elsewhere."""

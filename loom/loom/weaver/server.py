@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from loom.control.commands import Acknowledgement
+from loom.control.frame import Frame
+from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
 from loom.weaver.asking import Asking
-from loom.weaver.commands import Command, not_done
-from loom.weaver.link import MAX_FRAME, MAX_HELLO, Splitter, pack
+from loom.weaver.commands import GivenCommand
 from loom.weaver.processes import LocalProcess, py_spy
 from loom.weaver.replicas import Replica, ReplicaState
 from loom.weaver.weaver import Output, Peer, Weaver
@@ -42,7 +44,7 @@ MAX_UNREAD = 2 * MAX_FRAME
 MAX_UNREAD_BY_WATCHER = 8 << 20
 """Bytes that may wait for a watcher besides its snapshot."""
 
-MAX_OUTCOME_WAIT = 3600.0
+MAX_WAIT = 3600.0
 
 
 class Server:
@@ -172,8 +174,8 @@ class Server:
         self.plan_commit()
         return await came
 
-    async def outcome(self, id: str, timeout: float) -> dict[str, Any]:
-        """What each replica made of a command, in ``timeout`` seconds at most.
+    async def acknowledgements(self, id: str, timeout: float) -> dict[str, Acknowledgement]:
+        """Return what each replica made of a command, waiting ``timeout`` seconds at most.
 
         Raises:
             UnknownCommand: there is no such command.
@@ -190,8 +192,8 @@ class Server:
                 pass
             finally:
                 leave()
-        return dict(command.outcomes) | {
-            name: not_done(self._why_waiting(command, name)) | {"waiting": True} for name in command.waiting
+        return command.acknowledgements | {
+            name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
 
     async def replicas_in(self, arguments: dict[str, Any], timeout: float) -> list[tuple[int | None, str]]:
@@ -207,7 +209,7 @@ class Server:
                 self._next_event = loop.create_future()
             await asyncio.wait((self._next_event,), timeout=left)
 
-    def _why_waiting(self, command: Command, id: str) -> str:
+    def _why_waiting(self, command: GivenCommand, id: str) -> str:
         replica = self.weaver.known.replicas.get(id)
         state = "gone" if replica is None else replica.state.value
         since = self.clock() - command.time
@@ -215,14 +217,15 @@ class Server:
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
     def _say(self, output: Output) -> None:
-        last, data = None, b""
+        last: Frame | None = None
+        data = b""
         for peer, frame in output.frames:
             if isinstance(peer, ThreadletLink):
                 if frame is None:
                     peer.close()
                     continue
                 if frame is not last:
-                    last, data = frame, pack(frame)
+                    last, data = frame, pack(frame.to_body())
                 peer.write(data)
         for command in output.done:
             for tell in self.weaver.known.commands.take_waiters(command.id):
@@ -416,7 +419,7 @@ class Caller(_Connection):
                 raise ProtocolMismatch(f"not a question: {frame!r:.80}")
 
     def _ask(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        if operation in ("outcome", "replicas_in", "stacks"):
+        if operation in ("acknowledgements", "replicas_in", "stacks"):
             self.server.run(self._answer_later(number, operation, arguments))
             return
         try:
@@ -435,11 +438,12 @@ class Caller(_Connection):
 
     async def _answer_later(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
         try:
-            timeout = arguments.get("timeout", 10.0 if operation == "outcome" else 0.0)
-            if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_OUTCOME_WAIT:
-                raise WrongArguments(f"timeout is from 0 to {MAX_OUTCOME_WAIT:g} seconds, not {timeout!r:.80}")
-            if operation == "outcome":
-                answer: Any = await self.server.outcome(str(arguments.get("id")), timeout)
+            timeout = arguments.get("timeout", 10.0 if operation == "acknowledgements" else 0.0)
+            if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_WAIT:
+                raise WrongArguments(f"timeout is from 0 to {MAX_WAIT:g} seconds, not {timeout!r:.80}")
+            if operation == "acknowledgements":
+                found = await self.server.acknowledgements(str(arguments.get("id")), timeout)
+                answer: Any = {id: one.to_body() for id, one in found.items()}
             elif operation == "replicas_in":
                 answer = await self.server.replicas_in(arguments, timeout)
             else:

@@ -80,12 +80,12 @@ class Store:
         """The row of the journal that the next commit writes."""
         self._journal: list[Any] = []
         self._rows: dict[str, dict[str, bytes | None]] = {table: {} for table in _KEYED}
-        self._outcomes: list[tuple[str, str, bytes]] = []
+        self._acknowledgements: list[tuple[str, str, bytes]] = []
 
     @property
     def pending(self) -> bool:
         """Whether there is something to commit."""
-        return bool(self._journal or self._outcomes or any(self._rows.values()))
+        return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
     def put(self, table: str, key: str, data: dict[str, Any]) -> None:
         """Write a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput``, in place of one with
@@ -96,9 +96,9 @@ class Store:
         """Drop a row, if there is one."""
         self._rows[table][key] = None
 
-    def put_outcome(self, command: str, replica: str, outcome: dict[str, Any]) -> None:
-        """Write what became of a command in a replica."""
-        self._outcomes.append((command, replica, msgpack.packb(outcome)))
+    def put_acknowledgement(self, command: str, replica: str, body: dict[str, Any]) -> None:
+        """Write what a replica made of a command."""
+        self._acknowledgements.append((command, replica, msgpack.packb(body)))
 
     def log(self, entry: list[Any]) -> None:
         """Write an entry into the journal."""
@@ -109,8 +109,8 @@ class Store:
         for key, data in self.db.execute(f"SELECT key, data FROM {table} ORDER BY key"):
             yield key, msgpack.unpackb(data)
 
-    def outcomes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """What became of commands: command, replica, outcome."""
+    def acknowledgements(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield what replicas made of commands: the command's id, the replica's, the acknowledgement."""
         for command, replica, data in self.db.execute("SELECT command, replica, data FROM outcomes"):
             yield command, replica, msgpack.unpackb(data)
 
@@ -137,7 +137,7 @@ class Store:
         if self._journal:
             self.journal_id += 1
             self._journal = []
-        self._outcomes = []
+        self._acknowledgements = []
         for rows in self._rows.values():
             rows.clear()
 
@@ -161,4 +161,4 @@ class Store:
             self.db.executemany(f"DELETE FROM {table} WHERE key = ?", dropped)
             if table == "commands":
                 self.db.executemany("DELETE FROM outcomes WHERE command = ?", dropped)
-        self.db.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", self._outcomes)
+        self.db.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", self._acknowledgements)

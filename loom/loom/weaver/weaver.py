@@ -15,32 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from loom.control.commands import (
+    FAULT_COMMANDS,
+    Acknowledged,
+    Acknowledgement,
+    Command,
+    CommandKind,
+    FaultRemoved,
+)
+from loom.control.frame import MAX_COUNT, Frame
+from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello, Refusal, Welcome
+from loom.control.reports import DeviceReport, Heartbeat, Phase, Row, Stack, StackRequest, StatusReports, Stored
+from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch, UnknownInjection
 from loom.latencies import Latencies
-from loom.weaver.accounts import read_account
-from loom.weaver.commands import (
-    FAULT_COMMANDS,
-    Command,
-    Outcome,
-    Target,
-    check_command,
-    check_injectable,
-    not_done,
-    select,
-)
+from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.events import Event
-from loom.weaver.link import PROTOCOL
-from loom.weaver.messages import (
-    MAX_STEP,
-    Hello,
-    read_ack,
-    read_beat,
-    read_bye,
-    read_devices,
-    read_fault,
-    read_handlers,
-    read_hello,
-)
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
@@ -77,11 +67,11 @@ class Peer:
 class Output:
     """What is to be said, now that what it is about is stored."""
 
-    frames: list[tuple[Peer, list[Any] | None]] = field(default_factory=list)
+    frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
     """For threadlets, in order; None: close the connection."""
     events: list[Event] = field(default_factory=list)
     """For watchers."""
-    done: list[Command] = field(default_factory=list)
+    done: list[GivenCommand] = field(default_factory=list)
     """For who waits for them."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)
     """Stacks to get: the id to give to `Weaver.take_stack`, and the replica."""
@@ -115,6 +105,18 @@ class Weaver:
         self._check_number = itertools.count()
         self._stacks: dict[str, tuple[str, int | None]] = {}
         self._stack_waiters: dict[str, list[Callable[[str], None]]] = {}
+        self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
+            StatusReports.KIND: self._status,
+            Heartbeat.KIND: self._beat,
+            TimeAccount.KIND: self._time_account,
+            Acknowledged.KIND: self._acknowledged,
+            DeviceReport.KIND: self._device_status,
+            Handlers.KIND: self._handlers,
+            Stack.KIND: self._stack,
+            FaultRemoved.KIND: self._fault_gone,
+            Bye.KIND: self._bye,
+        }
+        """What takes each kind of frame from a threadlet that has said hello."""
         self._failures: dict[str, tuple[Event, set[str]]] = {}
         """Devices that have failed since the start: the event, and the processes that were told."""
         for replica in known.replicas.values():
@@ -134,39 +136,19 @@ class Weaver:
         for frame in frames:
             replica = peer.replica
             if replica is None:
-                self._hello(peer, read_hello(frame), now)
-                if peer.replica is None:
-                    return
-                continue
-            replica.heard = now
-            kind = frame[0]
-            if kind == "status":
-                self._status(replica, frame, now)
-            elif kind == "beat":
-                self._beat(replica, *read_beat(frame), now)
-            elif kind == "spent":
-                if self.known.goodput.wants(replica.job, replica.id, now):
-                    self.known.goodput.account(replica.job, replica.id, read_account(frame), now)
-            elif kind == "ack":
-                self._ack(replica, *read_ack(frame), now)
-            elif kind == "devices":
-                self._device_status(replica, read_devices(frame), now)
-            elif kind == "handlers":
-                replica.handlers = {**replica.handlers, **read_handlers(frame)}
-                self.known.save(replica)
-            elif kind == "stack":
-                self._stack(replica, frame)
-            elif kind == "fault":
-                self._fault_removed(replica, *read_fault(frame), now)
-            elif kind == "bye":
-                self._bye(peer, replica, *read_bye(frame), now)
-                return
+                self._hello(peer, Hello.from_body(frame), now)
             else:
-                raise ProtocolMismatch(f"there is no frame of kind {kind!r:.40} from a threadlet")
+                replica.heard = now
+                take = self._takers.get(frame[0])
+                if take is None:
+                    raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
+                take(replica, frame, now)
+            if peer.replica is None:  # it was refused, or has said goodbye
+                return
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
         """Say why a connection is closed, and close it."""
-        self._output.frames += [(peer, ["refuse", code, text]), (peer, None)]
+        self._output.frames += [(peer, Refusal(code, text)), (peer, None)]
         self._urgent = True
 
     def lost(self, peer: Peer, now: float) -> None:
@@ -184,12 +166,18 @@ class Weaver:
     # -- from the gateway -------------------------------------------------------------------------------------
 
     def command(
-        self, kind: str, params: dict[str, Any], target: Target, by: str, now: float, cause: int | None = None
-    ) -> Command:
+        self,
+        kind: CommandKind,
+        params: dict[str, Any],
+        target: Target,
+        by: str,
+        now: float,
+        cause: int | None = None,
+    ) -> GivenCommand:
         """Tell replicas to do something.
 
         Args:
-            kind: one of `loom.weaver.link.COMMANDS`.
+            kind: what to do.
             params: of the command.
             target: whom.
             by: who gives it.
@@ -197,37 +185,38 @@ class Weaver:
             cause: the event that led to it.
 
         Raises:
-            WrongArguments: there is no such command, or it makes no sense with these parameters or this target.
+            WrongArguments: it makes no sense with these parameters or this target.
             NotInjectable, UnknownReplica: it is a fault, and the target is not marked for that, or nobody.
             UnknownDevice: it names a device that no replica has registered.
         """
         check_command(kind, params)
-        there, outcomes = select(target, self.known.replicas)
+        there, acknowledgements = select(target, self.known.replicas)
         if kind in FAULT_COMMANDS:
-            check_injectable(there, outcomes, target)
-        if kind == "deactivate_device":
+            check_injectable(there, acknowledgements, target)
+        if kind is CommandKind.DEACTIVATE_DEVICE:
             self.known.devices.deactivate(params["device"], f"deactivated by {by}")
             self.known.save_device(params["device"])
-        elif kind == "reactivate":
+        elif kind is CommandKind.REACTIVATE:
             self.known.devices.reactivate(params["device"])
             self._failures.pop(params["device"], None)
             self.known.save_device(params["device"])
         for replica in there:
             if replica.state not in LIVING:
-                outcomes[replica.id] = not_done(self._why_ended(replica))
-        names = [*(replica.id for replica in there), *(id for id in outcomes if id not in self.known.replicas)]
-        command = Command(uuid.uuid4().hex, kind, params, target, by, now, names)
-        told = {"command": command.id, "do": kind, "params": params, "target": target, "by": by, "cause": cause}
-        command.event = self.known.events.append(now, "command", None, **told, replicas=len(names)).id
-        self.known.add_command(command, outcomes)
-        frame = ["command", command.id, kind, params]  # one for all, so that it is laid out once
+                acknowledgements[replica.id] = Acknowledgement.failed(self._why_ended(replica))
+        unknown = (id for id in acknowledgements if id not in self.known.replicas)
+        names = [*(replica.id for replica in there), *unknown]
+        command = Command(uuid.uuid4().hex, kind, params)
+        given = GivenCommand(command, target, by, now, names)
+        about = {"command": command.id, "do": kind.value, "params": params, "target": target, "by": by}
+        given.event = self.known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
+        self.known.add_command(given, acknowledgements)
         for replica in there:
-            if replica.link is not None and replica.id in command.waiting:
-                self._send(replica, frame)
+            if replica.link is not None and replica.id in given.waiting:
+                self._send(replica, command)  # the same for all, so that the server packs it once
         self._urgent = True
-        return command
+        return given
 
-    def remove_fault(self, injection: str, by: str, now: float) -> Command:
+    def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
         """Have a fault removed before its time is over, by whoever can: what it has stopped cannot.
 
         Raises:
@@ -235,13 +224,13 @@ class Weaver:
             UnknownReplica: nobody who could lives.
         """
         command = self.known.commands.get(injection)
-        if command is None or command.kind != "inject":
+        if command is None or command.kind is not CommandKind.INJECT:
             raise UnknownInjection(f"no fault was injected with the id {injection!r:.80}")
         struck = [self.known.replicas[id] for id in command.replicas if id in self.known.replicas]
         hosts = {replica.host for replica in struck}
         near = [one.id for one in self.known.replicas.values() if one.host in hosts and one.injectable]
         living = [id for id in near if self.known.replicas[id].state in LIVING]
-        return self.command("remove_fault", {"injection": injection}, living, by, now, command.event)
+        return self.command(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
     def fail_device(self, device: str, reason: str, by: str, now: float) -> Event:
         """Take note that a device has failed: find the replicas on it, tell them, and do what their policies say.
@@ -263,7 +252,7 @@ class Weaver:
         self.known.save_device(device)
         chain: list[dict[str, Any]] = []
         event = self.known.events.append(
-            now, "device_failed", None, device=known.to_dict(), reason=reason, by=by, replicas=chain
+            now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain
         )
         self._failures[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]
@@ -273,10 +262,10 @@ class Weaver:
         told: dict[str, list[str]] = {replica.id: [] for replica in living}
         what = {"device": device, "reason": reason}
         ids = [replica.id for replica in living]
-        commands = [self.command("device_failed", what, ids, by, now, event.id)] if ids else []
-        for action in (Action.PAUSE, Action.STOP):
+        commands = [self.command(CommandKind.DEVICE_FAILED, what, ids, by, now, event.id)] if ids else []
+        for action, kind in ((Action.PAUSE, CommandKind.PAUSE), (Action.STOP, CommandKind.STOP)):
             if action in by_action:
-                commands.append(self.command(action.value, what, by_action[action], by, now, event.id))
+                commands.append(self.command(kind, what, by_action[action], by, now, event.id))
         for command in commands:
             for id in command.replicas:
                 told[id].append(command.id)
@@ -293,9 +282,8 @@ class Weaver:
         """Take a driver's word that processes of its meshes have ended.
 
         Args:
-            news: ``session``, ``procs``, ``rank`` (None: all of them), ``what`` (``"stopped"`` where they were
-            meant to
-                end) and ``reason``.
+            news: ``session``, ``procs``, ``rank`` (None: all of them), ``what`` (``"stopped"`` if they were meant
+                to end) and ``reason``.
             now: the time.
 
         Returns:
@@ -364,7 +352,7 @@ class Weaver:
         replica = self.known.replicas.get(self._stacks[id][0]) if id in self._stacks else None
         if replica is None or replica.link is None:
             return False
-        self._send(replica, ["stack", id])
+        self._send(replica, StackRequest(id))
         self._urgent = True
         return True
 
@@ -409,7 +397,7 @@ class Weaver:
                 break
             del self._reported[replica]
             if replica.link is not None:
-                output.frames.append((replica.link, ["stored", replica.seq]))
+                output.frames.append((replica.link, Stored(replica.seq)))
         return output
 
     # -- what threadlets say ----------------------------------------------------------------------------------
@@ -446,39 +434,35 @@ class Weaver:
         devices = [device.uuid for device in hello.devices]
         kind = "reconnected" if again else "registered"
         event = self.known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
-        if not again or hello.says is None:
+        if not again or hello.state is None:
             self.known.move(replica, Cause.REGISTERED, now, event.id)
-        if hello.says is not None:
-            self.known.move(replica, hello.says, now, event.id)
+        if hello.state is not None:
+            self.known.move(replica, _ACTIVITY_CAUSES[hello.state], now, event.id)
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
-        welcome = {"protocol": PROTOCOL, "beat": self.timing.beat, "weaver": self.instance, "seq": replica.seq}
-        welcome["spent"] = True
-        self._send(replica, ["welcome", welcome])
+        self._send(replica, Welcome(self.timing.beat, self.instance, replica.seq, spent=True))
         for injection, evidence in hello.removed.items():
             self._fault_removed(replica, injection, evidence, now)
-        for command in self.known.commands.unanswered(replica.id):
-            self._send(replica, ["command", command.id, command.kind, command.params])
+        for given in self.known.commands.unacknowledged(replica.id):
+            self._send(replica, given.command)
         self._urgent = True
         self._schedule(replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least))
 
     def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        reports = frame[1] if len(frame) == 2 else None
-        if type(reports) is not list:
-            raise ProtocolMismatch(f"not status reports: {frame!r:.80}")
+        reports = StatusReports.from_body(frame).rows
         before = replica.seq
         self._reported.setdefault(replica, now)
         try:
             self._take_reports(replica, reports, now)
         except (TypeError, ValueError) as error:
-            raise ProtocolMismatch(f"not status reports: {frame!r:.80}") from error
+            raise StatusReports.mismatch(frame) from error
         finally:
             # Where one of them is refused, those before it are taken.
             if replica.seq > before:
                 self._keep_reports(replica, reports, before, now)
 
-    def _keep_reports(self, replica: Replica, reports: list[list[Any]], before: int, now: float) -> None:
+    def _keep_reports(self, replica: Replica, reports: list[Row], before: int, now: float) -> None:
         """Keep those reports that were not there and have been taken."""
         if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
             taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
@@ -487,10 +471,10 @@ class Weaver:
         self.reports += len(reports)
         self.known.keep_reports(replica, reports, now)
 
-    def _take_reports(self, replica: Replica, reports: list[list[Any]], now: float) -> None:
+    def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         record, row, id = self.known.history.record, self.known.journal_id, replica.id
         for seq, time, step, epoch, max_step, metrics, config in reports:
-            if type(seq) is not int or seq >= MAX_STEP:
+            if type(seq) is not int or seq >= MAX_COUNT:
                 raise ProtocolMismatch(f"a status report has a number, not {seq!r:.40}")
             if seq <= replica.seq:
                 continue
@@ -522,46 +506,57 @@ class Weaver:
             self.known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
             self.known.save(replica)
 
-    def _beat(self, replica: Replica, time: float, step: int | None, phase: str, now: float) -> None:
-        replica.phase = phase
-        if step is not None and replica.take_step(step, time, now):
+    def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
+        beat = Heartbeat.from_body(frame)
+        replica.phase = beat.phase.value
+        if beat.step is not None and replica.take_step(beat.step, beat.time, now):
             self.known.move(replica, Cause.STEPPED, now)
-        if phase == "paused":
+        if beat.phase is Phase.PAUSED:
             self.known.move(replica, Cause.PAUSED, now)
         self.known.touch(replica)
 
-    def _device_status(self, replica: Replica, devices: dict[str, dict[str, float | None]], now: float) -> None:
-        for device, status in devices.items():
+    def _time_account(self, replica: Replica, frame: list[Any], now: float) -> None:
+        if self.known.goodput.wants(replica.job, replica.id, now):
+            self.known.goodput.account(replica.job, replica.id, TimeAccount.from_body(frame), now)
+
+    def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
+        replica.handlers = {**replica.handlers, **Handlers.from_body(frame).types}
+        self.known.save(replica)
+
+    def _device_status(self, replica: Replica, frame: list[Any], now: float) -> None:
+        for device, status in DeviceReport.from_body(frame).devices.items():
             self.known.set_device_status(device, {**status, "time": now, "by": replica.id})
 
-    def _ack(self, replica: Replica, id: str, outcome: dict[str, Any], now: float) -> None:
-        command = self._answer(replica, id, outcome)
+    def _acknowledged(self, replica: Replica, frame: list[Any], now: float) -> None:
+        told = Acknowledged.from_body(frame)
+        made = told.acknowledgement
+        command = self._acknowledge(replica, told.command, made)
         if command is None:
             return
         self.latencies.add(now - command.time)
-        if outcome["changes"]:
-            new = {key: change["new"] for key, change in outcome["changes"].items()}
-            replica.config = {**replica.config, **new}
+        if made.changes:
+            replica.config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
             self.known.save(replica)
-        kind = "applied" if outcome["ok"] else "refused"
+        about = {"command": command.id, "do": command.kind.value, "by": command.by, "cause": command.event}
         event = self.known.events.append(
-            now, kind, replica.id, command=id, do=command.kind, by=command.by, cause=command.event, **outcome
+            now, "applied" if made.ok else "refused", replica.id, **about, **made.to_body()
         )
-        if outcome["ok"] and command.kind in _COMMAND_CAUSES:
+        if made.ok and command.kind in _COMMAND_CAUSES:
             self.known.move(replica, _COMMAND_CAUSES[command.kind], now, event.id)
 
-    def _stack(self, replica: Replica, frame: list[Any]) -> None:
-        match frame:
-            case ["stack", str(id), str(text)]:
-                if self._stacks.get(id, (None,))[0] == replica.id:
-                    self.take_stack(id, text)
-            case _:
-                raise ProtocolMismatch(f"not a stack: {frame!r:.80}")
+    def _stack(self, replica: Replica, frame: list[Any], now: float) -> None:
+        stack = Stack.from_body(frame)
+        if self._stacks.get(stack.id, (None,))[0] == replica.id:
+            self.take_stack(stack.id, stack.text)
+
+    def _fault_gone(self, replica: Replica, frame: list[Any], now: float) -> None:
+        fault = FaultRemoved.from_body(frame)
+        self._fault_removed(replica, fault.injection, fault.evidence, now)
 
     def _fault_removed(self, replica: Replica, injection: str, evidence: dict[str, Any], now: float) -> None:
         command = self.known.commands.get(injection)
         cause = None if command is None else command.event
-        told = self.known.events.after(cause or 0, MAX_STEP, replica.id, "fault_removed")
+        told = self.known.events.after(cause or 0, MAX_COUNT, replica.id, "fault_removed")
         if any(event.data["injection"] == injection for event in told):  # it is said again with each hello
             return
         self.known.events.append(
@@ -569,13 +564,15 @@ class Weaver:
         )
         self._urgent = True
 
-    def _bye(self, peer: Peer, replica: Replica, reason: str, ending: str, now: float) -> None:
-        peer.replica = replica.link = None
+    def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
+        bye = Bye.from_body(frame)
+        peer, replica.link = replica.link, None
+        peer.replica = None
         self._output.frames.append((peer, None))
-        if ending == "failed":
-            self._fail(replica, Cause.SAID_FAILED, reason, now)
+        if bye.ending is Ending.FAILED:
+            self._fail(replica, Cause.SAID_FAILED, bye.reason, now)
         else:
-            self._finish(replica, Cause.SAID_FINISHED, reason, now)
+            self._finish(replica, Cause.SAID_FINISHED, bye.reason, now)
 
     # -- what replicas go through -----------------------------------------------------------------------------
 
@@ -646,21 +643,20 @@ class Weaver:
         self.known.forget_surplus()
 
     def _end_commands(self, replica: Replica, reason: str, now: float) -> None:
-        for command in self.known.commands.unanswered(replica.id):
-            outcome = not_done(reason)
-            self._answer(replica, command.id, outcome)
+        for command in self.known.commands.unacknowledged(replica.id):
+            self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
             self.known.events.append(
                 now,
                 "unanswered",
                 replica.id,
                 command=command.id,
-                do=command.kind,
+                do=command.kind.value,
                 cause=command.event,
                 reason=reason,
             )
 
-    def _answer(self, replica: Replica, id: str, outcome: Outcome) -> Command | None:
-        command = self.known.answer(replica, id, outcome)
+    def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement) -> GivenCommand | None:
+        command = self.known.acknowledge(replica, id, made)
         if command is not None:
             self._urgent = True
             if command.done:
@@ -683,7 +679,7 @@ class Weaver:
 
     # -- bookkeeping ------------------------------------------------------------------------------------------
 
-    def _send(self, replica: Replica, frame: list[Any]) -> None:
+    def _send(self, replica: Replica, frame: Frame) -> None:
         self._output.frames.append((replica.link, frame))
 
     def _schedule(self, replica: Replica, at: float) -> None:
@@ -706,19 +702,25 @@ _MAX_STACK = 1 << 16
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 _COMMAND_CAUSES = {
-    "pause": Cause.PAUSED,
-    "resume": Cause.RESUMED,
-    "reactivate": Cause.RESUMED,
-    "drain": Cause.DRAINED,
+    CommandKind.PAUSE: Cause.PAUSED,
+    CommandKind.RESUME: Cause.RESUMED,
+    CommandKind.REACTIVATE: Cause.RESUMED,
+    CommandKind.DRAIN: Cause.DRAINED,
+}
+
+_ACTIVITY_CAUSES = {
+    Activity.RUNNING: Cause.RESUMED,
+    Activity.PAUSED: Cause.PAUSED,
+    Activity.DRAINING: Cause.DRAINED,
 }
 
 
 def _number(report: Any) -> int:
     """Of a status report; over all others where it has none."""
-    return report[0] if type(report) is list and report and type(report[0]) is int else MAX_STEP
+    return report[0] if type(report) is list and report and type(report[0]) is int else MAX_COUNT
 
 
 def _count(field_name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_STEP:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise ProtocolMismatch(f"{field_name} is a count or None, not {value!r:.80}")
     return value

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from loom import Actor, endpoint
-from loom.weaver.link import ADDRESS_VARIABLE
+from loom.control.address import ADDRESS_VARIABLE
 from loom_gateway.driver.weaver_link import FIRST_WEAVER
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_proxy.local import LocalCluster

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.weaver.link import Splitter, pack
+from loom.control.framing import Splitter, pack
 from loom_gateway import weaver_client
 from loom_gateway.weaver_client import WeaverClient
 from tests.support.gateways import BOUND
@@ -232,7 +232,7 @@ async def test_nobody_waits_when_the_gateway_ends(made: Made) -> None:
     client, _ = await made(say_nothing, patience=BOUND)
 
     with pytest.raises(loom.WeaverUnavailable):
-        await asyncio.wait_for(client.ask("outcome", BOUND), BOUND / 4)
+        await asyncio.wait_for(client.ask("acknowledgements", BOUND), BOUND / 4)
 
 
 async def test_watching_ends_with_the_weaver(made: Made) -> None:

@@ -53,7 +53,7 @@ class Reconfigure:
             command = await weaver.ask("command", order)
             waiting = {"id": command["id"], "timeout": ASK_FOR}
             while True:
-                outcomes = await weaver.ask("outcome", waiting)
+                outcomes = await weaver.ask("acknowledgements", waiting)
                 if not any(outcome.get("waiting") for outcome in outcomes.values()):
                     break
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]

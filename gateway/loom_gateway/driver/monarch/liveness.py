@@ -20,7 +20,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from loom.weaver.link import ADDRESS_VARIABLE
+from loom.control.address import ADDRESS_VARIABLE
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output

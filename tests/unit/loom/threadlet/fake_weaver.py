@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from loom.control.framing import Splitter, pack
+from loom.control.introduction import PROTOCOL
 from loom.errors import ProtocolMismatch
-from loom.weaver.link import PROTOCOL, Splitter, pack
 
 __all__ = ["BOUND", "KEY", "Connection", "FakeWeaver", "eventually"]
 

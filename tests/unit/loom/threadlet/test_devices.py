@@ -121,7 +121,7 @@ def test_gpus_are_described(install: Install) -> None:
         LocalDevice("GPU-a", "gpu", HOST, "NVIDIA H200", 140 << 30),
         LocalDevice("GPU-b", "gpu", HOST, "Tesla V100", 16 << 30),
     ]
-    assert local_devices()[0].as_dict() == {
+    assert local_devices()[0].to_body() == {
         "uuid": "GPU-a",
         "kind": "gpu",
         "server": HOST,

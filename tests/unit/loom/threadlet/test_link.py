@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from loom.control.introduction import Handlers, Hello
+from loom.control.reports import DeviceReport
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
 from loom.threadlet.link import Backoff, format_stacks
@@ -314,11 +316,11 @@ def test_a_fault_in_the_link_is_logged_and_overcome(
     faults = [1, 1]
     introduce = Threadlet._introduction
 
-    def fail(self: Threadlet) -> dict[str, Any]:
+    def fail(self: Threadlet, key: str) -> Hello:
         if faults:
             faults.pop()
             raise RuntimeError("a fault")
-        return introduce(self)
+        return introduce(self, key)
 
     monkeypatch.setattr(Threadlet, "_introduction", fail)
     made = threadlet()
@@ -339,8 +341,8 @@ def test_what_cannot_be_packed_is_left_out_and_named(
     eventually(lambda: made.connected)
     assert made._link is not None
 
-    made._link.send(["devices", object()])
-    made._link.send(["handlers", {}])
+    made._link.send(DeviceReport(1.0, {"GPU-a": object()}))  # type: ignore[dict-item]
+    made._link.send(Handlers({}))
 
     connection.expect("handlers")
     assert "a 'devices' frame for the weaver is left out" in caplog.text

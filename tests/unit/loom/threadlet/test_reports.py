@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from loom.control.framing import pack
 from loom.threadlet.reports import Given, KeptReports, RowMaker, number, plain
-from loom.weaver.link import pack
 from tests.support.logged import messages
 
 

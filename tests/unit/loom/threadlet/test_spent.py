@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from loom.control.introduction import PROTOCOL
+from loom.control.time_account import MAX_REASONS, TimeAccount
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet, spent
 from loom.threadlet import threadlet as module
-from loom.weaver.accounts import MAX_REASONS, Account, read_account
-from loom.weaver.link import PROTOCOL
 from tests.unit.loom.threadlet.fake_weaver import FakeWeaver
 
 Make = Callable[..., Threadlet]
@@ -45,11 +45,11 @@ def t(clock: Clock) -> Threadlet:
     return Threadlet("train_0", weaver="", devices=[])
 
 
-def told(threadlet: Threadlet) -> Account:
+def told(threadlet: Threadlet) -> TimeAccount:
     """Its account as it is read, the reasons for which nothing was spent left out."""
-    found = read_account(["spent", threadlet._account()])
-    by_reason = {reason: round(seconds, 6) for reason, seconds in found.spent.items() if seconds > 1e-9}
-    return Account(found.seconds, found.first_at, found.first, found.highest, round(found.open, 6), by_reason)
+    found = threadlet._account()
+    by_reason = {reason: round(seconds, 6) for reason, seconds in found.by_reason.items() if seconds > 1e-9}
+    return TimeAccount(found.seconds, found.first_at, found.first, found.highest, round(found.open, 6), by_reason)
 
 
 def test_time_in_steps_is_useful(clock: Clock, t: Threadlet) -> None:
@@ -59,7 +59,7 @@ def test_time_in_steps_is_useful(clock: Clock, t: Threadlet) -> None:
             clock.passes(2)
         clock.passes(1)
 
-    assert told(t) == Account(14.0, 5.0, 7, 9, 0.0, {"waiting": 5.0, "compute": 6.0})
+    assert told(t) == TimeAccount(14.0, 5.0, 7, 9, 0.0, {"waiting": 5.0, "compute": 6.0})
 
 
 def test_before_the_first_step_it_waits(clock: Clock, t: Threadlet) -> None:
@@ -68,17 +68,17 @@ def test_before_the_first_step_it_waits(clock: Clock, t: Threadlet) -> None:
         clock.passes(2)
     clock.passes(1)
 
-    assert told(t) == Account(4.0, None, None, None, 0.0, {"waiting": 2.0, "checkpoint": 2.0})
+    assert told(t) == TimeAccount(4.0, None, None, None, 0.0, {"waiting": 2.0, "checkpoint": 2.0})
 
 
 def test_a_step_that_is_being_made_is_told_apart(clock: Clock, t: Threadlet) -> None:
     clock.passes(1)
     with t.step(1):
         clock.passes(2)
-        assert told(t) == Account(3.0, 1.0, None, None, 2.0, {"waiting": 1.0})
+        assert told(t) == TimeAccount(3.0, 1.0, None, None, 2.0, {"waiting": 1.0})
     with t.step(2):
         clock.passes(3)
-        assert told(t) == Account(6.0, 1.0, 1, 1, 3.0, {"waiting": 1.0, "compute": 2.0})
+        assert told(t) == TimeAccount(6.0, 1.0, 1, 1, 3.0, {"waiting": 1.0, "compute": 2.0})
 
 
 def test_a_step_that_was_made_before_is_lost(clock: Clock, t: Threadlet) -> None:
@@ -86,7 +86,7 @@ def test_a_step_that_was_made_before_is_lost(clock: Clock, t: Threadlet) -> None
         with t.step(number):
             clock.passes(1)
 
-    assert told(t) == Account(6.0, 0.0, 1, 4, 0.0, {"compute": 4.0, "lost": 2.0})
+    assert told(t) == TimeAccount(6.0, 0.0, 1, 4, 0.0, {"compute": 4.0, "lost": 2.0})
 
 
 def test_a_step_that_raises_is_lost_and_may_be_made_again(clock: Clock, t: Threadlet) -> None:
@@ -98,7 +98,7 @@ def test_a_step_that_raises_is_lost_and_may_be_made_again(clock: Clock, t: Threa
     with t.step(2):
         clock.passes(4)
 
-    assert told(t) == Account(7.0, 0.0, 1, 2, 0.0, {"compute": 5.0, "lost": 2.0})
+    assert told(t) == TimeAccount(7.0, 0.0, 1, 2, 0.0, {"compute": 5.0, "lost": 2.0})
 
 
 def test_other_time_in_a_step_is_not_the_steps(clock: Clock, t: Threadlet) -> None:
@@ -108,13 +108,13 @@ def test_other_time_in_a_step_is_not_the_steps(clock: Clock, t: Threadlet) -> No
             clock.passes(2)
             with t.spent("checkpoint"):
                 clock.passes(4)
-                assert told(t) == Account(7.0, 0.0, None, None, 1.0, {"waiting": 2.0, "checkpoint": 4.0})
+                assert told(t) == TimeAccount(7.0, 0.0, None, None, 1.0, {"waiting": 2.0, "checkpoint": 4.0})
             clock.passes(8)
         clock.passes(16)
     with t.step(2):
         clock.passes(1)
 
-    assert told(t) == Account(32.0, 14.0, 1, 2, 0.0, {"compute": 18.0, "waiting": 10.0, "checkpoint": 4.0})
+    assert told(t) == TimeAccount(32.0, 14.0, 1, 2, 0.0, {"compute": 18.0, "waiting": 10.0, "checkpoint": 4.0})
 
 
 def test_what_is_usual_belongs_to_the_step(clock: Clock, t: Threadlet) -> None:
@@ -122,13 +122,13 @@ def test_what_is_usual_belongs_to_the_step(clock: Clock, t: Threadlet) -> None:
         clock.passes(1)
         with t.spent("waiting", beyond=3):
             clock.passes(2)
-            assert told(t) == Account(3.0, 0.0, None, None, 3.0, {})
+            assert told(t) == TimeAccount(3.0, 0.0, None, None, 3.0, {})
         with t.spent("waiting", beyond=3):
             clock.passes(8)
-            assert told(t) == Account(11.0, 0.0, None, None, 6.0, {"waiting": 5.0})
+            assert told(t) == TimeAccount(11.0, 0.0, None, None, 6.0, {"waiting": 5.0})
         clock.passes(16)
 
-    assert told(t) == Account(27.0, 5.0, 1, 1, 0.0, {"compute": 22.0, "waiting": 5.0})
+    assert told(t) == TimeAccount(27.0, 5.0, 1, 1, 0.0, {"compute": 22.0, "waiting": 5.0})
 
 
 def test_a_block_within_one_of_which_a_part_is_usual(clock: Clock, t: Threadlet) -> None:
@@ -138,7 +138,7 @@ def test_a_block_within_one_of_which_a_part_is_usual(clock: Clock, t: Threadlet)
             clock.passes(4)
         clock.passes(2)
 
-    assert told(t).spent == {"compute": 3.0, "waiting": 1.0, "checkpoint": 4.0}
+    assert told(t).by_reason == {"compute": 3.0, "waiting": 1.0, "checkpoint": 4.0}
 
 
 def test_what_is_discarded_is_lost(clock: Clock, t: Threadlet) -> None:
@@ -156,7 +156,7 @@ def test_what_is_discarded_is_lost(clock: Clock, t: Threadlet) -> None:
             clock.passes(32)
         clock.passes(64)
 
-    assert told(t) == Account(
+    assert told(t) == TimeAccount(
         127.0, 0.0, 1, 2, 0.0, {"compute": 65.0, "lost": 10.0, "waiting": 4.0, "checkpoint": 48.0}
     )
 
@@ -167,7 +167,7 @@ def test_what_is_discarded_before_the_first_step_is_a_wait_for_it(clock: Clock, 
         step.discard()
         clock.passes(1)
 
-    assert told(t) == Account(3.0, 2.0, 1, 1, 0.0, {"waiting": 2.0, "compute": 1.0})
+    assert told(t) == TimeAccount(3.0, 2.0, 1, 1, 0.0, {"waiting": 2.0, "compute": 1.0})
 
 
 def test_other_time_that_raises_is_counted(clock: Clock, t: Threadlet) -> None:
@@ -177,12 +177,12 @@ def test_other_time_that_raises_is_counted(clock: Clock, t: Threadlet) -> None:
         clock.passes(3)
         1 / 0
 
-    assert told(t).spent == {"evaluation": 3.0}
+    assert told(t).by_reason == {"evaluation": 3.0}
 
 
 def test_a_loop_without_steps_makes_them_from_its_first_report_on(clock: Clock, t: Threadlet) -> None:
     clock.passes(2)
-    assert told(t).spent == {"waiting": 2.0}
+    assert told(t).by_reason == {"waiting": 2.0}
     t.publish_status(step=10)
     assert told(t).first_at == 2.0
 
@@ -191,7 +191,7 @@ def test_a_loop_without_steps_makes_them_from_its_first_report_on(clock: Clock, 
         clock.passes(1)
     t.publish_status(step=15)
 
-    assert told(t) == Account(6.0, 2.0, 10, 15, 0.0, {"waiting": 2.0, "compute": 3.0, "checkpoint": 1.0})
+    assert told(t) == TimeAccount(6.0, 2.0, 10, 15, 0.0, {"waiting": 2.0, "compute": 3.0, "checkpoint": 1.0})
 
 
 @pytest.mark.parametrize("number", [None, "7", 1.5, -3, 1 << 60, object()])
@@ -200,7 +200,7 @@ def test_the_number_of_a_step_may_be_anything(clock: Clock, t: Threadlet, number
         with t.step(number):
             clock.passes(1)
 
-    assert sum(told(t).spent.values()) == 2.0
+    assert sum(told(t).by_reason.values()) == 2.0
 
 
 def test_many_reasons_are_one(clock: Clock, t: Threadlet) -> None:
@@ -208,7 +208,7 @@ def test_many_reasons_are_one(clock: Clock, t: Threadlet) -> None:
         with t.spent(f"reason {number}"):
             clock.passes(1)
 
-    spent = told(t).spent
+    spent = told(t).by_reason
     assert len(spent) == MAX_REASONS + 1
     assert spent["other"] == 5.0
 
@@ -233,7 +233,7 @@ def test_it_is_told_with_heartbeats_and_at_the_end(weaver: FakeWeaver, threadlet
     connection, _ = weaver.accept()
     connection.send("welcome", {"protocol": PROTOCOL, "beat": 60.0, "weaver": "w", "seq": 0, "spent": True})
     connection.expect("beat")
-    assert read_account(connection.expect("spent")).highest is None
+    assert TimeAccount.from_body(connection.expect("spent")).highest is None
     with made.step(1):
         pass
     connection.expect("status")
@@ -241,7 +241,7 @@ def test_it_is_told_with_heartbeats_and_at_the_end(weaver: FakeWeaver, threadlet
 
     made.close()
 
-    assert read_account(connection.expect("spent")).highest == 1
+    assert TimeAccount.from_body(connection.expect("spent")).highest == 1
     assert connection.expect("bye")
 
 

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loom.weaver.link import PROTOCOL, Splitter, pack, parse_weaver_address
+from loom.control.address import parse_weaver_address
+from loom.control.framing import Splitter, pack
+from loom.control.introduction import PROTOCOL
 from tests.support.processes import read_json, start
 
 BOUND = 30.0

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from loom.control.commands import Acknowledgement, Command, CommandKind
 from loom.errors import WrongArguments
-from loom.weaver.commands import Command, Commands, check_command, not_done, select
+from loom.weaver.commands import Commands, GivenCommand, check_command, select
 from loom.weaver.replicas import Replica, ReplicaState
 
 REPLICAS = ["train_0", "train_1", "eval_0"]
@@ -22,11 +23,12 @@ def replicas() -> dict[str, Replica]:
     return found
 
 
-def command(id: str, *names: str) -> Command:
-    return Command(id, "pause", {}, "*", "test", 1.0, list(names))
+def command(id: str, *names: str) -> GivenCommand:
+    return GivenCommand(Command(id, CommandKind.PAUSE, {}), "*", "test", 1.0, list(names))
 
 
-OK = {"ok": True, "reason": None, "step": 3, "changes": {}, "refused": {}}
+OK = Acknowledgement(True, 3)
+NO = Acknowledgement.failed("no")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,9 @@ def test_a_name_of_nobody_is_answered(target: str | list[str]) -> None:
     there, absent = select(target, replicas())
 
     assert there == []
-    assert absent == {"train_7": not_done('no replica named "train_7"; registered: train_0, train_1, eval_0')}
+    assert absent == {
+        "train_7": Acknowledgement.failed('no replica named "train_7"; registered: train_0, train_1, eval_0')
+    }
 
 
 @pytest.mark.parametrize("target", [5, None, {"id": "train_0"}, ["train_0", 1]])
@@ -84,7 +88,7 @@ def test_what_is_no_target_is_refused(target: object) -> None:
 )
 def test_a_command_that_makes_no_sense_is_refused(kind: str, params: object, message: str) -> None:
     with pytest.raises(WrongArguments, match=message):
-        check_command(kind, params)
+        check_command(CommandKind.read(kind), params)
 
 
 def test_a_command_is_done_when_everybody_has_answered() -> None:
@@ -92,40 +96,40 @@ def test_a_command_is_done_when_everybody_has_answered() -> None:
     given = command("1", "train_0", "train_1")
     commands.add(given, {})
 
-    commands.answer("1", "train_0", OK)
+    commands.acknowledge("1", "train_0", OK)
     before = given.done
-    commands.answer("1", "train_1", not_done("no"))
+    commands.acknowledge("1", "train_1", NO)
 
     assert not before
     assert given.done
-    assert given.outcomes == {"train_0": OK, "train_1": not_done("no")}
+    assert given.acknowledgements == {"train_0": OK, "train_1": NO}
 
 
 def test_a_second_answer_changes_nothing() -> None:
     commands = Commands()
     given = command("1", "train_0")
     commands.add(given, {})
-    commands.answer("1", "train_0", OK)
+    commands.acknowledge("1", "train_0", OK)
 
-    assert commands.answer("1", "train_0", not_done("no")) == (None, [])
-    assert commands.answer("2", "train_0", OK) == (None, [])
-    assert given.outcomes == {"train_0": OK}
+    assert commands.acknowledge("1", "train_0", NO) == (None, [])
+    assert commands.acknowledge("2", "train_0", OK) == (None, [])
+    assert given.acknowledgements == {"train_0": OK}
 
 
 def test_what_a_replica_has_to_answer_is_in_the_order_of_telling() -> None:
     commands = Commands()
     for id in ("2", "1", "3"):
         commands.add(command(id, "train_0"), {})
-    commands.answer("1", "train_0", OK)
+    commands.acknowledge("1", "train_0", OK)
 
-    assert [waiting.id for waiting in commands.unanswered("train_0")] == ["2", "3"]
-    assert commands.unanswered("train_1") == []
+    assert [waiting.id for waiting in commands.unacknowledged("train_0")] == ["2", "3"]
+    assert commands.unacknowledged("train_1") == []
 
 
 def test_who_waits_is_told_once_and_can_leave() -> None:
     commands = Commands()
     commands.add(command("1", "train_0"), {})
-    told: list[Command] = []
+    told: list[GivenCommand] = []
     commands.when_done("1", told.append)
     leave = commands.when_done("1", lambda command: told.append(command))
     leave()
@@ -155,7 +159,7 @@ class Keeping(RuleBasedStateMachine):
     @rule(number=st.integers(0, 20), name=st.sampled_from(REPLICAS))
     def answer(self, number: int, name: str) -> None:
         id = str(number)
-        answered, _ = self.commands.answer(id, name, OK)
+        answered, _ = self.commands.acknowledge(id, name, OK)
         assert (answered is not None) == (name in self.waiting.get(id, ()))
         if answered is not None:
             self.waiting[id].discard(name)
@@ -168,7 +172,7 @@ class Keeping(RuleBasedStateMachine):
         assert {one.id: set(one.waiting) for one in kept if not one.done} == self.waiting
         assert sum(one.done for one in kept) <= 3
         for name in REPLICAS:
-            unanswered = {one.id for one in self.commands.unanswered(name)}
+            unanswered = {one.id for one in self.commands.unacknowledged(name)}
             assert unanswered == {id for id, names in self.waiting.items() if name in names}
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from loom.control.device import Device
 from loom.errors import UnknownDevice
-from loom.weaver.device_map import Device, DeviceReplicaMap, DeviceState
+from loom.weaver.device_map import DeviceReplicaMap, DeviceState
 
 UUIDS = [f"GPU-{number}" for number in range(5)]
 REPLICAS = [f"train_{number}" for number in range(4)]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch
 from loom.weaver import goodput as goodput_module
-from loom.weaver.accounts import Account, read_account
 from loom.weaver.goodput import MAX_FAULTS, MAX_SAMPLES, NEW_RUN_AFTER, Goodput
 from loom.weaver.store import Store
 
@@ -38,7 +38,7 @@ class Bench:
     ) -> None:
         """An account of a process that began at a time."""
         first, highest = steps or (None, None)
-        told = Account(at - began, first_at, first, highest, open, spent)
+        told = TimeAccount(at - began, first_at, first, highest, open, spent)
         self.goodput.account("train", replica, told, START + at)
 
     def fails(
@@ -380,7 +380,7 @@ def test_an_older_store_is_taken_up(tmp_path: Any) -> None:
 
 
 def test_an_account_is_read() -> None:
-    assert read_account(["spent", [2.0, 0.5, 1, 9, 0.1, {"compute": 1.0}]]) == Account(
+    assert TimeAccount.from_body(["spent", [2.0, 0.5, 1, 9, 0.1, {"compute": 1.0}]]) == TimeAccount(
         2.0, 0.5, 1, 9, 0.1, {"compute": 1.0}
     )
 
@@ -408,5 +408,5 @@ def test_an_account_is_read() -> None:
     ],
 )
 def test_what_is_no_account_is_refused(body: Any) -> None:
-    with pytest.raises(ProtocolMismatch, match="not an account"):
-        read_account(["spent", body])
+    with pytest.raises(ProtocolMismatch, match="not a 'spent' frame"):
+        TimeAccount.from_body(["spent", body])

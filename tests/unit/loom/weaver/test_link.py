@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loom.control.address import WeaverAddress, parse_weaver_address
+from loom.control.framing import MAX_FRAME, Splitter, pack
 from loom.errors import InvalidAddress, ProtocolMismatch, TooLarge
-from loom.weaver.link import MAX_FRAME, Splitter, WeaverAddress, pack, parse_weaver_address
 
 texts = st.text("a\0é€😀", max_size=40)
 values = st.recursive(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
 from loom.weaver.registry import Registry
 from loom.weaver.store import Store
@@ -74,7 +75,7 @@ class Bench:
             if frame is None:
                 peer.closed = True
             else:
-                peer.told.append(frame)
+                peer.told.append(frame.to_body())
         self.events += [event.to_dict() for event in output.events]
         self.stacks += [(id, replica.id) for id, replica in output.stacks]
 
@@ -302,7 +303,7 @@ def test_a_replica_that_is_paused_is_not_stalled(bench: Bench) -> None:
     for step in range(10):
         bench.wait(0.25)
         threadlet.step(step)
-    bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     for _ in range(40):
@@ -310,7 +311,7 @@ def test_a_replica_that_is_paused_is_not_stalled(bench: Bench) -> None:
         threadlet.beat(phase="paused")
     paused = bench.state()
 
-    bench.weaver.command("resume", {}, "train_0", "test", bench.now)
+    bench.weaver.command(CommandKind.RESUME, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     bench.wait(1, threadlet)
@@ -343,7 +344,7 @@ def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     threadlet = Threadlet(bench, "train_0")
 
-    bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     before = threadlet.commands()
     bench.commit()
 
@@ -354,7 +355,7 @@ def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
 def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     threadlet.lose()
-    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
 
     again = Threadlet(bench, "train_0", instance=threadlet.instance)
@@ -362,7 +363,7 @@ def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
     twice = Threadlet(bench, "train_0", instance=threadlet.instance)
 
     assert again.commands() == [("pause", {})]
-    assert command.outcomes["train_0"]["ok"] is True
+    assert command.acknowledgements["train_0"].ok is True
     assert twice.commands() == []
 
 
@@ -370,20 +371,20 @@ def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> Non
     threadlet = Threadlet(bench, "train_0")
     threadlet.say("bye", "out of memory", "failed")
 
-    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
 
     assert command.done
-    assert command.outcomes["train_0"]["reason"] == "replica 'train_0' has failed: out of memory"
+    assert command.acknowledgements["train_0"].reason == "replica 'train_0' has failed: out of memory"
 
 
 def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.say("bye", "killed", "failed")
     second = Threadlet(bench, "train_0")
 
-    assert command.outcomes["train_0"]["reason"] == "replica 'train_0' has failed: killed"
+    assert command.acknowledgements["train_0"].reason == "replica 'train_0' has failed: killed"
     assert bench.event("unanswered")["command"] == command.id
     assert second.commands() == []
 
@@ -391,18 +392,20 @@ def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) ->
 def test_a_command_to_a_process_that_another_replaced_is_answered(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     threadlet.lose()
-    command = bench.weaver.command("pause", {}, "train_0", "test", bench.now)
+    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
 
     second = Threadlet(bench, "train_0")
 
-    assert "a new process became 'train_0'" in command.outcomes["train_0"]["reason"]
+    assert "a new process became 'train_0'" in command.acknowledgements["train_0"].reason
     assert second.commands() == []
 
 
 def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1, "momentum": 0.9})
-    command = bench.weaver.command("update_config", {"learning_rate": 0.2, "x": 1}, "*", "anna", bench.now)
+    command = bench.weaver.command(
+        CommandKind.UPDATE_CONFIG, {"learning_rate": 0.2, "x": 1}, "*", "anna", bench.now
+    )
     bench.commit()
 
     changes = {"learning_rate": {"old": 0.1, "new": 0.2}}
@@ -416,7 +419,7 @@ def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
 
 def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    command = bench.weaver.command("pause", {}, "*", "test", bench.now)
+    command = bench.weaver.command(CommandKind.PAUSE, {}, "*", "test", bench.now)
     bench.commit()
 
     threadlet.ack(command.id)
@@ -428,7 +431,7 @@ def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
 
 def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    bench.weaver.command("drain", {}, "train_0", "test", bench.now)
+    bench.weaver.command(CommandKind.DRAIN, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     threadlet.step(3)
@@ -505,7 +508,7 @@ def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_
 def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
-    bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.command(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
     bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
@@ -515,9 +518,9 @@ def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
 def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> None:
     Threadlet(bench, "train_0")
 
-    bench.weaver.command("deactivate_device", {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.command(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, "*", "anna", bench.now)
     inactive = bench.weaver.known.devices.state("GPU-0"), bench.weaver.known.devices.reason("GPU-0")
-    bench.weaver.command("reactivate", {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.command(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
 
     assert inactive == ("inactive", "deactivated by anna")
     assert bench.weaver.known.devices.state("GPU-0") == "active"
@@ -561,7 +564,10 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     assert weaver.known.devices.replicas_of("GPU-0") == ["train_0"]
     assert weaver.known.devices.state("GPU-0") == "failed"
     assert weaver.known.policy.action("train_9") == "stop"
-    assert [command.kind for command in weaver.known.commands.unanswered("train_0")] == ["device_failed", "stop"]
+    assert [command.kind for command in weaver.known.commands.unacknowledged("train_0")] == [
+        "device_failed",
+        "stop",
+    ]
     assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 
-from loom.threadlet.commands import Command, Inbox
+from loom.control.commands import Acknowledged, Acknowledgement, Command, CommandKind
+from loom.threadlet.inbox import CommandInbox
 from tests.unit.loom.threadlet.fake_weaver import BOUND
 
 
-def command(ident: str, kind: str = "update_config") -> Command:
+def command(ident: str, kind: CommandKind = CommandKind.UPDATE_CONFIG) -> Command:
     return Command(ident, kind, {})
 
 
+def applied(ident: str) -> Acknowledged:
+    return Acknowledged(ident, Acknowledgement(True, 1))
+
+
 def test_commands_are_taken_in_the_order_they_came() -> None:
-    inbox = Inbox()
+    inbox = CommandInbox()
     for ident in "abc":
         assert inbox.receive(command(ident)) is None
 
@@ -22,7 +27,7 @@ def test_commands_are_taken_in_the_order_they_came() -> None:
 
 
 def test_a_command_that_waits_or_is_being_applied_is_not_taken_again() -> None:
-    inbox = Inbox()
+    inbox = CommandInbox()
     inbox.receive(command("a"))
     inbox.receive(command("a"))
     taken = inbox.take()
@@ -31,34 +36,38 @@ def test_a_command_that_waits_or_is_being_applied_is_not_taken_again() -> None:
     assert inbox.receive(command("a")) is None
     assert inbox.take() is None
 
-    inbox.finish(taken, ["ack", "a", 1, {}])
-    assert inbox.receive(command("a")) == ["ack", "a", 1, {}]
+    inbox.finish(applied("a"))
+    assert inbox.receive(command("a")) == applied("a")
     assert inbox.take() is None
 
 
 def test_updates_can_be_left_where_they_are() -> None:
-    inbox = Inbox()
-    for ident, kind in (("a", "update_config"), ("b", "pause"), ("c", "update_config")):
+    inbox = CommandInbox()
+    for ident, kind in (
+        ("a", CommandKind.UPDATE_CONFIG),
+        ("b", CommandKind.PAUSE),
+        ("c", CommandKind.UPDATE_CONFIG),
+    ):
         inbox.receive(command(ident, kind))
 
-    assert inbox.take(updates=False) == command("b", "pause")
+    assert inbox.take(updates=False) == command("b", CommandKind.PAUSE)
     assert inbox.take(updates=False) is None
     assert [one.id for one in inbox.pending] == ["a", "c"]
 
 
 def test_so_many_answers_are_remembered() -> None:
-    inbox = Inbox(remembered=2)
+    inbox = CommandInbox(remembered=2)
     for ident in "abc":
         inbox.receive(command(ident))
         inbox.take()
-        inbox.finish(command(ident), ["ack", ident, 0, {}])
+        inbox.finish(applied(ident))
 
     assert inbox.applied() == ["b", "c"]
     assert inbox.receive(command("b")) is not None
 
 
 def test_a_wait_ends_with_the_next_command_and_with_the_inbox() -> None:
-    inbox = Inbox()
+    inbox = CommandInbox()
     ended: list[bool] = []
 
     def wait() -> None:

@@ -5,32 +5,21 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
-from loom.weaver.link import MAX_APPLIED
+from loom.control.commands import Acknowledged, Command, CommandKind
+from loom.control.introduction import MAX_APPLIED
 
-__all__ = ["Ack", "Command", "Inbox"]
-
-Ack = list[Any]
-"""``["ack", command id, step, answer]``"""
+__all__ = ["CommandInbox"]
 
 
-class Command(NamedTuple):
-    """What the weaver asks of this process."""
+class CommandInbox:
+    """Commands that wait for a step boundary, and the acknowledgements of those that have applied.
 
-    id: Any
-    kind: str
-    params: dict[str, Any]
-
-
-class Inbox:
-    """Commands that wait for a step boundary, and the answers to those that have applied. Any thread may call.
-
-    The weaver sends a command again until it has the answer, over one connection after the other; here each is
-    applied once, and what was answered is answered again.
+    The weaver sends a command again until it is acknowledged, over one connection after the other; here each is
+    applied once, and acknowledged again as before. Any thread may call.
 
     Args:
-        remembered: answers that are kept at most.
+        remembered: acknowledgements that are kept at most.
     """
 
     def __init__(self, remembered: int = MAX_APPLIED) -> None:
@@ -40,16 +29,16 @@ class Inbox:
         """Called with each new command; whether it sees to it, so that the command waits for no step boundary."""
         self._remembered = remembered
         self._changed = threading.Condition()
-        self._begun: set[Any] = set()
-        self._acks: OrderedDict[Any, Ack] = OrderedDict()
+        self._begun: set[str] = set()
+        self._acknowledged: OrderedDict[str, Acknowledged] = OrderedDict()
         self._arrived = 0
         self._closed = False
 
-    def receive(self, command: Command) -> Ack | None:
-        """Take a command from the weaver; return the answer if it has applied before."""
+    def receive(self, command: Command) -> Acknowledged | None:
+        """Take a command from the weaver; return its acknowledgement if it has applied before."""
         with self._changed:
-            if (ack := self._acks.get(command.id)) is not None:
-                return ack
+            if (before := self._acknowledged.get(command.id)) is not None:
+                return before
             if command.id not in self._begun:
                 self._begun.add(command.id)
                 if self.at_once is not None and self.at_once(command):
@@ -67,23 +56,23 @@ class Inbox:
         """
         with self._changed:
             for place, command in enumerate(self.pending):
-                if updates or command.kind != "update_config":
+                if updates or command.kind is not CommandKind.UPDATE_CONFIG:
                     del self.pending[place]
                     return command
             return None
 
-    def finish(self, command: Command, ack: Ack) -> None:
-        """Remember the answer to a command that was taken."""
+    def finish(self, acknowledged: Acknowledged) -> None:
+        """Remember the acknowledgement of a command that was taken."""
         with self._changed:
-            self._begun.discard(command.id)
-            self._acks[command.id] = ack
-            while len(self._acks) > self._remembered:
-                self._acks.popitem(last=False)
+            self._begun.discard(acknowledged.command)
+            self._acknowledged[acknowledged.command] = acknowledged
+            while len(self._acknowledged) > self._remembered:
+                self._acknowledged.popitem(last=False)
 
-    def applied(self) -> list[Any]:
+    def applied(self) -> list[str]:
         """The ids of the commands that are remembered, the oldest first."""
         with self._changed:
-            return list(self._acks)
+            return list(self._acknowledged)
 
     @property
     def arrived(self) -> int:

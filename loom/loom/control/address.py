@@ -1,0 +1,44 @@
+"""Where a threadlet finds the weaver: ``tcp://HOST:PORT/KEY``."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from loom.errors import InvalidAddress
+
+__all__ = ["ADDRESS_VARIABLE", "WeaverAddress", "parse_weaver_address"]
+
+ADDRESS_VARIABLE = "LOOM_WEAVER"
+"""The environment variable in which a threadlet finds the weaver's address."""
+
+_ADDRESS = re.compile(
+    r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})/(?P<key>[A-Za-z0-9_-]{1,256})"
+)
+
+
+class WeaverAddress(NamedTuple):
+    """Where the weaver listens for threadlets, and the secret that lets them in."""
+
+    host: str
+    port: int
+    key: str
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}/{self.key}"
+
+
+def parse_weaver_address(text: str) -> WeaverAddress:
+    """Read ``tcp://HOST:PORT/KEY``.
+
+    Raises:
+        InvalidAddress: the text has another form, or the port is not in 1 to 65535. It does not show the key.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        shown = re.sub(r"^([^/]*//[^/]*/).+", r"\1…", text, flags=re.DOTALL)
+        raise InvalidAddress(
+            f"{shown!r} is not the address of a weaver: {ADDRESS_VARIABLE} has the form tcp://HOST:PORT/KEY"
+        )
+    return WeaverAddress(match["host"].strip("[]"), int(match["port"]), match["key"])

@@ -1,0 +1,97 @@
+"""`Frame`: the base of everything that is said on the link, and the checks that several kinds of frames share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+from loom.errors import ProtocolMismatch
+
+__all__ = ["MAX_COUNT", "MAX_NAME", "Frame", "check_count", "optional_text", "printable", "values"]
+
+MAX_COUNT = 1 << 53
+"""Steps, epochs and sequence numbers are below it, so that a double holds them."""
+
+MAX_NAME = 200
+"""Characters of the longest name."""
+
+MAX_VALUES = 10_000
+"""Keys of the largest map of values, such as a configuration."""
+
+F = TypeVar("F", bound="Frame")
+
+
+class Frame:
+    """A message on the link: a list that begins with its kind.
+
+    Subclasses are frozen dataclasses.
+    """
+
+    __slots__ = ()
+
+    KIND: ClassVar[str]
+    """The first element of the list."""
+
+    def to_body(self) -> list[Any]:
+        """Return the frame as msgpack takes it, beginning with its kind."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_body(cls: type[F], body: Sequence[Any]) -> F:
+        """Check what came and return it as a frame.
+
+        Raises:
+            ProtocolMismatch: it is not a frame of this kind.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def mismatch(cls, body: Any, why: str = "") -> ProtocolMismatch:
+        """Return the error for something that is not a frame of this kind."""
+        return ProtocolMismatch(f"not a {cls.KIND!r} frame: {body!r:.80}" + (f": {why}" if why else ""))
+
+
+def check_count(field: str, value: Any) -> int | None:
+    """Return a count such as a step, or None.
+
+    Raises:
+        ProtocolMismatch: it is neither.
+    """
+    if value is not None and (type(value) is not int or not 0 <= value < MAX_COUNT):
+        raise ProtocolMismatch(f"{field} is a count or None, not {value!r:.80}")
+    return value
+
+
+def optional_text(body: dict[str, Any], field: str) -> str | None:
+    """Return a text of at most `MAX_NAME` characters, or None if the field is missing.
+
+    Raises:
+        ProtocolMismatch: it is something else.
+    """
+    value = body.get(field)
+    if value is not None and (type(value) is not str or len(value) > MAX_NAME):
+        raise ProtocolMismatch(f"{field} is a text of at most {MAX_NAME} characters, not {value!r:.80}")
+    return value
+
+
+def printable(body: dict[str, Any], field: str) -> str:
+    """Return a printable text of 1 to `MAX_NAME` characters.
+
+    Raises:
+        ProtocolMismatch: it is something else.
+    """
+    value = optional_text(body, field)
+    if not value or not value.isprintable():
+        raise ProtocolMismatch(f"{field} is a printable text, not {value!r:.80}")
+    return value
+
+
+def values(field: str, value: Any) -> dict[str, Any]:
+    """Return a map of at most `MAX_VALUES` keys, such as a configuration.
+
+    Raises:
+        ProtocolMismatch: it is something else.
+    """
+    if type(value) is not dict or len(value) > MAX_VALUES:
+        raise ProtocolMismatch(f"{field} is keys and values, not {value!r:.80}")
+    return value

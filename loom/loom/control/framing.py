@@ -1,0 +1,96 @@
+"""Frames on a stream of bytes: a length (4 bytes, big endian), and a msgpack list that begins with a kind.
+
+Threadlets talk to the weaver so over TCP, and the gateway and the drivers over the weaver's unix socket.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from loom.errors import ProtocolMismatch, TooLarge
+
+__all__ = ["MAX_FRAME", "MAX_HELLO", "Splitter", "pack"]
+
+MAX_FRAME = 16 << 20
+"""Bytes of the largest frame, without its length."""
+
+MAX_HELLO = 1 << 20
+"""Bytes of the largest frame from a peer that has not shown its key."""
+
+_LENGTH = struct.Struct(">I")
+
+
+def pack(frame: Sequence[Any]) -> bytes:
+    """Return the bytes of a frame. Characters that are not Unicode, as in some file names, become question marks.
+
+    Raises:
+        TooLarge: it has more than `MAX_FRAME` bytes.
+        TypeError: something in it is no text, number, bytes, None, list or dict.
+        OverflowError: a number in it has more than 64 bits.
+    """
+    body: bytes = msgpack.packb(frame, unicode_errors="replace")
+    if len(body) > MAX_FRAME:
+        raise TooLarge(f"a {frame[0]!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Splitter:
+    """Finds the frames in a stream of bytes, however it is cut.
+
+    Args:
+        limit: bytes of the largest frame to accept; ``limit`` may be set again at any time.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._begun = bytearray()
+        self._needed = 0
+
+    def feed(self, data: bytes) -> list[list[Any]]:
+        """Take bytes; return the frames that they complete, in order.
+
+        Raises:
+            ProtocolMismatch: the bytes are no frames, or one is too large. Nothing after it can be understood.
+        """
+        whole = data
+        if self._begun:
+            self._begun += data
+            if len(self._begun) < self._needed:
+                return []
+            whole = bytes(self._begun)
+            self._begun = bytearray()
+        frames = []
+        position, end = 0, len(whole)
+        while end - position >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(whole, position)
+            if length > self.limit:
+                raise ProtocolMismatch(f"a frame on the link claims {length} bytes; the limit is {self.limit}")
+            after = position + _LENGTH.size + length
+            if after > end:
+                self._needed = after - position
+                break
+            frames.append(_unpack(whole[position + _LENGTH.size : after]))
+            position = after
+        else:
+            self._needed = _LENGTH.size
+        if position < end:
+            self._begun += memoryview(whole)[position:]
+        return frames
+
+
+def _unpack(body: bytes) -> list[Any]:
+    try:
+        frame = msgpack.unpackb(body, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolMismatch(f"not a frame of the weaver's link: {error}") from error
+    if type(frame) is not list or not frame or type(frame[0]) is not str:
+        raise ProtocolMismatch(f"not a frame of the weaver's link: {frame!r:.80}")
+    return frame
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"it holds an extension of type {code}")

@@ -1,0 +1,214 @@
+"""How a connection between a threadlet and the weaver begins, and how the threadlet ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+from loom.control.commands import FaultRemoved
+from loom.control.device import Device
+from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
+from loom.errors import ProtocolMismatch
+
+__all__ = ["MAX_APPLIED", "PROTOCOL", "Activity", "Bye", "Ending", "Handlers", "Hello", "Refusal", "Welcome"]
+
+PROTOCOL = 1
+"""The version that both sides name in their first frame."""
+
+MAX_APPLIED = 1024
+"""Commands applied that a threadlet remembers, and names in its hello."""
+
+_MAX_DEVICES = 1024
+_LONGEST_BEAT = 3600.0
+
+
+class Activity(str, Enum):
+    """What a training loop does when its threadlet connects."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DRAINING = "draining"
+
+
+class Ending(str, Enum):
+    """How a training ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Frame):
+    """``["hello", {…}]``, the first frame from a threadlet: who it is, and the key that lets it in.
+
+    The map has the fields of this class and ``protocol``. Fields of newer versions are ignored.
+    """
+
+    KIND: ClassVar[str] = "hello"
+
+    key: str
+    replica: str
+    """Id of the replica, unique in the weaver."""
+    instance: str
+    """Tells this process from those that had the replica's name before."""
+    group: str
+    """The replica's id if it was given none."""
+    pid: int
+    host: str
+    procs: str | None
+    """The proc mesh of a process that a session spawned, and its rank in it."""
+    rank: int | None
+    actors: str | None
+    session: str | None
+    devices: tuple[Device, ...]
+    handlers: dict[str, str]
+    """Configuration keys that can be changed, and the names of their types."""
+    config: dict[str, Any]
+    state: Activity | None
+    """None if the threadlet does not say."""
+    step: int | None
+    injectable: bool
+    """Whether failures may be injected into the process."""
+    removed: dict[str, dict[str, Any]]
+    """Injected faults that are gone, and what shows it: the weaver may not have heard of it."""
+    applied: tuple[str, ...] = ()
+    """Ids of the last commands that were applied, the oldest first."""
+
+    def to_body(self) -> list[Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields["devices"] = [device.to_body() for device in self.devices]
+        fields["state"] = None if self.state is None else self.state.value
+        return [self.KIND, {"protocol": PROTOCOL, **fields}]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Hello:
+        if body[0] != cls.KIND or len(body) != 2 or type(body[1]) is not dict:
+            raise ProtocolMismatch(f"the first frame on the link is a hello, not {body[0]!r:.40}")
+        told = body[1]
+        if told.get("protocol") != PROTOCOL:
+            raise ProtocolMismatch(
+                f"the threadlet speaks version {told.get('protocol')!r:.20}, the weaver {PROTOCOL}"
+            )
+        procs, devices, applied = told.get("procs"), told.get("devices", []), told.get("applied", [])
+        if procs is not None and type(procs) not in (int, str):
+            raise ProtocolMismatch(f"procs is a name or a number, not {procs!r:.80}")
+        if type(devices) is not list or len(devices) > _MAX_DEVICES:
+            raise ProtocolMismatch(f"devices is a list of at most {_MAX_DEVICES}, not {devices!r:.80}")
+        state = optional_text(told, "state")
+        removed = [
+            FaultRemoved.from_body([FaultRemoved.KIND, *one])
+            for one in values("removed", told.get("removed", {})).items()
+        ]
+        replica = printable(told, "replica")
+        return cls(
+            key=printable(told, "key"),
+            replica=replica,
+            instance=printable(told, "instance"),
+            group=optional_text(told, "group") or replica,
+            pid=check_count("pid", told.get("pid")) or 0,
+            host=optional_text(told, "host") or "",
+            procs=None if procs is None else str(procs),
+            rank=check_count("rank", told.get("rank")),
+            actors=optional_text(told, "actors"),
+            session=optional_text(told, "session"),
+            devices=tuple(map(Device.from_body, devices)),
+            handlers=Handlers.from_body([Handlers.KIND, told.get("handlers", {})]).types,
+            config=values("config", told.get("config", {})),
+            state=Activity(state) if state in list(Activity) else None,
+            step=check_count("step", told.get("step")),
+            injectable=told.get("injectable") is True,
+            removed={one.injection: one.evidence for one in removed},
+            applied=tuple(applied) if type(applied) is list else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers(Frame):
+    """``["handlers", {key: type name}]``, from a threadlet: configuration keys that can be changed by now."""
+
+    KIND: ClassVar[str] = "handlers"
+
+    types: dict[str, str]
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, self.types]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Handlers:
+        match body:
+            case [_, dict(types)] if len(types) <= MAX_VALUES:
+                if all(type(key) is type(name) is str and len(key) <= MAX_NAME for key, name in types.items()):
+                    return cls(types)
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Frame):
+    """``["welcome", {"protocol", "beat", "weaver", "seq", "spent"}]``, to a threadlet: the answer to its hello."""
+
+    KIND: ClassVar[str] = "welcome"
+
+    beat: float
+    """Seconds between two heartbeats."""
+    weaver: str
+    """Tells this process of the weaver from those before."""
+    seq: int
+    """The last status report of this instance that is stored."""
+    spent: bool = False
+    """Whether the weaver takes time accounts."""
+
+    def to_body(self) -> list[Any]:
+        fields = {"beat": self.beat, "weaver": self.weaver, "seq": self.seq, "spent": self.spent}
+        return [self.KIND, {"protocol": PROTOCOL, **fields}]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Welcome:
+        match body:
+            case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as told]:
+                if 0 < beat < _LONGEST_BEAT:
+                    return cls(beat, str(told.get("weaver")), seq, told.get("spent") is True)
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Frame):
+    """``["refuse", code, text]``, to a threadlet: why the weaver closes the connection now."""
+
+    KIND: ClassVar[str] = "refuse"
+
+    code: str
+    text: str
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, self.code, self.text]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Refusal:
+        match body:
+            case [_, code, text]:
+                return cls(str(code), str(text))
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Frame):
+    """``["bye", reason, ending]``, the last frame from a threadlet; the weaver closes the connection then."""
+
+    KIND: ClassVar[str] = "bye"
+
+    reason: str
+    """For people."""
+    ending: Ending
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, self.reason, self.ending.value]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Bye:
+        match body:
+            case [_, (str() | None) as reason, str(ending)] if ending in list(Ending):
+                return cls(reason or ending, Ending(ending))
+        raise cls.mismatch(body)

@@ -1,0 +1,80 @@
+"""What a threadlet tells of how its process spends its time; goodput is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from loom.control.frame import MAX_COUNT, Frame
+
+__all__ = ["MAX_REASON", "MAX_REASONS", "OTHER", "REASONS", "RESERVED_REASONS", "TimeAccount"]
+
+REASONS = ("compute", "lost", "checkpoint", "waiting", "detection", "respawn", "idle")
+"""What time is spent on; a training may name more.
+
+compute: steps that count. lost: steps that were made again, that raised, or that died with their process. waiting:
+between the start and the first step, for a pause, for peers. detection: from the last sign of a process to the
+weaver's knowing that it is dead. respawn: from then until another has its place. idle: everything else.
+"""
+
+RESERVED_REASONS = frozenset(("compute", "lost", "detection", "respawn", "idle"))
+"""Reasons that a training cannot name: Loom finds them out."""
+
+OTHER = "other"
+"""The reason for time that is spent on more reasons than a process may name."""
+
+MAX_REASONS = 16
+"""Reasons that one process may name."""
+
+MAX_REASON = 40
+"""Characters in a reason."""
+
+_LONGEST = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAccount(Frame):
+    """``["spent", [seconds, first_at or None, first or None, highest or None, open, {reason: seconds}]]``.
+
+    From a threadlet whose weaver takes time accounts, with each heartbeat. Times are seconds since the process
+    began, by its own clock. An account is cumulative: the newest is all that is needed, and one that is lost does
+    no harm.
+    """
+
+    KIND: ClassVar[str] = "spent"
+
+    seconds: float
+    """All of them. Those in no reason and not open were spent idle."""
+    first_at: float | None
+    """When the first step began; later by what was spent with reasons in that step."""
+    first: int | None
+    """The number of the first step that was made."""
+    highest: int | None
+    """The highest number of a step that was made."""
+    open: float
+    """Seconds in the step that is being made."""
+    by_reason: dict[str, float]
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, [self.seconds, self.first_at, self.first, self.highest, self.open, self.by_reason]]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> TimeAccount:
+        # For every replica every second: loops, as generators take twice the time.
+        try:
+            _, (seconds, first_at, first, highest, open, by_reason) = body
+            for time in (seconds, open, 0.0 if first_at is None else first_at, *by_reason.values()):
+                if type(time) is not float or not 0.0 <= time <= _LONGEST:
+                    raise ValueError(f"{time!r:.40} is no time")
+            for step in (first, highest):
+                if step is not None and (type(step) is not int or not 0 <= step < MAX_COUNT):
+                    raise ValueError(f"{step!r:.40} is no step")
+            if len(by_reason) > MAX_REASONS + len(REASONS) + 1:
+                raise ValueError(f"{len(by_reason)} reasons")
+            for name in by_reason:
+                if type(name) is not str or not 0 < len(name) <= MAX_REASON or not name.isprintable():
+                    raise ValueError(f"{name!r:.80} is no reason")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise cls.mismatch(body, str(error)) from error
+        return cls(seconds, first_at, first, highest, open, by_reason)
