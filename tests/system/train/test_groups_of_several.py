@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import loom
+from loom.train import JobSummary
 from tests.system.train.trainers import BOUND, Watched, a_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -40,10 +41,12 @@ def test_a_group_that_loses_one_process_is_replaced_as_a_whole(
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_what_one_job_saved_another_goes_on_with(job: loom.Job, tmp_path: Path, parallel: str) -> None:
-    first = a_job(steps=40, groups=1, checkpoints=str(tmp_path), members=2, parallel=parallel)
+    several = {"members": 2, "parallel": parallel, "checkpoint_every": 40}  # the last step, too
+    first = a_job(steps=40, groups=1, checkpoints=str(tmp_path), **several)
     second = a_job(steps=60, groups=1, checkpoints=str(tmp_path), name="again")
-    Watched(job, first).run.result(BOUND)
+    saved: JobSummary = Watched(job, first).run.result(BOUND)
 
+    assert saved.failures == 0
     summary = Watched(job, second).run.result(BOUND)
 
     assert summary.reports["again_0"].restored == "checkpoint 000001-step-40"
