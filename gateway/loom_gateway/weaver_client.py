@@ -17,7 +17,7 @@ __all__ = ["WeaverClient"]
 
 _READS = frozenset(
     (
-        "acknowledgements",
+        "command_state",
         "devices",
         "events",
         "goodput",

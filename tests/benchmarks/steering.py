@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import loom
 from loom import Actor, endpoint
+from loom.weaver.views import Snapshot, WeaverEvent
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.views import Snapshot, WeaverEvent
 from tests.benchmarks.caller_process import ROOT, CallerError
 
 __all__ = ["Commands", "Steering", "running"]

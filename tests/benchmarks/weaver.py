@@ -275,7 +275,7 @@ class _Commands(threading.Thread):
 
 def _command(gateway: RawGateway, target: str) -> dict[str, Any]:
     given = gateway.ask("command", kind="update_config", params={"learning_rate": 0.1}, target=target)
-    outcomes: dict[str, Any] = gateway.ask("acknowledgements", id=given["id"], timeout=30)
+    outcomes: dict[str, Any] = gateway.ask("command_state", id=given["id"], timeout=30)["outcomes"]
     return outcomes
 
 

@@ -7,23 +7,12 @@ from typing import Any
 
 import loom
 from loom.errors import LoomError
+from loom.weaver.states import ReplicaState
 from loom_gateway.rest.prometheus import Exposition
 from loom_gateway.sessions.sessions import SessionManager, SessionState
 from loom_gateway.weaver_client import WeaverClient
 
-__all__ = ["REPLICA_STATES", "metrics_text"]
-
-REPLICA_STATES = (
-    "registering",
-    "running",
-    "paused",
-    "draining",
-    "stalled",
-    "failed",
-    "recovering",
-    "finished",
-)
-"""Each has a sample, also while no replica is in it, or a graph would have holes."""
+__all__ = ["metrics_text"]
 
 _DEVICE_FAMILIES = (
     ("utilization", "loom_device_utilization_ratio", "Use of a device, from 0 to 1."),
@@ -82,8 +71,8 @@ def _weaver(page: Exposition, numbers: dict[str, Any]) -> None:
     page.sample(numbers["started"])
     states = numbers.get("replicas") or {}
     page.family("loom_replicas", "gauge", "Replicas, by state.")
-    for state in REPLICA_STATES:
-        page.sample(states.get(state, 0), state=state)
+    for state in ReplicaState:  # each has a sample, also while no replica is in it, or a graph would have holes
+        page.sample(states.get(state.value, 0), state=state.value)
     page.family("loom_devices", "gauge", "Devices that are known.")
     page.sample(numbers.get("devices", 0))
     page.family("loom_commands_waiting", "gauge", "Commands that some replica has not acknowledged.")

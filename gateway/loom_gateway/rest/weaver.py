@@ -1,6 +1,7 @@
 """REST under ``/api/v1/weaver/``: replicas and devices, what happened to them, and telling them what to do.
 
-What the weaver answers goes out as it is. The models say what that is, for OpenAPI and its readers.
+What the weaver answers goes out as it is. The response models, `loom.weaver.views`, say
+what that is, for OpenAPI and its readers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
+from loom.control.commands import CommandKind
 from loom.errors import WeaverUnavailable, WrongArguments
+from loom.weaver.policy import Action
+from loom.weaver.views import (
+    CommandState,
+    DeviceInfo,
+    GoodputRecord,
+    InjectionState,
+    MetricPoint,
+    ReplicaInfo,
+    WeaverEvent,
+    WeaverStatus,
+)
 from loom_gateway.access.control import Doors, Visit
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import exact_json
@@ -26,9 +39,6 @@ MAX_WAIT = 300.0
 
 STACK_WAIT = 30.0
 """Seconds that it may take to get a stack."""
-
-Metric = float | Literal["NaN", "Infinity", "-Infinity"]
-"""A value of a metric. JSON has no word for those that are no number."""
 
 
 class ErrorText(BaseModel):
@@ -45,91 +55,10 @@ class ErrorAnswer(BaseModel):
     error: ErrorText
 
 
-class WeaverStatus(BaseModel):
-    """The weaver at a glance."""
-
-    weaver: str
-    """Id of this process of it; another after a restart."""
-    started: float
-    """Seconds since the epoch."""
-    time: float
-    """Now, by the weaver's clock."""
-    replicas: dict[str, int]
-    """How many are in each state; states with none are left out."""
-    devices: int
-    commands: int
-    """Commands that some replica has not acknowledged."""
-    event: int
-    """Id of the newest event."""
-    reports: int
-    """Status reports taken since it started."""
-
-
-class ReplicaInfo(BaseModel):
-    """A training process. Times are seconds since the epoch."""
-
-    id: str
-    instance: str
-    """Which process of those that have been this replica."""
-    state: Literal["registering", "running", "paused", "draining", "stalled", "failed", "recovering", "finished"]
-    group: str
-    host: str
-    pid: int
-    session: str | None
-    """The session that spawned it; null for one that Loom did not spawn."""
-    procs: str | None
-    """Its proc mesh."""
-    rank: int | None
-    """Its rank in that."""
-    actors: str | None
-    devices: list[str]
-    handlers: dict[str, str]
-    """Configuration keys that it takes, and the names of their types."""
-    config: dict[str, Any]
-    step: int | None
-    epoch: int | None
-    max_step: int | None
-    metrics: dict[str, Metric]
-    reported: float | None
-    """When it made its last status report, by its own clock."""
-    injectable: bool
-    """Whether failures may be injected into it."""
-    phase: str
-    """step, between or paused."""
-    registered: float
-    changed: float
-    """When its state changed."""
-    died_of: str | None
-    """Why it has failed; null unless it has."""
-    connected: bool
-    step_time: float | None
-    """Seconds that one of its steps usually takes."""
-
-
 class ReplicaList(BaseModel):
     """Replicas, in the order in which they were first seen."""
 
     replicas: list[ReplicaInfo]
-
-
-class DeviceInfo(BaseModel):
-    """A GPU, or the CPUs of a host."""
-
-    uuid: str
-    kind: str
-    """gpu or cpu."""
-    server: str
-    type: str
-    """The model."""
-    memory: int
-    """Bytes."""
-    state: Literal["active", "inactive", "failed"]
-    reason: str | None
-    """Why it is not active."""
-    replicas: list[str]
-    """Ids of those that use it."""
-    status: dict[str, Any] | None
-    """The newest that was said of it: utilization (0 to 1), memory_used (bytes), temperature (°C), power (W)."""
 
 
 class DeviceList(BaseModel):
@@ -138,22 +67,10 @@ class DeviceList(BaseModel):
     devices: list[DeviceInfo]
 
 
-class EventInfo(BaseModel, extra="allow"):
-    """Something that happened. What more it has depends on its kind."""
-
-    id: int
-    """They grow."""
-    time: float
-    """Seconds since the epoch."""
-    kind: str
-    replica: str | None
-    """The replica that it is about, if it is about one."""
-
-
 class EventList(BaseModel):
     """Events, the oldest first."""
 
-    events: list[EventInfo]
+    events: list[WeaverEvent]
 
 
 class MetricList(BaseModel):
@@ -167,87 +84,14 @@ class MetricHistory(BaseModel):
 
     replica: str
     metric: str
-    points: list[tuple[float, int | None, Metric]]
+    points: list[MetricPoint]
     """Time in seconds since the epoch, step, value; the oldest first."""
-
-
-class FaultInfo(BaseModel):
-    """The death of a process. Times are seconds since the epoch; null where it has not come to that."""
-
-    replica: str
-    reason: str
-    time: float
-    """When the process was last heard of."""
-    detected: float
-    """When the weaver knew."""
-    registered: float | None
-    """When the process came that has its place now."""
-    stepped: float | None
-    """When that began its first step."""
-
-
-class GoodputPoint(BaseModel):
-    """What the sums of a job were at a time."""
-
-    time: float
-    """Seconds since the epoch."""
-    seconds: dict[str, float]
-
-
-class GoodputInfo(BaseModel):
-    """Where the time of a job went. A second of it is a second of one of its replicas."""
-
-    job: str
-    """The replicas' group; GROUP@SESSION where a session spawned them."""
-    since: float
-    """Seconds since the epoch."""
-    until: float
-    """Now, or when its last replica ended."""
-    replicas: int
-    """How many live."""
-    ratio: float | None
-    """The share of compute, from 0 to 1; null before there is anything."""
-    seconds: dict[str, float]
-    """compute, lost, checkpoint, waiting, detection, respawn, idle, and what the training names besides."""
-    faults: list[FaultInfo]
-    """The first first."""
-    course: list[GoodputPoint]
-    """What the sums were since the beginning."""
 
 
 class GoodputList(BaseModel):
     """Jobs, the one that began last at the end."""
 
-    jobs: list[GoodputInfo]
-
-
-class Acknowledgement(BaseModel):
-    """What a replica made of a command."""
-
-    ok: bool
-    step: int | None
-    """The step at which it was applied."""
-    changes: dict[str, dict[str, Any]]
-    """For each key that was changed its old and its new value."""
-    refused: dict[str, str]
-    """For each key that was not, why."""
-    reason: str | None
-    """Why it was not applied."""
-    waiting: bool = False
-    """Whether the replica has not answered yet, and may."""
-    evidence: dict[str, Any] = {}
-    """Of a fault: what shows that it is there."""
-
-
-class CommandState(BaseModel):
-    """A command that was given."""
-
-    id: str
-    replicas: list[str]
-    """Whom it is for."""
-    done: bool
-    """Whether each of them has answered, or cannot any more."""
-    outcomes: dict[str, Acknowledgement]
+    jobs: list[GoodputRecord]
 
 
 class WeaverAddressInfo(BaseModel):
@@ -257,10 +101,22 @@ class WeaverAddressInfo(BaseModel):
     """The value of ``LOOM_WEAVER`` for them. It has the key that lets them in: keep it as you keep a token."""
 
 
-class CommandOrder(BaseModel, extra="forbid"):
+UserCommandKind = Literal[
+    CommandKind.UPDATE_CONFIG,
+    CommandKind.PAUSE,
+    CommandKind.RESUME,
+    CommandKind.STOP,
+    CommandKind.DRAIN,
+    CommandKind.DEACTIVATE_DEVICE,
+    CommandKind.REACTIVATE,
+]
+"""What people tell replicas to do; the other kinds follow from a failure or a fault."""
+
+
+class CommandRequest(BaseModel, extra="forbid"):
     """A command to give."""
 
-    kind: Literal["update_config", "pause", "resume", "stop", "drain", "deactivate_device", "reactivate"]
+    kind: UserCommandKind
     target: str | list[str] = "*"
     """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids."""
     params: dict[str, Any] = {}
@@ -269,7 +125,7 @@ class CommandOrder(BaseModel, extra="forbid"):
     """Seconds to wait for acknowledgements before the answer."""
 
 
-class FaultOrder(BaseModel, extra="forbid"):
+class FaultRequest(BaseModel, extra="forbid"):
     """A fault to inject."""
 
     fault: Annotated[str, Field(max_length=200)]
@@ -283,31 +139,24 @@ class FaultOrder(BaseModel, extra="forbid"):
     """Seconds to wait for acknowledgements before the answer."""
 
 
-class Injection(CommandState):
-    """A fault that was injected. ``outcomes`` have the evidence of each replica."""
-
-    evidence: dict[str, Any] = {}
-    """Of a fault of the gateway, the weaver or a driver."""
-
-
 class DeviceFailure(BaseModel, extra="forbid"):
     """A device that somebody knows to have failed."""
 
     reason: Annotated[str, Field(max_length=2000)] = ""
 
 
-class PolicyOrder(BaseModel, extra="forbid"):
+class PolicyRequest(BaseModel, extra="forbid"):
     """What is to be done with replicas when a device of theirs fails."""
 
     group: Annotated[str, Field(min_length=1, max_length=200)]
     """A group, or a glob; ``*`` for all."""
-    action: Literal["notify", "pause", "stop", "respawn"]
+    action: Action
 
 
 class PolicyList(BaseModel):
     """The action for each group that has one; others are notified."""
 
-    policies: dict[str, str]
+    policies: dict[str, Action]
 
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -396,16 +245,16 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRout
         return _answer({"address": keeper.address})
 
     @router.post("/commands", response_model=CommandState)
-    async def give_command(order: CommandOrder, request: Request) -> Response:
+    async def give_command(asked: CommandRequest, request: Request) -> Response:
         """Tell replicas to do something; with ``wait``, answer when they have, or when it is over."""
         visit: Visit = request.scope["loom.visit"]
-        about = {"kind": order.kind, "target": order.target, "keys": list(order.params)}
+        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
         request.scope[DONE] = ("commanded", about)
         given = await weaver.ask(
-            "command", kind=order.kind, params=order.params, target=order.target, by=visit.identity.name
+            "command", kind=asked.kind.value, params=asked.params, target=asked.target, by=visit.identity.name
         )
         request.scope[DONE] = ("commanded", {**about, "command": given["id"]})
-        return _answer(await _command_state(given["id"], order.wait))
+        return _answer(await _command_state(given["id"], asked.wait))
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
@@ -413,43 +262,41 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRout
         return _answer(await _command_state(command, wait))
 
     async def _command_state(id: str, wait: float) -> dict[str, Any]:
-        outcomes = await weaver.ask("acknowledgements", wait, id=id, timeout=wait)
-        done = not any(outcome.get("waiting") for outcome in outcomes.values())
-        return {"id": id, "replicas": list(outcomes), "done": done, "outcomes": outcomes}
+        state: dict[str, Any] = await weaver.ask("command_state", wait, id=id, timeout=wait)
+        return state
 
     @router.post(
         "/inject",
-        response_model=Injection,
+        response_model=InjectionState,
         responses={
             403: {"model": ErrorAnswer, "description": "What is to be struck is not marked as injectable."},
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )
-    async def inject(order: FaultOrder, request: Request) -> Response:
+    async def inject(asked: FaultRequest, request: Request) -> Response:
         """Inject a fault into replicas or pieces of Loom that are marked as injectable.
 
         Those that last end by themselves, or by DELETE.
         """
         visit: Visit = request.scope["loom.visit"]
-        about = {"fault": order.fault, "target": order.target, "duration": order.duration}
+        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration}
         request.scope[DONE] = ("injected", about)
-        kind, params, duration = check_fault(order.fault, order.params, order.duration)
+        kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
         if kind.place is Place.GATEWAY:
-            if not isinstance(order.target, str):
-                raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {order.target!r:.80}")
-            evidence = await pieces.strike(kind.name, order.target)
-            struck = {"id": f"{kind.name}-{evidence['pid']}", "replicas": [], "done": True, "outcomes": {}}
-            return _answer({**struck, "evidence": evidence})
+            if not isinstance(asked.target, str):
+                raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
+            evidence = await pieces.strike(kind.name, asked.target)
+            return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
         given = await weaver.ask(
             "inject",
             fault=kind.name,
             params=params,
             duration=duration,
-            target=order.target,
+            target=asked.target,
             by=visit.identity.name,
         )
         request.scope[DONE] = ("injected", {**about, "command": given["id"], "replicas": given["replicas"][:100]})
-        return _answer({**await _command_state(given["id"], order.wait), "evidence": {}})
+        return _answer({**await _command_state(given["id"], asked.wait), "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request) -> Response:
@@ -459,7 +306,7 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRout
         given = await weaver.ask("remove_fault", injection=injection, by=visit.identity.name)
         return _answer(await _command_state(given["id"], 0.0))
 
-    @router.post("/devices/{device:path}/failure", response_model=EventInfo)
+    @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(device: str, failure: DeviceFailure, request: Request) -> Response:
         """Say that a device has failed. Its replicas are told, and what the policies of their groups say is done.
 
@@ -476,11 +323,11 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRout
         return _answer({"policies": await weaver.ask("policies")})
 
     @router.post("/policies", response_model=PolicyList)
-    async def set_policy(order: PolicyOrder, request: Request) -> Response:
+    async def set_policy(asked: PolicyRequest, request: Request) -> Response:
         """Choose what is done with a group when a device fails."""
         visit: Visit = request.scope["loom.visit"]
-        request.scope[DONE] = ("commanded", {"group": order.group, "action": order.action})
-        found = await weaver.ask("policy", group=order.group, action=order.action, by=visit.identity.name)
+        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
+        found = await weaver.ask("policy", group=asked.group, action=asked.action.value, by=visit.identity.name)
         return _answer({"policies": found})
 
     return router

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, WeaverUnavailable
 
 if TYPE_CHECKING:
+    from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
     from loom_proxy.weaver.client import WeaverProxy
-    from loom_proxy.weaver.views import Point, ReplicaInfo, WeaverEvent
 
 __all__ = ["AWAY", "Away", "Life", "Observer"]
 
@@ -107,7 +107,7 @@ class Observer:
         """The process that a replica is now, or was last."""
         return self.lives[replica][-1] if self.lives.get(replica) else None
 
-    def history(self, replica: str, metric: str, since: float) -> list[Point]:
+    def history(self, replica: str, metric: str, since: float) -> list[MetricPoint]:
         """The points of a metric, as far as they are known; none where there is no such metric."""
         try:
             return self.weaver.history(replica, metric, since=since, points=20_000)

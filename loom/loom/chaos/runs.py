@@ -18,8 +18,8 @@ from loom.chaos.targets import ENDED, check_target, chosen, living, matching
 from loom.errors import LoomError
 
 if TYPE_CHECKING:
+    from loom.weaver.views import ReplicaInfo
     from loom_proxy.weaver.client import InjectionProxy, WeaverProxy
-    from loom_proxy.weaver.views import ReplicaInfo
 
 __all__ = ["Run"]
 

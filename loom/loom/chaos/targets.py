@@ -11,7 +11,7 @@ from loom.chaos.plans import Target
 from loom.errors import NotInjectable, UnknownReplica
 
 if TYPE_CHECKING:
-    from loom_proxy.weaver.views import ReplicaInfo
+    from loom.weaver.views import ReplicaInfo
 
 __all__ = ["ENDED", "check_target", "chosen", "living", "matching"]
 

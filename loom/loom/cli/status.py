@@ -67,9 +67,9 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
 
 def _print_replicas(replicas: list[dict[str, Any]]) -> None:
     from loom.cli.weaver_display import REPLICA_COLUMNS, replica_row
-    from loom_proxy.weaver.views import ReplicaInfo
+    from loom.weaver.views import ReplicaInfo
 
-    rows = [replica_row(one) for one in sorted(map(ReplicaInfo.read, replicas), key=lambda one: one.place)]
+    rows = [replica_row(one) for one in sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)]
     print_table(_count(len(replicas), "replica"), REPLICA_COLUMNS, rows)
 
 

@@ -17,8 +17,9 @@ from loom.errors import WaitTimeout, WrongArguments
 from loom.process.exit_codes import FAILURE
 
 if TYPE_CHECKING:
+    from loom.control.commands import Acknowledgement
+    from loom.weaver.views import WeaverEvent
     from loom_proxy.weaver.client import CommandProxy, WeaverProxy
-    from loom_proxy.weaver.views import Acknowledgement, WeaverEvent
 
 __all__ = [
     "COMMANDS",

@@ -10,25 +10,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from loom.weaver.states import ReplicaState
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from loom_proxy.weaver.views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
+    from loom.weaver.views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
 
 __all__ = ["REPLICA_COLUMNS", "Picture", "device_row", "event_line", "json_line", "live", "replica_row"]
 
 REPLICA_COLUMNS = ["replica", "state", "step", "epoch", "metrics", "s/step", "group", "host", "devices"]
 
 STYLES = {
-    "running": "green",
-    "paused": "yellow",
-    "draining": "yellow",
-    "registering": "cyan",
-    "recovering": "magenta",
-    "stalled": "red",
-    "failed": "bold red",
-    "finished": "dim",
+    ReplicaState.FAILED: "bold red",
+    ReplicaState.STALLED: "red",
+    ReplicaState.RECOVERING: "magenta",
+    ReplicaState.REGISTERING: "cyan",
+    ReplicaState.PAUSED: "yellow",
+    ReplicaState.DRAINING: "yellow",
+    ReplicaState.RUNNING: "green",
+    ReplicaState.FINISHED: "dim",
 }
+"""How the states look, the worst first."""
 
 EVENTS_SHOWN = 8
 METRICS_SHOWN = 3
@@ -101,7 +104,7 @@ def _values(values: Mapping[str, Any]) -> str:
 
 def json_line(update: WeaverUpdate) -> str:
     """An update as a line of JSON."""
-    from loom_proxy.weaver.views import WeaverEvent
+    from loom.weaver.views import WeaverEvent
 
     kind = "event" if isinstance(update, WeaverEvent) else type(update).__name__.lower()
     return json.dumps({"type": kind, **asdict(update)})
@@ -124,7 +127,7 @@ class Picture:
         Returns:
             Whether something happened that it does not say all about, such as a new replica: look again.
         """
-        from loom_proxy.weaver.views import Away, Delta, Snapshot
+        from loom.weaver.views import Away, Delta, Snapshot
 
         match update:
             case Snapshot():
@@ -136,7 +139,7 @@ class Picture:
                 for id, changes in update.replicas.items():
                     if id not in self.replicas:
                         return True
-                    self.replicas[id] = replace(self.replicas[id], **_known(changes))
+                    self.replicas[id] = self.replicas[id].changed_by(changes)
                 for uuid, status in update.devices.items():
                     if uuid in self.devices:
                         self.devices[uuid] = replace(self.devices[uuid], status=status)
@@ -167,7 +170,7 @@ class Picture:
         shown = sorted(self.replicas.values(), key=_worst_first)[:room]
         for replica in shown:
             cells = [Text(cell) for cell in replica_row(replica)]
-            cells[1].stylize(STYLES.get(replica.state, ""))
+            cells[1].stylize(STYLES[replica.state])
             table.add_row(*cells)
         parts: list[RenderableType] = [title, table]
         if len(self.replicas) > len(shown):
@@ -243,13 +246,8 @@ class _Screen:
             return self._picture.table(height)
 
 
-_ORDER = ("failed", "stalled", "recovering", "registering", "paused", "draining", "running", "finished")
+_ORDER = list(STYLES)
 
 
 def _worst_first(replica: ReplicaInfo) -> tuple[int, tuple[str, str, int, str]]:
-    return _ORDER.index(replica.state) if replica.state in _ORDER else 0, replica.place
-
-
-def _known(changes: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected")
-    return {name: changes[name] for name in names if name in changes}
+    return _ORDER.index(replica.state), replica.place

@@ -20,6 +20,7 @@ __all__ = [
     "CommandKind",
     "FaultRemoved",
     "UnknownCommandKind",
+    "check_config",
 ]
 
 
@@ -234,3 +235,28 @@ class FaultRemoved(Frame):
             case [_, str(injection), dict(evidence)] if len(injection) <= MAX_NAME:
                 return cls(injection, evidence)
         raise cls.mismatch(body)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check that values of a configuration can be told to the weaver.
+
+    Raises:
+        WrongArguments: there is none, or one is no plain value.
+    """
+    if not config:
+        raise WrongArguments("give at least one key and its value, such as learning_rate=0.002")
+    for key, value in config.items():
+        if not _is_plain(value):
+            kind = type(value).__name__
+            known = "numbers, texts, booleans, None, and lists and dicts of them"
+            raise WrongArguments(f"{key}: values of a configuration are {known}, not {kind}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_plain(one) for key, one in value.items())
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64
+    return value is None or type(value) in (bool, float, str)

@@ -10,7 +10,9 @@ from loom.control.commands import CommandKind
 from loom.control.device import Device
 from loom.errors import WrongArguments
 from loom.latencies import BOUNDS
-from loom.weaver.replicas import LIVING
+from loom.weaver.replicas import Replica
+from loom.weaver.states import LIVING
+from loom.weaver.views import DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 __all__ = ["Asking"]
@@ -21,7 +23,7 @@ _MAX_POINTS = 20_000
 
 
 class Asking:
-    """Answers what needs no wait; the server sees to ``acknowledgements``, ``replicas_in`` and ``stacks``.
+    """Answers what needs no wait; the server sees to ``command_state``, ``replicas_in`` and ``stacks``.
 
     Args:
         weaver: that knows.
@@ -66,7 +68,7 @@ class Asking:
         """
         found = self._operations.get(operation)
         if found is None:
-            known = ", ".join([*self._operations, "acknowledgements", "replicas_in", "stacks"])
+            known = ", ".join([*self._operations, "command_state", "replicas_in", "stacks"])
             raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
         return found(arguments, now)
 
@@ -80,44 +82,45 @@ class Asking:
 
     def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         """The weaver in short."""
-        return {
-            "weaver": self._weaver.instance,
-            "started": self._weaver.started,
-            "time": now,
-            "replicas": {state.value: count for state, count in self._known.states.items() if count},
-            "devices": len(self._known.devices),
-            "commands": sum(not command.done for command in self._known.commands),
-            "event": self._known.events.last,
-            "reports": self._weaver.reports,
-        }
+        return WeaverStatus(
+            weaver=self._weaver.instance,
+            started=self._weaver.started,
+            time=now,
+            replicas={state.value: count for state, count in self._known.states.items() if count},
+            devices=len(self._known.devices),
+            commands=sum(not command.done for command in self._known.commands),
+            event=self._known.events.last,
+            reports=self._weaver.reports,
+        ).to_body()
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self._summary(id) for id in self._known.replicas]
+        return [self._info(replica) for replica in self._known.replicas.values()]
 
     def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        return self._summary(self._known.replica(_text(arguments, "id")).id)
+        return self._info(self._known.replica(_text(arguments, "id")))
 
-    def _summary(self, id: str) -> dict[str, Any]:
-        return {**self._known.replicas[id].summary(), "devices": self._known.devices.devices_of(id)}
+    def _info(self, replica: Replica) -> dict[str, Any]:
+        return replica.info(self._known.devices.devices_of(replica.id)).to_body()
 
     def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         return [self._device(device) for device in self._known.devices]
 
     def _device(self, device: Device) -> dict[str, Any]:
-        return {
+        devices = self._known.devices
+        return DeviceInfo(
             **device.to_body(),
-            "state": self._known.devices.state(device.uuid).value,
-            "reason": self._known.devices.reason(device.uuid),
-            "replicas": self._known.devices.replicas_of(device.uuid),
-            "status": self._known.device_status.get(device.uuid),
-        }
+            state=devices.state(device.uuid),
+            reason=devices.reason(device.uuid),
+            replicas=tuple(devices.replicas_of(device.uuid)),
+            status=self._known.device_status.get(device.uuid),
+        ).to_body()
 
     def _events(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         after = _count(arguments, "after", 0)
         limit = min(_count(arguments, "limit", 100), _MAX_EVENTS)
         replica, kind = _text_or_none(arguments, "replica"), _text_or_none(arguments, "kind")
         newest = arguments.get("after") is None
-        return [event.to_dict() for event in self._known.events.after(after, limit, replica, kind, newest)]
+        return [event.to_body() for event in self._known.events.after(after, limit, replica, kind, newest)]
 
     def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
         return self._known.history.metrics(self._known.replica(_text(arguments, "replica")).id)
@@ -135,7 +138,7 @@ class Asking:
 
     def _goodput(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         kept, wanted = self._known.goodput, _text_or_none(arguments, "job")
-        return [kept.record(job, now) for job in kept.jobs() if wanted in (None, job)]
+        return [kept.record(job, now).to_body() for job in kept.jobs() if wanted in (None, job)]
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
@@ -158,7 +161,7 @@ class Asking:
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         reason, by = _text_or_none(arguments, "reason") or "", _text_or_none(arguments, "by") or "gateway"
-        return self._weaver.fail_device(_text(arguments, "device"), reason, by, now).to_dict()
+        return self._weaver.fail_device(_text(arguments, "device"), reason, by, now).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         by = _text_or_none(arguments, "by") or "gateway"
@@ -210,7 +213,7 @@ class Asking:
                 for replica in self._known.replicas.values()
             },
             "of_devices": self._known.device_status,
-            "of_jobs": [kept.record(job, now, course=False) for job in kept.jobs()],
+            "of_jobs": [kept.record(job, now, course=False).to_body() for job in kept.jobs()],
         }
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from loom.chaos.faults import check_fault
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
 from loom.errors import NotInjectable, UnknownReplica, WrongArguments
-from loom.weaver.replicas import LIVING, Replica
+from loom.weaver.replicas import Replica
+from loom.weaver.states import LIVING
 
 __all__ = ["Commands", "GivenCommand", "Target", "check_command", "check_injectable", "select"]
 

@@ -7,21 +7,12 @@ a replica exactly when the replica is on the list of the device, whatever happen
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import Enum
 
 from loom.control.device import Device
 from loom.errors import UnknownDevice
+from loom.weaver.states import DeviceState
 
-__all__ = ["DeviceReplicaMap", "DeviceState"]
-
-
-class DeviceState(str, Enum):
-    """What a device may be used for."""
-
-    ACTIVE = "active"
-    INACTIVE = "inactive"
-    """Somebody has deactivated it."""
-    FAILED = "failed"
+__all__ = ["DeviceReplicaMap"]
 
 
 class DeviceReplicaMap:

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
-__all__ = ["Event", "EventLog"]
+from loom.weaver.views import WeaverEvent
 
-
-@dataclass(slots=True)
-class Event:
-    """Something that happened. ``time`` is in seconds since the epoch, ``cause`` the id of the event that led to
-    it."""
-
-    id: int
-    time: float
-    kind: str
-    replica: str | None
-    data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it goes over the wire."""
-        return {"id": self.id, "time": self.time, "kind": self.kind, "replica": self.replica, **self.data}
+__all__ = ["EventLog"]
 
 
 class EventLog:
@@ -41,22 +26,22 @@ class EventLog:
         (self.last,) = db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()
         (first,) = db.execute("SELECT COALESCE(MIN(id), 1) FROM events").fetchone()
         self._first: int = first
-        self._new: list[Event] = []
-        self._amended: list[Event] = []
+        self._new: list[WeaverEvent] = []
+        self._amended: list[WeaverEvent] = []
 
     @property
     def pending(self) -> bool:
         """Whether there is something to commit."""
         return bool(self._new or self._amended)
 
-    def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> Event:
+    def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> WeaverEvent:
         """Log an event; the next commit writes it."""
         self.last += 1
-        event = Event(self.last, time, kind, replica, data)
+        event = WeaverEvent(self.last, time, kind, replica, data)
         self._new.append(event)
         return event
 
-    def amend(self, id: int, **data: Any) -> Event | None:
+    def amend(self, id: int, **data: Any) -> WeaverEvent | None:
         """Add to what an event says; None where it is too old to be there."""
         found = self.after(id - 1, 1)
         if not found or found[0].id != id:
@@ -69,7 +54,7 @@ class EventLog:
 
     def after(
         self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
-    ) -> list[Event]:
+    ) -> list[WeaverEvent]:
         """Events after one, the oldest first.
 
         Args:
@@ -89,7 +74,8 @@ class EventLog:
         )
         amended = {event.id: event for event in self._amended}
         found = [
-            amended.get(row[0]) or Event(row[0], row[1], row[2], row[3], msgpack.unpackb(row[4])) for row in rows
+            amended.get(row[0]) or WeaverEvent(row[0], row[1], row[2], row[3], msgpack.unpackb(row[4]))
+            for row in rows
         ]
         if newest:
             found.reverse()
@@ -114,7 +100,7 @@ class EventLog:
             self._first = self.last - self._keep + 1
             self._db.execute("DELETE FROM events WHERE id < ?", (self._first,))
 
-    def take_new(self) -> list[Event]:
+    def take_new(self) -> list[WeaverEvent]:
         """What `write` has written since this was last called: new events and amended ones."""
         taken = self._new + self._amended
         self._new, self._amended = [], []

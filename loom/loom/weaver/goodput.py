@@ -21,8 +21,9 @@ from typing import Any
 
 from loom.control.time_account import MAX_REASONS, OTHER, REASONS, TimeAccount
 from loom.weaver.store import Store
+from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
-__all__ = ["Fault", "Goodput"]
+__all__ = ["Death", "Goodput"]
 
 MAX_FAULTS = 1000
 """That are remembered of a job, the newest."""
@@ -50,7 +51,7 @@ NEW_RUN_AFTER = 600.0
 
 
 @dataclass(slots=True)
-class Fault:
+class Death:
     """The death of a process. Times are seconds since the epoch, None where it has not come to that."""
 
     replica: str
@@ -94,7 +95,7 @@ class _Place:
     """Seconds for which the place was vacant before this process."""
     vacant: float | None = None
     """Since when nobody has the place; None while somebody has."""
-    fault: Fault | None = None
+    fault: Death | None = None
     """The last one, until the process after it has made a step."""
 
     @property
@@ -110,7 +111,7 @@ class _Place:
     def from_dict(cls, stored: dict[str, Any]) -> _Place:
         """A place as it was stored."""
         fault = stored["fault"]
-        return cls(**{**stored, "fault": None if fault is None else Fault(**fault)})
+        return cls(**{**stored, "fault": None if fault is None else Death(**fault)})
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class _Job:
     alive: float = 0.0
     """When it last had a living process."""
     places: dict[str, _Place] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Death] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     sample_every: float = SAMPLE_EVERY
     vacant: dict[str, None] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class _Job:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> _Job:
         """A job as it was stored."""
-        faults = [Fault(**fault) for fault in stored["faults"]]
+        faults = [Death(**fault) for fault in stored["faults"]]
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
@@ -321,7 +322,7 @@ class Goodput:
         known.add("detection", now - last_sign)
         place.vacant, place.open = now, 0.0
         place.before = max((one for one in (place.before, place.reached, step) if one is not None), default=None)
-        place.fault = Fault(replica, reason[:500], last_sign, now)
+        place.fault = Death(replica, reason[:500], last_sign, now)
         known.vacant[replica] = None
         known.faults = [*known.faults, place.fault][-MAX_FAULTS:]
         self._touch(known, place, now, soon=True)
@@ -348,8 +349,8 @@ class Goodput:
         """Their names, the one that began last at the end."""
         return list(self._jobs)
 
-    def record(self, job: str, now: float, course: bool = True) -> dict[str, Any]:
-        """The goodput of a job, as others see it.
+    def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
+        """Return the goodput of a job.
 
         Args:
             job: its name.
@@ -359,22 +360,18 @@ class Goodput:
         known = self._jobs[job]
         seconds = known.seconds(now)
         whole = sum(seconds.values())
-        told = {
-            "job": job,
-            "since": known.since,
-            "until": now if known.living else known.until,
-            "replicas": known.living,
-            "ratio": seconds["compute"] / whole if whole > 0 else None,
-            "seconds": seconds,
-        }
-        if not course:
-            return told
-        samples = [*known.samples, (told["until"], seconds)]
-        return {
-            **told,
-            "faults": [fault.to_dict() for fault in known.faults],
-            "course": [{"time": time, "seconds": spent} for time, spent in samples],
-        }
+        until = now if known.living else known.until
+        samples = [*known.samples, (until, seconds)] if course else []
+        return GoodputRecord(
+            job=job,
+            since=known.since,
+            until=until,
+            replicas=known.living,
+            ratio=seconds["compute"] / whole if whole > 0 else None,
+            seconds=seconds,
+            faults=tuple(FaultRecord(**fault.to_dict()) for fault in known.faults) if course else (),
+            course=tuple(CoursePoint(time, spent) for time, spent in samples),
+        )
 
     # -- the store --------------------------------------------------------------------------------------------
 

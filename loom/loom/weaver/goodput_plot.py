@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.control.time_account import REASONS
 from loom.extras import require
-from loom.weaver.goodput_record import CoursePoint, GoodputRecord
+from loom.weaver.views import CoursePoint, GoodputRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,13 +17,15 @@ from loom.control.introduction import Hello
 from loom.control.reports import Row
 from loom.errors import UnknownReplica
 from loom.weaver.commands import Commands, GivenCommand
-from loom.weaver.device_map import DeviceReplicaMap, DeviceState
-from loom.weaver.events import Event, EventLog
+from loom.weaver.device_map import DeviceReplicaMap
+from loom.weaver.events import EventLog
 from loom.weaver.goodput import Goodput
 from loom.weaver.history import History
 from loom.weaver.policy import Policy
-from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.store import Store
+from loom.weaver.views import WeaverEvent
 
 __all__ = ["Registry"]
 
@@ -197,19 +199,7 @@ class Registry:
 
     def take_changes(self) -> dict[str, dict[str, Any]]:
         """What has changed since this was last called, of what changes often: replicas and devices, by id."""
-        replicas = {
-            replica.id: {
-                "state": replica.state.value,
-                "step": replica.step,
-                "epoch": replica.epoch,
-                "max_step": replica.max_step,
-                "metrics": replica.metrics,
-                "phase": replica.phase,
-                "reported": replica.reported,
-                "connected": replica.link is not None,
-            }
-            for replica in self._touched
-        }
+        replicas = {replica.id: replica.changing() for replica in self._touched}
         devices = {uuid: self.device_status[uuid] for uuid in self._touched_devices if uuid in self.device_status}
         self._touched.clear()
         self._touched_devices.clear()
@@ -255,7 +245,7 @@ class Registry:
 
     # -- the store --------------------------------------------------------------------------------------------
 
-    def commit(self, now: float) -> list[Event]:
+    def commit(self, now: float) -> list[WeaverEvent]:
         """Write what has changed; return the events that are new or say more than before.
 
         Raises:

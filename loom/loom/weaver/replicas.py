@@ -15,20 +15,10 @@ from collections import deque
 from enum import Enum
 from typing import Any
 
-__all__ = ["LIVING", "TRANSITIONS", "Cause", "Replica", "ReplicaState"]
+from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
-
-class ReplicaState(str, Enum):
-    """What a replica does."""
-
-    REGISTERING = "registering"
-    RUNNING = "running"
-    PAUSED = "paused"
-    DRAINING = "draining"
-    STALLED = "stalled"
-    FAILED = "failed"
-    RECOVERING = "recovering"
-    FINISHED = "finished"
+__all__ = ["TRANSITIONS", "Cause", "Replica"]
 
 
 class Cause(str, Enum):
@@ -54,9 +44,6 @@ class Cause(str, Enum):
 
 
 _R = ReplicaState
-
-LIVING = frozenset(_R) - {_R.FAILED, _R.FINISHED}
-"""The states of a replica that can be sent commands, now or when it is connected again."""
 
 TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
     Cause.REGISTERED: dict.fromkeys(_R, _R.REGISTERING),
@@ -210,10 +197,25 @@ class Replica:
         replica.state = ReplicaState(stored["state"])
         return replica
 
-    def summary(self) -> dict[str, Any]:
-        """As others see it."""
-        shown = self.to_dict()
-        return shown | {"connected": self.link is not None, "step_time": self.usual_step_time()}
+    @property
+    def connected(self) -> bool:
+        """Whether it has a connection."""
+        return self.link is not None
+
+    def info(self, devices: list[str]) -> ReplicaInfo:
+        """Return it as others see it, with the uuids of its devices."""
+        shown = {name: getattr(self, name) for name in _STORED}
+        return ReplicaInfo(
+            **shown,
+            state=self.state,
+            devices=tuple(devices),
+            connected=self.connected,
+            step_time=self.usual_step_time(),
+        )
+
+    def changing(self) -> dict[str, Any]:
+        """Return what changes often, as a `loom.weaver.views.Delta` has it."""
+        return {name: getattr(self, name) for name in CHANGING_FIELDS}
 
 
 _STORED = (

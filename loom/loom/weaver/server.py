@@ -22,7 +22,9 @@ from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArgume
 from loom.weaver.asking import Asking
 from loom.weaver.commands import GivenCommand
 from loom.weaver.processes import LocalProcess, py_spy
-from loom.weaver.replicas import Replica, ReplicaState
+from loom.weaver.replicas import Replica
+from loom.weaver.states import ReplicaState
+from loom.weaver.views import CommandState
 from loom.weaver.weaver import Output, Peer, Weaver
 
 __all__ = ["Server"]
@@ -174,8 +176,8 @@ class Server:
         self.plan_commit()
         return await came
 
-    async def acknowledgements(self, id: str, timeout: float) -> dict[str, Acknowledgement]:
-        """Return what each replica made of a command, waiting ``timeout`` seconds at most.
+    async def command_state(self, id: str, timeout: float) -> CommandState:
+        """Return what each replica has made of a command, waiting ``timeout`` seconds at most until all have.
 
         Raises:
             UnknownCommand: there is no such command.
@@ -192,9 +194,10 @@ class Server:
                 pass
             finally:
                 leave()
-        return command.acknowledgements | {
+        known = command.acknowledgements | {
             name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
+        return CommandState(id, tuple(known), command.done, known)
 
     async def replicas_in(self, arguments: dict[str, Any], timeout: float) -> list[tuple[int | None, str]]:
         """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
@@ -213,7 +216,7 @@ class Server:
         replica = self.weaver.known.replicas.get(id)
         state = "gone" if replica is None else replica.state.value
         since = self.clock() - command.time
-        hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING.value else ""
+        hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING else ""
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
     def _say(self, output: Output) -> None:
@@ -237,7 +240,7 @@ class Server:
             self._next_event = None
         if output.events and self.watchers:
             for event in output.events:
-                self._push({"event": event.to_dict()})
+                self._push({"event": event.to_body()})
         for caller in list(self.callers):
             caller.flush()
 
@@ -419,7 +422,7 @@ class Caller(_Connection):
                 raise ProtocolMismatch(f"not a question: {frame!r:.80}")
 
     def _ask(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        if operation in ("acknowledgements", "replicas_in", "stacks"):
+        if operation in ("command_state", "replicas_in", "stacks"):
             self.server.run(self._answer_later(number, operation, arguments))
             return
         try:
@@ -438,12 +441,12 @@ class Caller(_Connection):
 
     async def _answer_later(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
         try:
-            timeout = arguments.get("timeout", 10.0 if operation == "acknowledgements" else 0.0)
+            timeout = arguments.get("timeout", 10.0 if operation == "command_state" else 0.0)
             if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_WAIT:
                 raise WrongArguments(f"timeout is from 0 to {MAX_WAIT:g} seconds, not {timeout!r:.80}")
-            if operation == "acknowledgements":
-                found = await self.server.acknowledgements(str(arguments.get("id")), timeout)
-                answer: Any = {id: one.to_body() for id, one in found.items()}
+            if operation == "command_state":
+                state = await self.server.command_state(str(arguments.get("id")), timeout)
+                answer: Any = state.to_body()
             elif operation == "replicas_in":
                 answer = await self.server.replicas_in(arguments, timeout)
             else:

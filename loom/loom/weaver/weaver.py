@@ -30,10 +30,11 @@ from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch, UnknownInjection
 from loom.latencies import Latencies
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
-from loom.weaver.events import Event
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
-from loom.weaver.replicas import LIVING, Cause, Replica, ReplicaState
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.views import WeaverEvent
 
 __all__ = ["Output", "Peer", "Timing", "Weaver"]
 
@@ -69,7 +70,7 @@ class Output:
 
     frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
     """For threadlets, in order; None: close the connection."""
-    events: list[Event] = field(default_factory=list)
+    events: list[WeaverEvent] = field(default_factory=list)
     """For watchers."""
     done: list[GivenCommand] = field(default_factory=list)
     """For who waits for them."""
@@ -117,7 +118,7 @@ class Weaver:
             Bye.KIND: self._bye,
         }
         """What takes each kind of frame from a threadlet that has said hello."""
-        self._failures: dict[str, tuple[Event, set[str]]] = {}
+        self._failures: dict[str, tuple[WeaverEvent, set[str]]] = {}
         """Devices that have failed since the start: the event, and the processes that were told."""
         for replica in known.replicas.values():
             if replica.state in LIVING:
@@ -232,7 +233,7 @@ class Weaver:
         living = [id for id in near if self.known.replicas[id].state in LIVING]
         return self.command(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
-    def fail_device(self, device: str, reason: str, by: str, now: float) -> Event:
+    def fail_device(self, device: str, reason: str, by: str, now: float) -> WeaverEvent:
         """Take note that a device has failed: find the replicas on it, tell them, and do what their policies say.
 
         Monitors may say so again and again: that changes nothing unless other processes are on it by then.
@@ -312,7 +313,7 @@ class Weaver:
         said = {name: news.get(name) for name in ("session", "procs", "rank", "host", "what")}
         self.known.events.append(now, "spawned", None, **said)
 
-    def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> Event:
+    def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
         """Log what a job says has happened to it."""
         self._urgent = True
         return self.known.events.append(now, kind, replica, **data)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from loom.bootstrap import BootstrapCommand
+from loom.control.commands import Acknowledgement, check_config
 from loom.errors import (
     EndpointNameTaken,
     EndpointNotFound,
@@ -36,7 +37,6 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.logs import set_logging_option
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.connection import Connection
-from loom_proxy.weaver.views import Acknowledgement, check_config
 
 __all__ = ["ActorMeshProxy", "EndpointProxy", "HostMeshProxy", "MeshProxy", "ProcMeshProxy", "WholeMesh"]
 
@@ -445,7 +445,7 @@ class ActorMeshProxy(MeshProxy):
         check_config(config)
         shape = self._shape
         future: FutureProxy[Any] = self._whole.connection.ask(Kind.RECONFIGURE, (self._ident, config))
-        future._convert = lambda answers: ValueMeshProxy(shape, [Acknowledgement.read(one) for one in answers])
+        future._convert = lambda answers: ValueMeshProxy(shape, [Acknowledgement.from_body(one) for one in answers])
         return future
 
     def __repr__(self) -> str:

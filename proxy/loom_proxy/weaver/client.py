@@ -19,22 +19,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
 from loom.rest import Gateway, quoted
-from loom.weaver.goodput_record import GoodputRecord
-from loom_proxy.futures.future import check_timeout
-from loom_proxy.session.handshake import TRANSIENT
-from loom_proxy.transport.websocket import NoUpgrade
-from loom_proxy.weaver.polling import poll
-from loom_proxy.weaver.views import (
-    Acknowledgement,
+from loom.weaver.views import (
     DeviceInfo,
-    Point,
+    GoodputRecord,
+    MetricPoint,
     ReplicaInfo,
     Snapshot,
     WeaverEvent,
     WeaverUpdate,
 )
+from loom_proxy.futures.future import check_timeout
+from loom_proxy.session.handshake import TRANSIENT
+from loom_proxy.transport.websocket import NoUpgrade
+from loom_proxy.weaver.polling import poll
 
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
@@ -87,7 +87,7 @@ class CommandProxy:
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._done: bool = answer["done"]
-        self._outcomes = {id: Acknowledgement.read(one) for id, one in answer["outcomes"].items()}
+        self._outcomes = {id: Acknowledgement.from_body(one) for id, one in answer["outcomes"].items()}
 
     def done(self) -> bool:
         """Whether every replica has answered, as far as is known here; asks nobody."""
@@ -219,7 +219,7 @@ class WeaverProxy:
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Every replica by its id, those that have failed or finished too."""
         found = self._gateway.weaver("replicas", "replicas")["replicas"]
-        return {one["id"]: ReplicaInfo.read(one) for one in found}
+        return {one["id"]: ReplicaInfo.from_body(one) for one in found}
 
     def replica(self, id: str) -> ReplicaInfo:
         """A replica.
@@ -227,12 +227,12 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        return ReplicaInfo.read(self._gateway.weaver(f"replicas/{quoted(id)}", "state"))
+        return ReplicaInfo.from_body(self._gateway.weaver(f"replicas/{quoted(id)}", "state"))
 
     def devices(self) -> dict[str, DeviceInfo]:
         """Every device by its uuid, with the replicas on it and how it is."""
         found = self._gateway.weaver("devices", "devices")["devices"]
-        return {one["uuid"]: DeviceInfo.read(one) for one in found}
+        return {one["uuid"]: DeviceInfo.from_body(one) for one in found}
 
     def events(
         self,
@@ -282,7 +282,7 @@ class WeaverProxy:
                 return
 
     def _events(self, **wanted: Any) -> list[WeaverEvent]:
-        return [WeaverEvent.read(one) for one in self._gateway.weaver("events", "events", **wanted)["events"]]
+        return [WeaverEvent.from_body(one) for one in self._gateway.weaver("events", "events", **wanted)["events"]]
 
     def watch(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
         """A `Snapshot` of all that there is; then each `WeaverEvent`, and now and then a `Delta` of what replicas
@@ -326,7 +326,7 @@ class WeaverProxy:
         since: float | None = None,
         until: float | None = None,
         points: int = 500,
-    ) -> list[Point]:
+    ) -> list[MetricPoint]:
         """The history of a metric, the oldest first.
 
         Args:
@@ -341,7 +341,7 @@ class WeaverProxy:
         """
         path = f"replicas/{quoted(replica)}/metrics/{quoted(metric)}"
         found = self._gateway.weaver(path, "points", since=since, until=until, points=points)["points"]
-        return [Point(at, step, float(value)) for at, step, value in found]
+        return [MetricPoint(at, step, float(value)) for at, step, value in found]
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
         """Where the time of each job went, by its name: the replicas' group, ``GROUP@SESSION`` of a session's.
@@ -350,7 +350,8 @@ class WeaverProxy:
             job: only this one, if there is one of the name.
         """
         return {
-            one["job"]: GoodputRecord.read(one) for one in self._gateway.weaver("goodput", "jobs", job=job)["jobs"]
+            one["job"]: GoodputRecord.from_body(one)
+            for one in self._gateway.weaver("goodput", "jobs", job=job)["jobs"]
         }
 
     def stacks(self, replica: str) -> str:
@@ -446,7 +447,7 @@ class WeaverProxy:
             UnknownDevice: no replica has registered it.
         """
         body = {"reason": reason}
-        return WeaverEvent.read(self._gateway.weaver(f"devices/{quoted(device_uuid)}/failure", "id", body))
+        return WeaverEvent.from_body(self._gateway.weaver(f"devices/{quoted(device_uuid)}/failure", "id", body))
 
     def inject(
         self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
@@ -611,7 +612,7 @@ class AsyncWeaverProxy:
         since: float | None = None,
         until: float | None = None,
         points: int = 500,
-    ) -> list[Point]:
+    ) -> list[MetricPoint]:
         """As `WeaverProxy.history`."""
         return await _apart(self._weaver.history, replica, metric, since, until, points)
 

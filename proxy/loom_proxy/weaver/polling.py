@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
-from loom_proxy.weaver.views import Away, Delta, ReplicaInfo, Snapshot, WeaverEvent, WeaverUpdate
+from loom.weaver.views import Away, Delta, ReplicaInfo, Snapshot, WeaverEvent, WeaverUpdate
 
 __all__ = ["poll"]
 

@@ -20,9 +20,9 @@ from websockets.sync.client import connect
 
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
 from loom.tls import client_context, tls_error
+from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import delays
 from loom_proxy.transport.websocket import NoUpgrade, normalise_url, refused
-from loom_proxy.weaver.views import Away, WeaverUpdate, read_update
 
 __all__ = ["WeaverWatch"]
 

@@ -19,9 +19,9 @@ from loom.chaos.observing import Life, Observer
 from loom.chaos.plan_files import parse_plan
 from loom.chaos.runs import Run
 from loom.errors import BadPlan
+from loom.weaver.views import ReplicaInfo
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from loom_proxy.weaver.views import ReplicaInfo
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of
 from tests.support.processes import STARTED_IN_TIME
 from tests.support.weaver_training import training

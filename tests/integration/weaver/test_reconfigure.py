@@ -13,9 +13,9 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
+from loom.control.commands import Change
 from loom_gateway.driver.weaver_link import WeaverLink
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.views import Change
 
 BOUND = 30.0
 

@@ -17,9 +17,10 @@ import pytest
 from websockets.sync.client import connect as websocket_connect
 
 import loom
+from loom.control.commands import Acknowledgement, Change
+from loom.weaver.views import Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from loom_proxy.weaver.views import Acknowledgement, Change, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from tests.support.gateways import BOUND, await_true
 from tests.support.processes import read_json, run, start
 from tests.support.weaver_training import Training, training

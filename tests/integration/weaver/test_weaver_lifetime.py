@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import loom
+from loom.weaver.views import Away, Snapshot
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.weaver_process import WeaverKeeper
 from loom_gateway.workers.registry_file import WorkerList
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import CommandProxy, WeaverProxy
-from loom_proxy.weaver.views import Away, Snapshot
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.support.weaver_training import training, weaver_address, weavers
 

@@ -10,11 +10,11 @@ import pytest
 import trustme
 
 import loom
+from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import polling as weaver_polling
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.polling import poll
-from loom_proxy.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.http_proxy import Fault, HttpProxy
 from tests.support.weaver_training import training

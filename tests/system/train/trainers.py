@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import loom
+from loom.control.commands import Acknowledgement
 from loom.train import (
     Batch,
     FaultTolerantJob,
@@ -22,7 +23,6 @@ from loom.train import (
 )
 from loom_proxy.runs import RunHandle
 from loom_proxy.weaver.client import WeaverProxy
-from loom_proxy.weaver.views import Acknowledgement
 
 RATE = 0.5
 """The learning rate at the beginning. Sums of it have no rounding errors."""

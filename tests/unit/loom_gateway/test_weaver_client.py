@@ -232,7 +232,7 @@ async def test_nobody_waits_when_the_gateway_ends(made: Made) -> None:
     client, _ = await made(say_nothing, patience=BOUND)
 
     with pytest.raises(loom.WeaverUnavailable):
-        await asyncio.wait_for(client.ask("acknowledgements", BOUND), BOUND / 4)
+        await asyncio.wait_for(client.ask("command_state", BOUND), BOUND / 4)
 
 
 async def test_watching_ends_with_the_weaver(made: Made) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from loom.control.commands import Acknowledgement, CommandKind
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
 
@@ -49,16 +50,17 @@ class Reconfigure:
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:
-            order = {"kind": "update_config", "target": target, "params": config, "by": weaver.session}
-            command = await weaver.ask("command", order)
+            wanted = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": config}
+            command = await weaver.ask("command", {**wanted, "by": weaver.session})
             waiting = {"id": command["id"], "timeout": ASK_FOR}
             while True:
-                outcomes = await weaver.ask("acknowledgements", waiting)
-                if not any(outcome.get("waiting") for outcome in outcomes.values()):
+                state = await weaver.ask("command_state", waiting)
+                outcomes = state["outcomes"]
+                if state["done"]:
                     break
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
 
 
 def _no_replica(entry: Entry, rank: int) -> dict[str, Any]:
     reason = f"no threadlet has registered in process {rank} of {entry.name!r}: make a loom.Threadlet there"
-    return {"ok": False, "reason": reason, "step": None, "changes": {}, "refused": {}}
+    return Acknowledgement.failed(reason).to_body()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loom.cli.plot import plot_lines
 from loom.cli.weaver_display import Picture, device_row, event_line, json_line, live
-from loom_proxy.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
+from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
 
@@ -167,7 +167,7 @@ def test_a_device_is_one_row() -> None:
 def test_what_a_newer_gateway_adds_is_passed_over() -> None:
     assert read_update({"type": "something new"}) is None
     body = {"uuid": "GPU-0", "state": "active", "colour": "green"}
-    assert DeviceInfo.read(body).uuid == "GPU-0"
+    assert DeviceInfo.from_body(body).uuid == "GPU-0"
 
 
 # -- curves -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from loom.control.commands import Acknowledgement, Command, CommandKind
 from loom.errors import WrongArguments
 from loom.weaver.commands import Commands, GivenCommand, check_command, select
-from loom.weaver.replicas import Replica, ReplicaState
+from loom.weaver.replicas import Replica
+from loom.weaver.states import ReplicaState
 
 REPLICAS = ["train_0", "train_1", "eval_0"]
 

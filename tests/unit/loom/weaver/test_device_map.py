@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from loom.control.device import Device
 from loom.errors import UnknownDevice
-from loom.weaver.device_map import DeviceReplicaMap, DeviceState
+from loom.weaver.device_map import DeviceReplicaMap
+from loom.weaver.states import DeviceState
 
 UUIDS = [f"GPU-{number}" for number in range(5)]
 REPLICAS = [f"train_{number}" for number in range(4)]

@@ -57,11 +57,11 @@ class Bench:
 
     def seconds(self, at: float) -> dict[str, float]:
         """What there is of each reason, without those of which there is nothing."""
-        seconds = self.goodput.record("train", START + at)["seconds"]
+        seconds = self.goodput.record("train", START + at).to_body()["seconds"]
         return {reason: round(value, 6) for reason, value in seconds.items() if abs(value) > 1e-9}
 
     def faults(self) -> list[dict[str, Any]]:
-        faults: list[dict[str, Any]] = self.goodput.record("train", START)["faults"]
+        faults: list[dict[str, Any]] = self.goodput.record("train", START).to_body()["faults"]
         return faults
 
     def again(self, at: float) -> Bench:
@@ -82,7 +82,7 @@ def test_what_a_process_tells_adds_up_to_its_time(bench: Bench) -> None:
     bench.tells(10, compute=6.0, checkpoint=1.0, waiting=0.5, lost=0.5)
 
     assert bench.seconds(10) == {"compute": 6.0, "checkpoint": 1.0, "waiting": 0.5, "lost": 0.5, "idle": 2.0}
-    assert bench.goodput.record("train", START + 10)["ratio"] == pytest.approx(0.6)
+    assert bench.goodput.record("train", START + 10).to_body()["ratio"] == pytest.approx(0.6)
 
 
 def test_the_newest_account_stands_for_those_before_it(bench: Bench) -> None:
@@ -251,7 +251,7 @@ def test_of_thousands_each_is_heard_less_often(bench: Bench, monkeypatch: pytest
 def test_a_process_that_takes_no_step_has_no_goodput(bench: Bench) -> None:
     bench.registers(0)
     bench.tells(10, first_at=None, waiting=10.0)
-    assert bench.goodput.record("train", START + 10)["ratio"] is None
+    assert bench.goodput.record("train", START + 10).to_body()["ratio"] is None
 
     bench.tells(20, first_at=15.0, waiting=15.0, open=5.0)
     assert bench.seconds(20) == {"waiting": 15.0, "compute": 5.0}
@@ -263,7 +263,7 @@ def test_jobs_are_counted_apart(bench: Bench) -> None:
     bench.tells(10, compute=10.0)
 
     assert bench.goodput.jobs() == ["train", "other"]
-    assert bench.goodput.record("other", START + 10)["ratio"] is None
+    assert bench.goodput.record("other", START + 10).to_body()["ratio"] is None
 
 
 # -- its course ---------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_the_course_grows_coarser_and_not_longer(bench: Bench) -> None:
         bench.tells(at, compute=float(at))
         bench.goodput.tick(START + at)
 
-    course = bench.goodput.record("train", START + seconds)["course"]
+    course = bench.goodput.record("train", START + seconds).to_body()["course"]
 
     assert MAX_SAMPLES / 3 < len(course) <= MAX_SAMPLES + 1
     assert all(round(point["time"] - START) in (point["seconds"]["compute"], seconds) for point in course)
@@ -290,7 +290,7 @@ def test_a_job_that_is_over_has_no_more_course(bench: Bench) -> None:
 
     bench.goodput.tick(START + 100)
 
-    record = bench.goodput.record("train", START + 100)
+    record = bench.goodput.record("train", START + 100).to_body()
     assert record["until"] == START + 10
     assert [point["time"] for point in record["course"]] == [START + 10]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.weaver.goodput_record import GoodputRecord
+from loom.weaver.views import GoodputRecord
 from tests.support.gateways import await_true
 from tests.support.weaver_training import training
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, running_weaver
@@ -21,7 +21,7 @@ LONG = 8.0
 
 def goodput(gateway: RawGateway) -> GoodputRecord:
     (record,) = gateway.ask("goodput")
-    return GoodputRecord.read(record)
+    return GoodputRecord.from_body(record)
 
 
 def await_record(gateway: RawGateway, wanted: Any) -> GoodputRecord:

@@ -9,8 +9,8 @@ import pytest
 from loom.errors import MissingDependency
 from loom.weaver.goodput import Goodput
 from loom.weaver.goodput_plot import save_plot
-from loom.weaver.goodput_record import GoodputRecord
 from loom.weaver.store import Store
+from loom.weaver.views import GoodputRecord
 from tests.support.processes import run
 from tests.unit.loom.weaver.test_goodput import START, Bench
 
@@ -30,7 +30,7 @@ def record() -> GoodputRecord:
             began = 0.0 if at < 50 else 53.0
             bench.tells(at, began=began, first_at=0.5, compute=0.8 * (at - began), data=0.1 * (at - began))
         bench.goodput.tick(START + at)
-    return GoodputRecord.read(bench.goodput.record("train", START + 100))
+    return bench.goodput.record("train", START + 100)
 
 
 def test_a_plot_is_a_png(record: GoodputRecord, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_job_without_time_can_be_drawn(tmp_path: Path) -> None:
     goodput = Goodput(Store(":memory:"))
     goodput.registered("$odd_{name", "train_0", START, 0.0)
 
-    path = save_plot(GoodputRecord.read(goodput.record("$odd_{name", START)), tmp_path / "empty.png")
+    path = save_plot(goodput.record("$odd_{name", START), tmp_path / "empty.png")
 
     assert path.read_bytes().startswith(PNG)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loom.weaver.replicas import LIVING, TRANSITIONS, Cause, Replica, ReplicaState
+from loom.weaver.replicas import TRANSITIONS, Cause, Replica
+from loom.weaver.states import LIVING, ReplicaState
 
 START = 1_700_000_000.0
 

@@ -89,7 +89,7 @@ def test_a_command_is_delivered_and_its_acknowledgement_awaited(weaver: WeaverPr
     given = gateway.ask("command", kind="update_config", params={"learning_rate": 0.002}, target="train_*", by="me")
     id, kind, params = threadlet.command()
     threadlet.ack(id, step=7, changes={"learning_rate": {"old": 0.001, "new": 0.002}})
-    outcome = gateway.ask("acknowledgements", id=given["id"], timeout=BOUND)
+    outcome = gateway.ask("command_state", id=given["id"], timeout=BOUND)["outcomes"]
 
     assert (id, kind, params) == (given["id"], "update_config", {"learning_rate": 0.002})
     assert given["replicas"] == ["train_0"]
@@ -160,7 +160,7 @@ def test_the_numbers_for_prometheus(weaver: WeaverProcess) -> None:
     gateway = weaver.gateway()
     given = gateway.ask("command", kind="pause")
     threadlet.ack(threadlet.command()[0])
-    gateway.ask("acknowledgements", id=given["id"], timeout=BOUND)
+    gateway.ask("command_state", id=given["id"], timeout=BOUND)
 
     numbers = gateway.ask("numbers")
 
@@ -176,7 +176,7 @@ def test_a_replica_that_is_not_there_is_named_in_the_outcome(weaver: WeaverProce
     gateway = weaver.gateway()
 
     given = gateway.ask("command", kind="pause", target="train_7")
-    outcome = gateway.ask("acknowledgements", id=given["id"], timeout=0)
+    outcome = gateway.ask("command_state", id=given["id"], timeout=0)["outcomes"]
 
     assert outcome["train_7"]["ok"] is False
     assert outcome["train_7"]["reason"] == 'no replica named "train_7"; registered: train_0'
@@ -187,7 +187,7 @@ def test_who_does_not_answer_in_time_is_named_as_waited_for(weaver: WeaverProces
     gateway = weaver.gateway()
 
     given = gateway.ask("command", kind="pause", target="*")
-    outcome = gateway.ask("acknowledgements", id=given["id"], timeout=0.05)
+    outcome = gateway.ask("command_state", id=given["id"], timeout=0.05)["outcomes"]
 
     assert outcome["train_0"]["ok"] is False
     assert outcome["train_0"]["waiting"] is True
@@ -203,7 +203,7 @@ def test_a_weaver_that_is_killed_comes_back_with_everything(weaver: WeaverProces
     applied = gateway.ask("command", kind="update_config", params={"learning_rate": 0.5}, target="train_0")["id"]
     threadlet.command()
     threadlet.ack(applied, changes={"learning_rate": {"old": 0.001, "new": 0.5}})
-    gateway.ask("acknowledgements", id=applied, timeout=BOUND)
+    gateway.ask("command_state", id=applied, timeout=BOUND)
     waiting = gateway.ask("command", kind="pause", target="train_0")["id"]
     address = weaver.address
 
@@ -223,8 +223,8 @@ def test_a_weaver_that_is_killed_comes_back_with_everything(weaver: WeaverProces
     assert gateway.ask("policies") == {"train": "pause"}
     assert again.command()[:2] == [waiting, "pause"]
     again.ack(waiting)
-    assert gateway.ask("acknowledgements", id=waiting, timeout=BOUND)["train_0"]["ok"] is True
-    assert gateway.ask("acknowledgements", id=applied, timeout=0)["train_0"]["ok"] is True
+    assert gateway.ask("command_state", id=waiting, timeout=BOUND)["outcomes"]["train_0"]["ok"] is True
+    assert gateway.ask("command_state", id=applied, timeout=0)["outcomes"]["train_0"]["ok"] is True
     again.send("bye", "done", "finished")
     assert again.receive() == []  # the command applied before the kill was not sent again
 
@@ -358,8 +358,8 @@ def test_a_second_process_cannot_be_a_replica_that_lives(weaver: WeaverProcess) 
         ("policy", {"group": "train", "action": "dance"}, "wrong_arguments"),
         ("command", {"kind": "dance"}, "wrong_arguments"),
         ("command", {"kind": "pause", "target": 5}, "wrong_arguments"),
-        ("acknowledgements", {"id": "none"}, "unknown_command"),
-        ("acknowledgements", {"id": "none", "timeout": -1}, "wrong_arguments"),
+        ("command_state", {"id": "none"}, "unknown_command"),
+        ("command_state", {"id": "none", "timeout": -1}, "wrong_arguments"),
         ("history", {"replica": "train_0", "metric": "loss"}, "wrong_arguments"),
         ("events", {"after": "x"}, "wrong_arguments"),
         ("stacks", {"replica": "train_9"}, "unknown_replica"),

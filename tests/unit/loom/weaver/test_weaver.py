@@ -76,7 +76,7 @@ class Bench:
                 peer.closed = True
             else:
                 peer.told.append(frame.to_body())
-        self.events += [event.to_dict() for event in output.events]
+        self.events += [event.to_body() for event in output.events]
         self.stacks += [(id, replica.id) for id, replica in output.stacks]
 
     def wait(self, seconds: float, *beating: Threadlet) -> None:

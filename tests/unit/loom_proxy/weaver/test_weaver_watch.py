@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from loom_proxy.weaver.views import Away
+from loom.weaver.views import Away
 from loom_proxy.weaver.watch import WeaverWatch
 
 BOUND = 30.0
