@@ -130,6 +130,9 @@ class Acknowledgement:
     and ``evidence`` are left out while they say nothing.
     """
 
+    # Read by pydantic, which the gateway describes REST with: what has a default here may be missing.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"json_schema_serialization_defaults_required": False}
+
     ok: bool
     step: int | None = None
     """The step at which it was applied."""
