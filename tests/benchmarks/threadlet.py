@@ -1,7 +1,7 @@
 """What a threadlet costs the training thread: one call, and a training that publishes every step.
 
 The calls are measured one by one in a process of its own, ``python -m tests.benchmarks.threadlet ADDRESS``, in a
-thread that computes between them, with a real weaver. The training is that of ``loom demo``, in actors that Loom
+thread that computes between them, with a real weaver. The training is a small one, in actors that Loom
 has spawned, twice: one publishes every step, with the calls by themselves or with the block that stands for them,
 and the other has no threadlet.
 They train in turns, one at a time, so that what else the machine does meets both alike; after some turns they
@@ -10,7 +10,7 @@ what the ratio of CPU times, which contains it, is larger by.
 The processes of a training are spread over the cores and stay there, which is as launchers bind them; left to the
 system, four on two cores take nearly twice as long for a step. Single steps differ by more than half all the same,
 because processes wait for each other's gradients: a per cent shows in tens of thousands of steps only.
-The budget is that of both ways, in as many processes as ``loom demo`` has, which exchange gradients. One process
+The budget is that of both ways, in four processes, which exchange gradients. One process
 alone makes its steps so fast that microseconds are per cents: what they make of it is shown beside.
 """
 
@@ -28,16 +28,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import loom
 from loom import endpoint
-from loom.cli.demo_job import DigitsJob
-from loom.cli.demo_trainer import BATCH, DigitsTrainer
 from loom_proxy.local import LocalCluster
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller import serve
 from tests.benchmarks.caller_process import CallerProcess
+from tests.benchmarks.digits_actor import DigitsActor
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import Ratio, budgeted, percentile
 from tests.unit.loom.weaver.raw_threadlet import running_weaver
@@ -77,7 +75,7 @@ class ThreadletPlan:
     rounds: int = 3
     calls: int = 5000
     """Calls of each kind, in each round."""
-    procs: int = DigitsJob.hosts * DigitsJob.procs
+    procs: int = 4
     """Processes of a training."""
     pairs: int = 15
     """Times that a training is measured beside another, by each of the ways, and again with places changed."""
@@ -244,8 +242,8 @@ def _stay_on_core(rank: int) -> None:
             os.sched_setaffinity(int(thread), {core})
 
 
-class WatchedTrainer(DigitsTrainer):
-    """The demo's training, with a threadlet and without."""
+class WatchedTrainer(DigitsActor):
+    """The digits training, with a threadlet and without."""
 
     @endpoint
     def alternate(self, turns: int, steps: int, way: str, mine: str, other: str) -> tuple[float, float]:
@@ -287,31 +285,20 @@ class WatchedTrainer(DigitsTrainer):
         start = time.perf_counter()
         if threadlet is None:
             for _ in range(steps):
-                total_loss += self._one_step(generator)
+                total_loss += self.one_step(generator)
         elif not block:
             for number in range(self.step, self.step + steps):
-                loss = self._one_step(generator)
+                loss = self.one_step(generator)
                 total_loss += loss
                 threadlet.publish_status(step=number, metrics={"loss": loss})
                 threadlet.check_and_apply_updates()
         else:
             for number in range(self.step, self.step + steps):
                 with threadlet.step(number) as step:
-                    step.metrics["loss"] = loss = self._one_step(generator)
+                    step.metrics["loss"] = loss = self.one_step(generator)
                     total_loss += loss
         self.step += steps
         return time.perf_counter() - start
-
-    def _one_step(self, generator: Any) -> float:
-        import torch
-        from torch.nn.functional import cross_entropy
-
-        batch = torch.randint(len(self.images), (BATCH,), generator=generator)
-        loss = cross_entropy(self.model(self.images[batch]), self.labels[batch])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return float(loss.item())
 
 
 class _Turns:

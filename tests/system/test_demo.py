@@ -16,18 +16,17 @@ import pytest
 from rich.console import Console
 
 from loom.cli.demo_display import LiveDisplay, sentence
-from loom.cli.demo_job import (
-    CheckpointSaved,
+from loom.cli.demo_training import (
     Event,
-    FailureSeen,
     LearningRateChanged,
     ProcessKilled,
     Progress,
-    Recovered,
-    Started,
+    describe,
+    exit_code,
+    summarize,
 )
-from loom.cli.demo_summary import describe, exit_code, summarize
-from loom.errors import MissingDependency, SupervisionError
+from loom.errors import MissingDependency
+from loom.train import JobEvent
 from tests.support.paths import EXAMPLES
 from tests.support.processes import HIDDEN, run, still_there
 
@@ -38,14 +37,15 @@ FINISHED_IN_TIME = 200
 """Seconds that a whole training may take on a machine that does other things too."""
 
 EVENTS: list[Event] = [
-    Started([11, 12], 2.0),
-    CheckpointSaved(0),
+    JobEvent(1.0, "group_trains", "digits_0", {"host": 0, "pids": [11]}),
+    JobEvent(1.0, "group_trains", "digits_1", {"host": 1, "pids": [12]}),
     Progress(10, 2.0, 0.50, 1000.0, 1.0),
     LearningRateChanged(10, 0.1, 0.02),
-    ProcessKilled(10, 1, 12),
-    FailureSeen(10, SupervisionError("the process [rank 1] is gone"), 0.25),
-    Recovered(0, 10, [13, 14], 3.0),
-    Progress(10, 1.0, 0.94, 3000.0, 3.0),
+    JobEvent(2.0, "checkpoint_written", "digits_0", {"step": 5}),
+    ProcessKilled(3.0, 10, 1, 12),
+    JobEvent(3.25, "group_failed", "digits_1", {"reason": "process 12 is gone"}),
+    JobEvent(5.0, "group_restored", "digits_1", {"step": 11, "restored": "peers, at step 11", "seconds": 1.75}),
+    Progress(15, 1.0, 0.94, 3000.0, 3.0),
     Progress(20, 0.5, 0.96, 2000.0, 2.0),
 ]
 
@@ -114,9 +114,13 @@ def test_the_demo_loses_a_process_recovers_and_reaches_95_percent(marked_environ
     assert summary["accuracy"] >= 0.95
     assert summary["steps"] == 300
     assert summary["learning_rates"] == [0.1, 0.02]
-    assert summary["failure"]["error"] in ("loom.SupervisionError", "loom.ActorError")
-    assert summary["failure"]["step"] == 230
-    assert summary["failure"]["resumed_from_step"] == 200
+    failure = summary["failure"]
+    assert failure["error"] == "group_failed"
+    assert failure["message"] == f"process {failure['pid']} is gone"
+    assert 165 <= failure["step"] < 300
+    assert failure["resumed_from_step"] >= failure["step"]
+    assert failure["lost_steps"] == 0
+    assert failure["noticed_seconds"] < failure["recovery_seconds"]
     assert marked(marked_environment) == []
 
 
@@ -157,8 +161,8 @@ def test_sigkill_while_it_trains_leaves_no_process(marked_environment: dict[str,
     with start_demo("--no-failure", "--steps", "1000000", env=marked_environment) as demo:
         read_until(demo, "step")
         started = marked(marked_environment)
-        # The demo, two workers, the gateway, the driver and four training processes.
-        assert len(started) >= 9
+        # The demo, two workers, the gateway, the driver, four training processes and the job's lighthouse.
+        assert len(started) >= 10
 
         demo.kill()
 
@@ -198,8 +202,18 @@ def test_the_summary_adds_up_the_events() -> None:
     assert (summary.samples_per_second, summary.call_ms) == (2000.0, 2.0)
     assert summary.learning_rates == [0.1, 0.02]
     assert summary.failure is not None
-    assert (summary.failure.pid, summary.failure.error) == (12, "loom.SupervisionError")
-    assert (summary.failure.resumed_from_step, summary.failure.lost_steps) == (0, 10)
+    assert (summary.failure.pid, summary.failure.message) == (12, "process 12 is gone")
+    assert (summary.failure.noticed_seconds, summary.failure.recovery_seconds) == (0.25, 1.75)
+    assert (summary.failure.resumed_from_step, summary.failure.lost_steps) == (11, 0)
+
+
+def test_a_process_that_is_not_replaced_before_the_end_is_in_the_summary() -> None:
+    summary = summarize(EVENTS[:7] + EVENTS[-1:], hosts=1, procs=2, connected_seconds=1.0, seconds=9.0)
+
+    assert summary.failure is not None
+    assert (summary.failure.resumed_from_step, summary.failure.recovery_seconds) == (None, None)
+    assert "took its place" not in describe(summary)
+    assert "took its place 1.8 s later" in describe(summarize(EVENTS, 1, 2, 1.0, 9.0))
 
 
 @pytest.mark.parametrize(("last", "code"), [(Progress(20, 0.5, 0.95, 1.0, 1.0), 0), (EVENTS[-2], 1)])
@@ -214,7 +228,7 @@ def test_every_event_has_a_sentence() -> None:
     sentences = [sentence(event) for event in EVENTS]
 
     assert all(sentences)
-    assert "loom.SupervisionError: the process [rank 1] is gone" in sentences[5]
+    assert sentences[6] == "digits_1 is lost: process 12 is gone; the others go on"
 
 
 def test_a_terminal_shows_the_table_the_failure_and_the_recovery() -> None:
@@ -228,6 +242,6 @@ def test_a_terminal_shows_the_table_the_failure_and_the_recovery() -> None:
     shown = terminal.getvalue()
     assert "test accuracy" in shown
     assert "learning rate 0.1 → 0.02" in shown
-    assert "What the laptop sees" in shown
-    assert "the process [rank 1] is gone" in shown
-    assert "from the checkpoint of step 0" in shown
+    assert "What the job sees" in shown
+    assert "process 12 is gone" in shown
+    assert "with the state of peers, at step 11" in shown

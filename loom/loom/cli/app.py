@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 
 import typer
 
 import loom
-from loom.cli import bridge, inject, logs, serve, status, token, up, weaver
+from loom.cli import bridge, demo, inject, logs, serve, status, token, up, weaver
 
 __all__ = ["app"]
 
@@ -38,10 +37,7 @@ def _options(
 
 
 app.command()(up.up)
-if importlib.util.find_spec("loom.cli.demo") is not None:
-    from loom.cli.demo import demo
-
-    app.command()(demo)
+app.command()(demo.demo)
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)

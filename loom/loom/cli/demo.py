@@ -1,8 +1,8 @@
 """``loom demo``: the whole of Loom in half a minute, on one machine.
 
-Starts two worker hosts and a gateway, trains `loom.cli.demo_trainer` on them through the gateway's WebSocket,
-loses a process on purpose and recovers. On a terminal it draws a live table, elsewhere it prints lines, and
-with ``--json`` one object at the end.
+Starts two worker hosts and a gateway, trains `loom.train.digits` on them through the gateway's WebSocket, kills a
+process on purpose and shows how another one takes its place. On a terminal it draws a live table, elsewhere it
+prints lines, and with ``--json`` one object at the end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from rich.console import Console
 
 import loom
 from loom.cli.demo_display import Display, LineDisplay, LiveDisplay, counted
-from loom.cli.demo_job import DigitsJob, Event
-from loom.cli.demo_summary import Summary, describe, exit_code, summarize
+from loom.cli.demo_training import DemoTraining, Event, Summary, describe, exit_code, summarize
 from loom.extras import GATEWAY_MODULES, require
 
 EXIT_INTERRUPTED = 130
 
-MODULES = {**GATEWAY_MODULES, "torch": "torch", "numpy": "numpy", "sklearn": "scikit-learn"}
+MODULES = {
+    **GATEWAY_MODULES,
+    "torch": "torch",
+    "torchft": "torchft-nightly",
+    "numpy": "numpy",
+    "sklearn": "scikit-learn",
+}
 """Modules that the demo needs on this machine, and the distributions that bring them."""
 
 
@@ -61,17 +66,16 @@ def _display(as_json: bool) -> Display:
 
 
 def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display) -> Summary:
-    """Start a local cluster, do the job on it, and end the cluster again."""
+    """Start a local cluster, train on it, and end the cluster again."""
     began = perf_counter()
     events: list[Event] = []
     display.wait(f"Starting {counted(hosts, 'worker host', 'worker hosts')} and a gateway")
     with tempfile.TemporaryDirectory(prefix="loom-demo-") as folder, loom.local(hosts=hosts) as job:
         connected = perf_counter()
-        training = counted(hosts * procs, "training process", "training processes")
-        display.wait(f"Connected to {job.url}; starting {training}")
-        digits = DigitsJob(job.hosts, job.weaver, Path(folder) / "checkpoint.pt", hosts, procs, steps, failure)
+        processes = counted(hosts * procs, "training process", "training processes")
+        display.wait(f"Connected to {job.url}; starting {processes}")
         try:
-            for event in digits.run():
+            for event in DemoTraining(job, Path(folder), hosts * procs, steps, failure).run():
                 events.append(event)
                 display.show(event)
         except KeyboardInterrupt:

@@ -10,28 +10,18 @@ from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
 
-from loom.cli.demo_job import (
-    CheckpointSaved,
-    Event,
-    FailureSeen,
-    LearningRateChanged,
-    ProcessKilled,
-    Progress,
-    Recovered,
-    Started,
-)
+from loom.cli.demo_training import Event, LearningRateChanged, ProcessKilled, Progress
+from loom.train.controller.job_events import JobEvent
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """A number with the noun that fits it."""
+    """Return a number with the noun that fits it."""
     return f"{number} {one if number == 1 else many}"
 
 
 def sentence(event: Event) -> str:
-    """One line that tells a reader what happened."""
+    """Return a line that tells a reader what happened."""
     match event:
-        case Started():
-            return f"{counted(len(event.pids), 'process', 'processes')} joined the group in {event.seconds:.1f} s"
         case Progress():
             return (
                 f"step {event.step:4}   loss {event.loss:.3f}   accuracy {event.accuracy:6.1%}   "
@@ -39,25 +29,20 @@ def sentence(event: Event) -> str:
             )
         case LearningRateChanged():
             return f"learning rate {event.before:g} → {event.after:g}"
-        case CheckpointSaved():
-            return f"checkpoint at step {event.step}"
         case ProcessKilled():
             return f"killed rank {event.rank} (pid {event.pid}) with SIGKILL"
-        case FailureSeen():
-            return (
-                f"{event.seconds:.2f} s later the call under way raised "
-                f"loom.{type(event.error).__name__}: {event.error}"
-            )
-        case Recovered():
-            return (
-                f"training goes on in new processes from the checkpoint of step {event.step} "
-                f"({counted(event.lost_steps, 'step is', 'steps are')} repeated), "
-                f"{event.seconds:.1f} s after the failure"
-            )
+        case JobEvent(kind="checkpoint_written", data=data):
+            return f"checkpoint at step {data['step']}"
+        case JobEvent(kind="group_failed", replica=replica, data=data):
+            return f"{replica} is lost: {data['reason']}; the others go on"
+        case JobEvent(kind="group_restored", replica=replica, data=data):
+            return f"{replica} trains again, with the state of {data['restored']}, after {data['seconds']:.1f} s"
+        case JobEvent(replica=replica, data=data):
+            return f"{replica} trains on host {data['host']}"
 
 
 class Display:
-    """Shows what the job does. This one shows nothing, for ``--json``."""
+    """Shows what the training does. This one shows nothing, for ``--json``."""
 
     def __enter__(self) -> Display:
         return self
@@ -83,7 +68,7 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A table that grows while the job runs; a failure ends it, and a second one follows the recovery."""
+    """A table that grows while the job runs; a failure ends it, and another one follows."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -102,15 +87,12 @@ class LiveDisplay(Display):
             case Progress():
                 self.rows.append(event)
                 self._draw()
-            case LearningRateChanged() | CheckpointSaved() | ProcessKilled() if self.rows:
-                self.notes.setdefault(event.step, []).append(sentence(event))
+            case LearningRateChanged() | ProcessKilled() | JobEvent(kind="checkpoint_written") if self.rows:
+                self.notes.setdefault(self.rows[-1].step, []).append(sentence(event))
                 self._draw()
-            case FailureSeen():
+            case JobEvent(kind="group_failed"):
                 self._stop()
-                title = f"What the laptop sees, {event.seconds:.2f} s after the kill"
-                text = f"[bold]loom.{type(event.error).__name__}[/bold]"
-                self.console.print(Panel(f"{text}\n{escape(str(event.error))}", title=title, border_style="red"))
-                self.wait("Stopping what is left and starting new processes")
+                self.console.print(Panel(escape(sentence(event)), title="What the job sees", border_style="red"))
             case _:
                 self._stop()
                 self.console.print(f"[green]✓[/green] {sentence(event)}")

@@ -8,39 +8,13 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import loom
-from loom.cli.demo_job import DigitsJob
-from loom.cli.demo_summary import summarize
-from loom.train import Batch, FaultTolerantJob, LiveConfig, TrainerActor
+from loom.cli.demo_training import DemoTraining, summarize
+from loom.train import Timeouts, digits
 
 BOUND = 120.0
-
-
-class Digits(TrainerActor):
-    def warm_up(self):
-        import torch
-        from sklearn.datasets import load_digits
-
-        images, labels = map(torch.tensor, load_digits(return_X_y=True))
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        self.images, self.labels = images[order].float() / 16, labels[order]
-
-    def build(self):
-        from torch import nn
-
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-
-    def loss(self, model, batch: Batch):
-        import torch
-
-        time.sleep(0.03)
-        chosen = torch.randint(1437, (batch.size,), generator=torch.Generator().manual_seed(batch.seed))
-        return torch.nn.functional.cross_entropy(model(self.images[chosen]), self.labels[chosen])
-
-    def evaluate(self, model):
-        right = model(self.images[1437:]).argmax(dim=1) == self.labels[1437:]
-        return {"accuracy": right.float().mean().item()}
 
 
 class Counter(loom.Actor):
@@ -79,10 +53,9 @@ def opened(how):
 
 def demo(job):
     """The training of `loom demo`, with a process lost on purpose."""
-    mesh, hosts = job.state().workers, job.state().workers.extent.nelements
-    checkpoint = os.environ["CHECKPOINTS"] + "/checkpoint.pt"
+    hosts = job.state().workers.extent.nelements
     began = time.perf_counter()
-    events = list(DigitsJob(mesh, job.weaver, checkpoint, hosts, 1, 120).run())
+    events = list(DemoTraining(job, Path(os.environ["CHECKPOINTS"]), hosts, 120).run())
     summary = summarize(events, hosts, 1, 0.0, time.perf_counter() - began)
     say("demo", accuracy=summary.accuracy, hosts=hosts, transport=job.transport)
 
@@ -90,9 +63,10 @@ def demo(job):
 def training(job):
     """A training that loses a pod, and later the laptop's link."""
     hosts = job.hosts.extent.nelements
-    config = LiveConfig(learning_rate=0.1)
-    run = FaultTolerantJob(Digits, groups=hosts, steps=100_000, evaluate_every=100, config=config).start(job)
-    events = job.weaver.events(after=0, follow=True)
+    settings = {"pace": 0.03, "spares": 0, "evaluate_every": 100, "timeouts": Timeouts(), "stuck": 30.0}
+    run = digits.start(job, hosts, 100_000, **settings)
+    follow = job.weaver.events(after=0, follow=True)
+    events = (event for event in follow if (event.replica or "").startswith("train_"))  # the demo's are digits_…
     for event in events:
         if event.kind == "group_trains":
             break
