@@ -26,8 +26,9 @@ turns, which would take 5 ms each with Python's own interval."""
 
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
+    from loom_gateway.driver.monarch.root_client import prepare
     from loom_gateway.driver.output.spool import LogSpool
-    from loom_gateway.driver.server import DriverServer, prepare
+    from loom_gateway.driver.server import DriverServer
 
     loop = asyncio.get_running_loop()
     prepare(options.worker, options.port)

@@ -131,7 +131,7 @@ class WeaverLink:
             raise error_for_code(answer[2], answer[3])
         return answer[2]
 
-    async def tell_calls(self, latencies: Latencies) -> None:
+    async def report_calls(self, latencies: Latencies) -> None:
         """Tell how long calls took, again and again, for as long as the session lives."""
         while self._files is not None:
             await asyncio.sleep(CALLS_EVERY)

@@ -340,15 +340,15 @@ def test_stand_ins_become_monarchs_concurrent_endpoints(explicit: bool) -> None:
         kit.concurrent_endpoint(kit.endpoint(lambda self: None))
 
 
-def _takes_lines(concurrent: Any, repliers: Any) -> list[bool]:
-    from loom_gateway.driver.monarch.fast_call import takes_lines
+def _replies_once(concurrent: Any, repliers: Any) -> list[bool]:
+    from loom_gateway.driver.monarch.fast_call import replies_once
 
-    return [takes_lines(one) for one in (concurrent.let_go, concurrent.wait, repliers.rank, repliers.answer)]
+    return [replies_once(one) for one in (concurrent.let_go, concurrent.wait, repliers.rank, repliers.answer)]
 
 
-def test_explicit_and_concurrent_endpoints_do_not_take_lines(shared: loom.Job, repliers: Any) -> None:
+def test_explicit_and_concurrent_endpoints_do_not_use_reply_channels(shared: loom.Job, repliers: Any) -> None:
     concurrent = shared.hosts.spawn_procs().spawn("concurrent", Concurrent)
-    assert shared.run(_takes_lines, concurrent, repliers) == [True, False, True, False]
+    assert shared.run(_replies_once, concurrent, repliers) == [True, False, True, False]
 
 
 # -- inside the cluster -------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ import loom
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.wire.messages import Kind
 from loom.wire.sender import HIGH_WATER
-from loom_gateway.driver.clients.registry import AWAY_CROWD, WATCHERS_AWAY
+from loom_gateway.driver.clients.client import AWAY_CROWD
+from loom_gateway.driver.clients.registry import WATCHERS_AWAY
 from loom_proxy.local import LocalCluster
 from tests.integration.calls.test_failures import driver_pid
 from tests.support.network.gate import Gate

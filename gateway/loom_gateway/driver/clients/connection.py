@@ -29,9 +29,9 @@ from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.stream import LENGTH, Stream, behind_length, unnumbered_frame
 from loom.wire.waker import Bell
-from loom_gateway.driver.clients.registry import Client
+from loom_gateway.driver.clients.client import Client
 
-__all__ = ["ClientConnection", "ConnectionServer"]
+__all__ = ["ClientConnection", "ClientSession", "ConnectionServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,20 +42,27 @@ _RUNG = b"the bell was rung"
 """Stands among the frames for what came elsewhere; compared by identity."""
 
 
-class ConnectionServer(Protocol):
-    """What a connection asks of the session that it leads to."""
+class ClientSession(Protocol):
+    """The session that a connection leads to."""
 
-    def admit(self, connection: ClientConnection, hello: Hello, session: str) -> tuple[Client, bool]:
-        """The client that says hello, and whether it is new. Raises `LoomError` if it is refused."""
+    def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
+        """Return the client that says hello, and whether it is new. Raises `LoomError` if it is refused."""
 
-    def welcome(self, client: Client, hello: Hello, session: str) -> Welcome:
-        """What to answer it."""
+    def welcome(self, client: Client, hello: Hello) -> Welcome:
+        """Return what to answer it."""
 
-    def connected(self, client: Client, is_new: bool) -> None:
-        """Note that it has been answered."""
+    def connected(self, client: Client) -> None:
+        """Note that a new client has been answered."""
 
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that the connection is over."""
+
+
+class ConnectionServer(Protocol):
+    """What opens the session."""
+
+    def open(self, hello: Hello, session: str) -> ClientSession:
+        """Return the session, opened now if it was not before. Raises `LoomError` if that cannot be."""
 
 
 class ClientConnection:
@@ -64,6 +71,7 @@ class ClientConnection:
     def __init__(self, server: ConnectionServer, sock: socket.socket) -> None:
         self._server = server
         self._socket = sock
+        self._session: ClientSession
         self._client: Client | None = None
         self._over = False
         self._whole = False
@@ -102,7 +110,7 @@ class ClientConnection:
             pass  # the gateway is gone
         finally:
             if self._client is not None:
-                self._server.disconnected(self._client, self)
+                self._session.disconnected(self._client, self)
             self._socket.close()
 
     def give_up(self) -> None:
@@ -124,18 +132,20 @@ class ClientConnection:
         if message.kind != Kind.HELLO:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
-        self._client, is_new = self._server.admit(self, hello, session)
+        self._session = self._server.open(hello, session)
+        self._client, is_new = self._session.admit(self, hello)
         if hello.lane:
-            self._serve_bulk(self._client, hello, session, frames)
+            self._serve_bulk(self._client, hello, frames)
             return
         self._client.take_turn()
         try:
             if self._over:
                 return  # a later connection of the client was faster
-            welcome = self._server.welcome(self._client, hello, session)
+            welcome = self._session.welcome(self._client, hello)
             self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
             self._client.sender.attach(self, hello.received, hello.received_bulk)
-            self._server.connected(self._client, is_new)
+            if is_new:
+                self._session.connected(self._client)
             self._receive(self._client, frames)
         finally:
             self._client.turn.release()
@@ -191,11 +201,11 @@ class ClientConnection:
 
     # -- the bulk lane --------------------------------------------------------------------------------------
 
-    def _serve_bulk(self, client: Client, hello: Hello, session: str, frames: Iterator[Buffer]) -> None:
+    def _serve_bulk(self, client: Client, hello: Hello, frames: Iterator[Buffer]) -> None:
         with client.bulk_turn:
             if self._over:
                 return  # a later connection was faster
-            welcome = self._server.welcome(client, hello, session)
+            welcome = self._session.welcome(client, hello)
             self._socket.sendall(behind_length(unnumbered_frame(welcome.message())))
             client.sender.attach_bulk(self, hello.received_bulk)
             try:

@@ -1,8 +1,8 @@
 """The clients of a session: one that drives, and any number that watch.
 
 A client is a stream of messages, which outlives the connections that carry it: one that is lost is followed by
-another, on which both sides send again what the other has not received. It ends when the client is put out or the
-session ends.
+another, on which both sides send again what the other has not received. It ends when the client is
+disconnected or the session ends.
 
 Every id is chosen by the client that asks. So that the answers find it, the ids of each client that watches begin
 at a number of its own, far above those of the one that drives.
@@ -13,23 +13,15 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from loom.errors import LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
-from loom.wire.handshake import Hello, refusal
-from loom.wire.messages import ADVERBS, Kind, Message
+from loom.errors import ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
+from loom.wire.handshake import Hello
+from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
-from loom.wire.sender import HIGH_WATER, FrameSender
-from loom.wire.stream import Stream
-from loom.wire.waker import Bell
-from loom_gateway.driver.clients.backlog import Backlog
-from loom_gateway.driver.clients.spill import PARKED_FROM, parked
+from loom_gateway.driver.clients.client import Carrier, Client, Operations
+from loom_gateway.driver.clients.spill import SPILLED_FROM, spilled
 
-if TYPE_CHECKING:
-    from loom_gateway.driver.clients.connection import ClientConnection
-
-__all__ = ["Client", "Clients"]
+__all__ = ["Clients"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +29,10 @@ WATCHER_IDS = 1 << 40
 """How many ids each client has. Those of the n-th that watches begin at n times as many."""
 
 WATCHER_ROOM = 16 << 20
-"""Bytes that may wait for a client that watches, before it is put out: nobody else waits for it."""
+"""Bytes that may wait for a client that watches, before it is disconnected: nobody else waits for it."""
 
 LOG_ROOM = 16 << 20
 """Bytes that may wait for a client that drives, before what the session prints is left out; it is on the disk."""
-
-CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
-"""Bytes that may wait in memory for a client that is connected, and for one that is away."""
 
 WATCHERS_AWAY = 8
 """Clients that watch and are not connected that may come back; of more, those that came first are let go of."""
@@ -51,122 +40,21 @@ WATCHERS_AWAY = 8
 LEAVE_GRACE = 1.0
 """Seconds for which a client that comes waits for another to be gone."""
 
-TURN_TIMEOUT = 20.0
-"""Seconds that a lost connection has to finish the operation that it is just starting."""
-
 NEWS = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
 """What is told to every client."""
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
-
-_PASSED_ON = frozenset(ADVERBS.values())
-
-
-class Client:
-    """One client.
-
-    Args:
-        number: 0 drives, the others watch.
-        first_id: the first id that it may use.
-        start: takes its operations in order.
-        lanes: whether it knows lanes, see `loom.wire.stream`.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        first_id: int,
-        start: Callable[[Message], None],
-        max_message: int = MAX_MESSAGE,
-        lanes: bool = False,
-    ) -> None:
-        self.number = number
-        self.first_id = first_id
-        self.mode = "watch" if number else "drive"
-        self.name = secrets.token_hex(16)
-        """By which its next connection knows it: nobody else can guess it."""
-        self.stream = Stream(max_message, _PASSED_ON, lanes)
-        self.sender = FrameSender(self.stream, "client-writer")
-        self.backlog = Backlog(start, self.stream.expects, self.sender.put)
-        self.turn = threading.Lock()
-        """Held by the thread that receives from the client's connection."""
-        self.left = threading.Event()
-        """Set while the client has no connection."""
-        self._changing = threading.Lock()
-        self._connection: ClientConnection | None = None
-        self.bulk: ClientConnection | None = None
-        """The connection that its bulk lane has of its own."""
-        self.bulk_turn = threading.Lock()
-        """Held by the thread that receives from that."""
-        self.bell = Bell() if lanes else None
-        """Rung when a large message has come on that, for the thread that has the `turn`."""
-        self.taken = threading.Event()
-        """Set by that thread when it has taken all such messages."""
-
-    @property
-    def connection(self) -> ClientConnection | None:
-        """What carries it, if anything does."""
-        return self._connection
-
-    def carry_by(self, connection: ClientConnection | None, instead_of: ClientConnection | None = None) -> None:
-        """Have another connection carry it, or none; with ``instead_of`` only if that one does now."""
-        with self._changing:
-            if instead_of is None or instead_of is self._connection:
-                self._connection = connection
-                (self.left.clear if connection is not None else self.left.set)()
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so much waits to be sent that large answers are better off on the disk."""
-        return self.sender.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
-
-    def take_turn(self) -> None:
-        """Acquire `turn`, once a connection that was given up has finished what it is at."""
-        if not self.turn.acquire(timeout=TURN_TIMEOUT):
-            raise ProtocolMismatch(
-                "an operation that was being started when the connection was lost takes too long"
-            )
-
-    def end(self, why: LoomError) -> None:
-        """Tell the client why it is put out, and let go of it."""
-        connection = self.connection
-        if connection is not None:
-            connection.say_goodbye(refusal(why))
-            connection.give_up()
-        self.carry_by(None)
-        if self.bulk is not None:
-            self.bulk.give_up()
-        self.sender.close()
 
 
 class Clients:
     """The clients of one session.
 
     Args:
-        start: takes the operations of the client that drives.
-        read: takes those of a client that watches.
-        left: called when a client that drove is let go of because another takes its place, with the messages
-            that it has not received.
-        orphan: takes an answer to a client that was let go of.
-        next_id: the first id that the next client that drives may use.
         max_message: bytes of the largest message that is taken from a client.
     """
 
-    def __init__(
-        self,
-        start: Callable[[Message], None],
-        read: Callable[[Message], None],
-        left: Callable[[Sequence[Message]], None],
-        orphan: Callable[[Message], None],
-        next_id: Callable[[], int],
-        max_message: int = MAX_MESSAGE,
-    ) -> None:
+    def __init__(self, max_message: int = MAX_MESSAGE) -> None:
         self._max_message = max_message
-        self._start = start
-        self._read = read
-        self._left = left
-        self._orphan = orphan
-        self._next_id = next_id
         self._admitting = threading.Lock()
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
@@ -174,8 +62,13 @@ class Clients:
 
     # -- coming and going -----------------------------------------------------------------------------------
 
-    def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
-        """The client that a connection carries from now on, and whether it is a new one.
+    def admit(self, connection: Carrier, hello: Hello, operations: Operations) -> tuple[Client, bool]:
+        """Return the client that a connection carries from now on, and whether it is a new one.
+
+        Args:
+            connection: that the client has made.
+            hello: what it has said.
+            operations: of the session, for a client that is new.
 
         Raises:
             SessionInUse: another client drives.
@@ -197,12 +90,12 @@ class Clients:
                 self._let_watchers_go()
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = Client(self._watchers, first_id, self._read, self._max_message, lanes)
+                client = Client(self._watchers, first_id, operations, self._max_message, lanes)
                 self._watching[self._watchers] = client
             else:
                 if self._driving is not None:
-                    self._put_out(self._driving, hello)
-                client = self._driving = Client(0, self._next_id(), self._start, self._max_message, lanes)
+                    self._disconnect(self._driving, hello)
+                client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes)
             client.carry_by(connection)
             return client, not hello.stream
 
@@ -222,7 +115,7 @@ class Clients:
                 return client
         raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
-    def _put_out(self, client: Client, by: Hello) -> None:
+    def _disconnect(self, client: Client, by: Hello) -> None:
         # One that has just detached is gone as soon as the gateway has said so.
         if not by.take_over and not client.left.wait(LEAVE_GRACE):
             raise SessionInUse(
@@ -234,7 +127,7 @@ class Clients:
         client.backlog.add(client.stream.arrived(), 0)
         while client.backlog.start_some():
             pass
-        self._left(client.stream.abandon())
+        client.operations.client_left(client.stream.abandon())
 
     def all(self) -> list[Client]:
         """Every client, the one that drives first."""
@@ -252,7 +145,7 @@ class Clients:
             if client.connection is not None:
                 client.connection.say_goodbye(message)
 
-    def disconnected(self, client: Client, connection: ClientConnection) -> None:
+    def disconnected(self, client: Client, connection: Carrier) -> None:
         """Note that a connection of a client is gone; another may come."""
         client.sender.detach(connection)
         client.sender.detach_bulk(connection)
@@ -284,12 +177,12 @@ class Clients:
         if client is None:
             return
         if message.kind in ANSWERS and message.id < client.first_id:
-            self._orphan(message)
+            client.operations.unclaimed(message)
             return
-        if message.parts and message.size >= PARKED_FROM and client.crowded:
-            message = parked(message)
+        if message.parts and message.size >= SPILLED_FROM and client.crowded:
+            message = spilled(message)
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
-            self._orphan(message)  # it is just being put out
+            client.operations.unclaimed(message)  # it is just being let go of
 
     def has_room(self) -> bool:
         """Whether lines that were printed may be added to what waits for the client that drives."""
@@ -297,11 +190,11 @@ class Clients:
 
     def _send_watcher(self, client: Client, message: Message) -> None:
         if client.stream.outbox.pending_bytes > WATCHER_ROOM:
-            logger.warning("client %d, which watches, does not take what it is sent, and is put out", client.number)
+            logger.warning("client %d, which watches, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
             error = WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches")
             # On a thread of its own, because it waits for the client to take its last words.
-            threading.Thread(target=client.end, args=(error,), name="put-out", daemon=True).start()
+            threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:
             client.sender.put(message)
 

@@ -16,11 +16,11 @@ from typing import IO
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import Pieces
 
-__all__ = ["PARKED_FROM", "parked"]
+__all__ = ["SPILLED_FROM", "spilled"]
 
 logger = logging.getLogger(__name__)
 
-PARKED_FROM = 256 << 10
+SPILLED_FROM = 256 << 10
 """Bytes of an answer from which it is worth a file."""
 
 
@@ -28,7 +28,7 @@ DURABLE = "/var/tmp"
 """Where the files are unless ``TMPDIR`` says otherwise: /tmp may be memory."""
 
 
-def parked(message: Message) -> Message:
+def spilled(message: Message) -> Message:
     """The same message with its payload in a file that has no name and is gone with the message."""
     folder = os.environ.get("TMPDIR") or (DURABLE if os.path.isdir(DURABLE) else None)
     try:

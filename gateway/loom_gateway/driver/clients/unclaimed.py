@@ -10,15 +10,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.errors import OperationFailed
 from loom.wire.messages import ADVERBS, Kind, Message
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Asked, Handler
 
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Asked, Handler, Operations
-
-__all__ = ["Undelivered"]
+__all__ = ["UnclaimedResults"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +49,11 @@ class _Call:
         return sum(answer.size for answer in self.answers)
 
 
-class Undelivered:
+class UnclaimedResults:
     """The unreceived answers of one session."""
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
@@ -64,7 +63,7 @@ class Undelivered:
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
-            for (ident, _), asked in self._session.pending().items():
+            for (ident, _), asked in self._context.replies.pending().items():
                 self._note(ident, asked)
         for message in unsent:
             self.take(message)
@@ -73,15 +72,15 @@ class Undelivered:
         kind, body = asked
         if ident in self._calls or kind not in _ADVERB_OF:
             return
-        entry = self._session.meshes.known(body[0])
+        entry = self._context.meshes.known(body[0])
         if entry is not None and entry.mesh is not None:
-            self._calls[ident] = _Call(asked, entry.name, self._session.meshes.shape(entry))
+            self._calls[ident] = _Call(asked, entry.name, self._context.meshes.shape(entry))
 
     def take(self, message: Message) -> None:
         """Take an answer to a client that has left, or is just leaving."""
         with self._lock:
             if message.id not in self._calls:
-                asked = self._session.answered().get(message.id)
+                asked = self._context.replies.answered().get(message.id)
                 if asked is not None:
                     self._note(message.id, asked)
             call = self._calls.get(message.id)
@@ -91,7 +90,7 @@ class Undelivered:
             self._make_room()
             ready = self._ready(message.id, call)
         for answer in ready:
-            self._session.send(answer)
+            self._context.send(answer)
 
     def _make_room(self) -> None:
         while len(self._calls) > MOST_CALLS or sum(call.size for call in self._calls.values()) > MOST_BYTES:
@@ -116,7 +115,7 @@ class Undelivered:
 
     def _missing(self, ident: int) -> int:
         """How many answers of a call have not come yet."""
-        return sum(1 for pending, _ in self._session.pending() if pending == ident)
+        return sum(1 for pending, _ in self._context.replies.pending() if pending == ident)
 
     def _list(self, message: Message, started: float) -> None:
         with self._lock:
@@ -125,7 +124,7 @@ class Undelivered:
                 for ident, call in self._calls.items()
                 if (expected := len(call.answers) + self._missing(ident)) and call.collector is None
             ]
-        self._session.succeed(message.id, started, listed)
+        self._context.replies.succeed(message.id, started, listed)
 
     def _collect(self, message: Message, started: float) -> None:
         (ident,) = message.body
@@ -134,7 +133,7 @@ class Undelivered:
             if call is None or call.collector is not None:
                 raise OperationFailed(f"no undelivered call has the id {ident}: it may have been collected already")
             call.collector = message.id
-            self._session.note_asked(message.id, call.asked)
+            self._context.replies.note_asked(message.id, call.asked)
             ready = self._ready(ident, call)
         for answer in ready:
-            self._session.send(answer)
+            self._context.send(answer)

@@ -1,378 +1,54 @@
-"""What the processes of a session print: collected here, sent to the client, and written to the session's log."""
+"""What the client wants to see of what its processes print."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import msgpack
+from collections.abc import Sequence
+from typing import Any
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.output import pump as log_pump
-from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
-from loom_gateway.driver.output.pump import Budget
+from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
-
-__all__ = ["LogCollector", "Logs"]
-
-WINDOW = 0.5
-"""Seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise."""
-
-PARTIAL_AFTER = 1.0
-"""Seconds after which a line that does not end is sent as it is."""
-
-RATE, BURST = 1 << 20, 4 << 20
-"""Bytes that are sent to the client of all processes together, a second for long and at once."""
-
-MARK_TIMEOUT = 5.0
-"""Seconds that a process's pump has to send what was printed."""
-
-END_TIMEOUT = 2.0
-"""Seconds after the last process has ended in which its last lines must come."""
-
-_BATCH = 128 << 10
-"""Bytes of text in a message, about; far below what would be sent in chunks."""
-
-_MOST_LINES = 10_000
-"""Different lines that are held back at most to be aggregated."""
-
-_STREAMS = {
-    log_pump.STDOUT: "stdout",
-    log_pump.DROPPED_STDOUT: "stdout",
-    log_pump.STDERR: "stderr",
-    log_pump.DROPPED_STDERR: "stderr",
-}
+__all__ = ["Logs"]
 
 _INFO = 20
-
-
-@dataclass
-class _Options:
-    """What the client wants to see of a mesh; see `ProcMeshProxy.logging_option`."""
-
-    stream: bool = True
-    window: float | None = WINDOW
-
-
-@dataclass
-class _Source:
-    """A proc mesh, or what else prints."""
-
-    name: str
-    labels: Sequence[str] = ()
-    sizes: Sequence[int] = ()
-    options: _Options = field(default_factory=_Options)
-    aggregator: Aggregator = field(default_factory=Aggregator)
-    timer: asyncio.TimerHandle | None = None
-
-    def place(self, rank: int) -> str:
-        """Where a rank is, such as ``hosts=0,gpus=1``."""
-        coordinates: list[str] = []
-        for label, size in zip(reversed(self.labels), reversed(self.sizes), strict=True):
-            coordinates.insert(0, f"{label}={rank % size}")
-            rank //= size
-        return ",".join(coordinates)
-
-
-class _Printer:
-    """One process, or one writer of a source, with its two streams."""
-
-    def __init__(self, source: _Source, rank: int) -> None:
-        self.source = source
-        self.rank = rank
-        self.splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
-        self.timer: asyncio.TimerHandle | None = None
-        self.marks: list[asyncio.Future[None]] = []
-        self.writer: asyncio.StreamWriter | None = None
-        self.budget: Budget | None = None
-        self.left_out = 0
-
-
-class LogCollector:
-    """Takes lines, and passes them on as the options of their mesh say. All but `add` is for the event loop.
-
-    Args:
-        loop: the driver's event loop.
-        send: takes a message for the client.
-        describe: name, labels and sizes of the proc mesh of an id.
-        spool: where the session's log is written; None for nowhere.
-        has_room: whether lines may be added to what waits for the client.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        send: Callable[[Message], None],
-        describe: Callable[[int], tuple[str, Sequence[str], Sequence[int]]],
-        spool: LogSpool | None,
-        has_room: Callable[[], bool],
-    ) -> None:
-        self._loop = loop
-        self._has_room = has_room
-        self._send = send
-        self._describe = describe
-        self._spool = spool
-        self._sources: dict[int | str, _Source] = {}
-        self._options: dict[int, _Options] = {}
-        self._processes: dict[tuple[int, int], _Printer] = {}
-        self._others: dict[str, _Printer] = {}
-        self._none_left = asyncio.Event()
-        self._none_left.set()
-        self._budget = Budget(RATE, BURST)
-        self._unsent = 0
-
-    # -- who prints -----------------------------------------------------------------------------------------
-
-    def add(self, source: str, stream: str, text: str) -> None:
-        """Take what something else than a process of a mesh prints, such as ``driver``. On any thread.
-
-        It is written to the session's log, and goes to the client in ways of its own. ``stream`` is ``stdout`` or
-        ``stderr``; ``text`` need not be whole lines. More than a process may print is left out.
-        """
-        self._loop.call_soon_threadsafe(self._add, source, stream, text)
-
-    def _add(self, name: str, stream: str, text: str) -> None:
-        printer = self._others.get(name)
-        if printer is None:
-            source = self._sources[name] = _Source(name, options=_Options(stream=False))
-            printer = self._others[name] = _Printer(source, 0)
-            printer.budget = Budget(log_pump.RATE, log_pump.BURST)
-            if self._spool is not None:
-                self._spool.add_processes(name, 1)
-        if printer.budget is not None and not printer.budget.take(len(text)):
-            printer.left_out += len(text)
-            return
-        if printer.left_out:
-            note = f"… {printer.left_out} characters were left out: more than {_rate_text()} …"
-            self._lines(printer, stream, [*printer.splitters[stream].flush(), note], time.time())
-            printer.left_out = 0
-        self._feed(printer, stream, text.encode(errors="replace"), time.time())
-
-    async def serve(
-        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Take what the pump of one process sends, until the process ends."""
-        printer = _Printer(self._source(procs), rank)
-        printer.writer = writer
-        self._processes[procs, rank] = printer
-        self._none_left.clear()
-        try:
-            while True:
-                kind, when, length = log_pump.HEADER.unpack(await reader.readexactly(log_pump.HEADER.size))
-                self._take(printer, kind, when, await reader.readexactly(length) if length else b"")
-        except (asyncio.IncompleteReadError, OSError):
-            pass  # the process has ended, or its machine is gone
-        finally:
-            writer.close()
-            self._flush_printer(printer)
-            self._processes.pop((procs, rank), None)
-            for mark in printer.marks:
-                _resolve(mark)
-            if not self._processes:
-                self._none_left.set()
-
-    def _source(self, procs: int) -> _Source:
-        source = self._sources.get(procs)
-        if source is None:
-            source = self._sources[procs] = _Source(*self._describe(procs))
-            source.options = self._options.get(procs, source.options)
-            size = 1
-            for dimension in source.sizes:
-                size *= dimension
-            if self._spool is not None:
-                self._spool.add_processes(source.name, size)
-        return source
-
-    def _take(self, printer: _Printer, kind: int, when: float, data: bytes) -> None:
-        if kind == log_pump.MARK:
-            _resolve(printer.marks.pop(0))
-            return
-        stream = _STREAMS[kind]
-        if kind in (log_pump.STDOUT, log_pump.STDERR):
-            self._feed(printer, stream, data, when)
-            return
-        size, lines = log_pump.DROPPED.unpack(data)
-        note = f"… {lines} lines ({size} bytes) were left out: this process printed more than {_rate_text()} …"
-        self._lines(printer, stream, [*printer.splitters[stream].flush(), note], when)
-
-    # -- lines ----------------------------------------------------------------------------------------------
-
-    def _feed(self, printer: _Printer, stream: str, data: bytes, when: float) -> None:
-        splitter = printer.splitters[stream]
-        lines = splitter.feed(data)
-        if lines:
-            self._lines(printer, stream, lines, when)
-        if splitter.has_rest and printer.timer is None:
-            printer.timer = self._loop.call_later(PARTIAL_AFTER, self._flush_partial, printer)
-
-    def _flush_partial(self, printer: _Printer) -> None:
-        if printer.timer is not None:
-            printer.timer.cancel()
-            printer.timer = None
-        for stream, splitter in printer.splitters.items():
-            if lines := splitter.flush():
-                self._lines(printer, stream, lines, time.time())
-
-    def _lines(self, printer: _Printer, stream: str, lines: list[str], when: float) -> None:
-        source, rank = printer.source, printer.rank
-        if self._spool is not None:
-            common = {
-                "time": when,
-                "mesh": source.name,
-                "rank": rank,
-                "place": source.place(rank),
-                "stream": stream,
-            }
-            self._spool.append({**common, "text": line} for line in lines)
-        if not source.options.stream:
-            return
-        if source.options.window is None:
-            self._pass_on(source, [Aggregate(when, stream, line, 1, [rank]) for line in lines])
-            return
-        for line in lines:
-            source.aggregator.add(when, rank, stream, line)
-        if len(source.aggregator) > _MOST_LINES:
-            self._flush_window(source)
-        elif source.timer is None:
-            source.timer = self._loop.call_later(source.options.window, self._flush_window, source)
-
-    def _flush_window(self, source: _Source) -> None:
-        if source.timer is not None:
-            source.timer.cancel()
-            source.timer = None
-        self._pass_on(source, source.aggregator.take())
-
-    def _pass_on(self, source: _Source, lines: list[Aggregate]) -> None:
-        """Send lines to the client, as many as it may be sent."""
-        batch: list[tuple[Any, ...]] = []
-        size = 0
-        for line in lines:
-            if not self._has_room() or not self._budget.take(len(line.text) + 100):
-                self._leave_out()
-                continue
-            place = source.place(line.ranks[0])
-            batch.append((line.time, source.name, place, line.ranks, line.stream, line.text, line.count))
-            size += len(line.text) + 100
-            if size > _BATCH:
-                self._send_batch(batch)
-                batch, size = [], 0
-        if batch:
-            self._send_batch(batch)
-
-    def _leave_out(self) -> None:
-        if not self._unsent:
-            self._loop.call_later(1.0, self._tell_left_out)
-        self._unsent += 1
-
-    def _tell_left_out(self) -> None:
-        note = f"… {self._unsent} lines were not sent: the session printed too many; `loom logs` has the newest …"
-        self._unsent = 0
-        self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])
-
-    def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:
-        self._send(Message(Kind.LOG, 0, [], [msgpack.packb(list(batch))]))
-
-    # -- what the client wants ------------------------------------------------------------------------------
-
-    def set_options(self, procs: int, stream: bool, window: float | None) -> None:
-        """Say what the client wants to see of a proc mesh; what is held back goes out by the earlier options."""
-        options = self._options[procs] = _Options(stream, window)
-        source = self._sources.get(procs)
-        if source is not None:
-            self._flush_window(source)
-            source.options = options
-
-    async def flush(self, procs: int | None = None) -> None:
-        """Send all that has been printed until now; of one proc mesh, or of all.
-
-        Processes whose pump does not answer within `MARK_TIMEOUT` seconds are left out.
-        """
-        printers = [printer for (ident, _), printer in self._processes.items() if procs in (None, ident)]
-        marks = [self._ask(printer) for printer in printers]
-        if marks:
-            await asyncio.wait(marks, timeout=MARK_TIMEOUT)
-        for printer in [*printers, *(self._others.values() if procs is None else ())]:
-            self._flush_printer(printer)
-
-    def _ask(self, printer: _Printer) -> asyncio.Future[None]:
-        assert printer.writer is not None
-        mark: asyncio.Future[None] = self._loop.create_future()
-        printer.marks.append(mark)
-        printer.writer.write(b"f")
-        return mark
-
-    def _flush_printer(self, printer: _Printer) -> None:
-        self._flush_partial(printer)
-        self._flush_window(printer.source)
-
-    async def end(self) -> None:
-        """Take the last lines of processes that have been stopped, within `END_TIMEOUT` seconds, and send all."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._none_left.wait(), END_TIMEOUT)
-        for printer in [*self._processes.values(), *self._others.values()]:
-            self._flush_printer(printer)
-        for source in self._sources.values():
-            self._flush_window(source)
 
 
 class Logs:
     """The operations on logs of one session."""
 
-    def __init__(self, session: Operations, spool: LogSpool | None) -> None:
-        self._session = session
+    def __init__(self, context: Context, spool: LogSpool | None) -> None:
+        self._context = context
         self._levels: dict[int, int] = {}
-        self.collector = LogCollector(session.loop, session.send, self._describe, spool, session.has_room)
+        self.collector = LogCollector(context.loop, context.send, self._describe, spool, context.has_room)
         self.handlers: dict[int, Handler] = {
             Kind.LOG_OPTIONS: self._set_options,
             Kind.FLUSH_LOGS: self._flush,
         }
 
     def _describe(self, procs: int) -> tuple[str, Sequence[str], Sequence[int]]:
-        for ident, entry in self._session.meshes.whole("procs"):
+        for ident, entry in self._context.meshes.whole("procs"):
             if ident == procs:
                 return entry.name, tuple(entry.mesh._labels), tuple(entry.mesh._ndslice.sizes)
         return f"mesh {procs}", (), ()  # nobody holds its proxy any more
 
     def _set_options(self, message: Message, started: float) -> None:
         procs, stream, window, level = message.body
-        entry = self._session.meshes.entry(procs)
-        self._session.loop.call_soon_threadsafe(self.collector.set_options, procs, stream, window)
+        entry = self._context.meshes.entry(procs)
+        self._context.loop.call_soon_threadsafe(self.collector.set_options, procs, stream, window)
         if level == self._levels.get(procs, _INFO):
-            self._session.succeed(message.id, started, None)
+            self._context.replies.succeed(message.id, started, None)
             return
         self._levels[procs] = level
         # Monarch sets the level in the processes. It is not asked to forward anything: that is done here.
         setting = entry.mesh.logging_option(stream_to_client=False, aggregate_window_sec=None, level=level)
-        self._answer_after(message, started, setting)
+        self._context.replies.answer_with(message, started, _set(setting))
 
     def _flush(self, message: Message, started: float) -> None:
-        self._answer_after(message, started, self.collector.flush())
-
-    def _answer_after(self, message: Message, started: float, work: Any) -> None:
-        key = self._session.expect(message, started, convert=lambda _: None)
-
-        async def answer() -> None:
-            try:
-                await work
-            except Exception as error:  # noqa: BLE001 - whatever Monarch says of the mesh
-                self._session.answer(key, None, error, eager=True)
-            else:
-                self._session.answer(key, None, None, eager=True)
-
-        asyncio.run_coroutine_threadsafe(answer(), self._session.loop)
+        self._context.replies.answer_with(message, started, self.collector.flush())
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _rate_text() -> str:
-    return f"{log_pump.RATE >> 10} KiB a second"
+async def _set(setting: Any) -> None:
+    await setting

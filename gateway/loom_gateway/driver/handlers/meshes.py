@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.actor import monarch_bootstrap_command
 from loom.bootstrap import BootstrapCommand
 from loom.signatures import endpoints
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
+__all__ = ["MeshOperations"]
 
-__all__ = ["Spawns"]
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 5.0
+"""Seconds that stopping a mesh may take when the session ends; after that the workers kill what is left."""
 
 
-class Spawns:
-    """The operations on meshes of one session."""
+class MeshOperations:
+    """The operations on meshes of one session.
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    Args:
+        context: the session's.
+        syncs: has what processes import.
+    """
+
+    def __init__(self, context: Context, syncs: Syncs) -> None:
+        self._context = context
+        self._syncs = syncs
         self.handlers: dict[int, Handler] = {
             Kind.SPAWN_PROCS: self._spawn_procs,
             Kind.SPAWN_ACTORS: self._spawn_actors,
@@ -41,13 +53,13 @@ class Spawns:
     def _spawn_procs(self, message: Message, started: float) -> None:
         hosts, name, per_host = message.body
         what = "the bootstrap function or an option of spawn_procs"
-        bootstrap, proc_bind, command, *marks = self._session.decoder.loads(message.parts, what)
-        replica = ReplicaPlace(self._session.weaver.session, name, *marks)
-        on_path = self._session.syncs.on_path()
-        bootstrap = bootstrap_on(self._session.lifeline, message.id, bootstrap, on_path, replica)
-        on = self._session.meshes.entry(hosts)
-        self._session.hosts.check(on.ranks)
-        mesh = self._session.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
+        bootstrap, proc_bind, command, *marks = self._context.decoder.loads(message.parts, what)
+        replica = ReplicaPlace(self._context.weaver.session, name, *marks)
+        on_path = self._syncs.on_path()
+        bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica)
+        on = self._context.meshes.entry(hosts)
+        self._context.hosts.check(on.ranks)
+        mesh = self._context.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
             per_host=dict(per_host),
             bootstrap=bootstrap,
             name=name,
@@ -59,79 +71,92 @@ class Spawns:
         entry = Entry(
             "procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of, python=on.python
         )
-        self._session.meshes.add(message.id, entry)
-        for host in self._session.lost_hosts.copy():
-            self._session.loop.call_soon_threadsafe(self._session.processes_gone_with, message.id, entry, host)
+        self._context.meshes.add(message.id, entry)
+        for host in self._context.hosts.lost.copy():
+            self._context.loop.call_soon_threadsafe(
+                self._context.failures.processes_gone_with, message.id, entry, host
+            )
 
     def _spawn_actors(self, message: Message, started: float) -> None:
         procs, name = message.body
-        on = self._session.meshes.entry(procs)
-        cls, args, kwargs = self._session.decoder.loads(message.parts, f"the class or an argument of {name!r}")
+        on = self._context.meshes.entry(procs)
+        cls, args, kwargs = self._context.decoder.loads(message.parts, f"the class or an argument of {name!r}")
         actors = on.mesh.spawn(name, cls, *args, **kwargs)
         entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
-        self._session.meshes.add(message.id, entry)
+        self._context.meshes.add(message.id, entry)
 
     def _view(self, message: Message, started: float) -> None:
         of, labels, offset, sizes, strides = message.body
         try:
-            self._session.meshes.add_view(message.id, of, labels, offset, sizes, strides)
+            self._context.meshes.add_view(message.id, of, labels, offset, sizes, strides)
         except Exception as error:  # noqa: BLE001 - the whole mesh's failure, or Monarch's refusal of the shape
-            self._session.meshes.fail(message.id, "view", "", as_loom_error(error))
+            self._context.meshes.fail(message.id, "view", "", as_loom_error(error))
 
     def _initialized(self, message: Message, started: float) -> None:
         (mesh,) = message.body
-        future = self._session.meshes.mesh(mesh).initialized
-        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: True), future)
+        future = self._context.meshes.mesh(mesh).initialized
+        self._context.futures.whenever(
+            self._context.replies.expect(message, started, convert=lambda _: True), future
+        )
 
     def _stop(self, message: Message, started: float) -> None:
         mesh, reason = message.body
-        entry = self._session.meshes.entry(mesh)
+        entry = self._context.meshes.entry(mesh)
         entry.stopped = True
-        self._session.calls.break_lines(lambda called: mesh in (called.root, called.procs))
+        self._context.channels.break_off(lambda called: mesh in (called.root, called.procs))
         future = entry.mesh.stop(reason)
-        self._session.answers.whenever(self._session.expect(message, started, convert=lambda _: None), future)
+        self._context.futures.whenever(
+            self._context.replies.expect(message, started, convert=lambda _: None), future
+        )
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
-        for ident, entry in self._session.meshes.whole():
+        for ident, entry in self._context.meshes.whole():
             if entry.kind == "hosts" or ident < 0:
                 continue
             described = None
             if entry.cls is not None:
                 described = {name: sig.parameters for name, sig in endpoints(entry.cls).items()}
             class_name = entry.cls.__name__ if entry.cls is not None else ""
-            shape = self._session.meshes.shape(entry)
+            shape = self._context.meshes.shape(entry)
             listed.append((ident, entry.kind, entry.name, shape, class_name, described, entry.stopped))
-        self._session.succeed(message.id, started, listed)
+        self._context.replies.succeed(message.id, started, listed)
 
     def _forget(self, message: Message, started: float) -> None:
         for mesh in message.body:
-            self._session.meshes.forget(mesh)
+            self._context.meshes.forget(mesh)
 
     def _with_python(self, message: Message, started: float) -> None:
         hosts, executable = message.body
-        on = self._session.meshes.entry(hosts)
+        on = self._context.meshes.entry(hosts)
         self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks, executable)
 
     def _host_of(self, message: Message, started: float) -> None:
         (procs,) = message.body
-        on = self._session.meshes.entry(procs)
-        whole = self._session.meshes.entry(on.procs) if on.procs >= 0 else None
+        on = self._context.meshes.entry(procs)
+        whole = self._context.meshes.entry(on.procs) if on.procs >= 0 else None
         hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
         self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)
 
     def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
-        self._session.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
+        self._context.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
 
     def _stop_hosts(self, message: Message, started: float) -> None:
-        key = self._session.expect(message, started)
-        self._session.calls.break_lines(lambda called: True)
+        self._context.channels.break_off(lambda called: True)
+        self._context.replies.answer_with(message, started, self.stop_all())
 
-        def stopped(done: Any) -> None:
-            self._session.answer(key, None, done.exception(), eager=True)
+    async def stop_all(self) -> None:
+        """Stop every proc mesh of the session, newest first, each within `STOP_TIMEOUT` seconds."""
+        running = [entry for _, entry in self._context.meshes.whole("procs") if not entry.stopped]
+        await asyncio.gather(self._syncs.stop(), *(_stop(entry) for entry in reversed(running)))
 
-        stops = asyncio.run_coroutine_threadsafe(self._session.stop_meshes(), self._session.loop)
-        stops.add_done_callback(stopped)
+
+async def _stop(entry: Entry) -> None:
+    entry.stopped = True
+    try:
+        await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
+    except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped; the workers reap what is left
+        logger.warning("stopping proc mesh %s: %s", entry.name, str(error)[:500])
 
 
 def _commands(command: Any) -> Callable[[Any], Any]:

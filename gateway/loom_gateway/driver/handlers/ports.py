@@ -10,7 +10,7 @@ import asyncio
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import monarch.actor
 from monarch.actor import Channel
@@ -19,9 +19,8 @@ from loom.errors import LoomError, OperationFailed, ProtocolMismatch
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import LaptopPort, Parcel
-
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
 __all__ = ["Ports"]
 
@@ -47,8 +46,8 @@ _NO_RANK = 0xFFFFFFFF
 class Ports:
     """The ports of one session."""
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._readers: dict[int, _Reader] = {}
         self.handlers: dict[int, Handler] = {
             Kind.PORT_OPEN: self._open,
@@ -64,7 +63,7 @@ class Ports:
         Raises:
             ProtocolMismatch: the session has no port of this id.
         """
-        port = self._session.meshes.ports.get(ident)
+        port = self._context.meshes.ports.get(ident)
         if port is None:
             raise ProtocolMismatch(f"this session has no port with the id {ident}")
         return port
@@ -78,16 +77,16 @@ class Ports:
     def _open(self, message: Message, started: float) -> None:
         once, messages, size = message.body
         port, receiver = Channel[Any].open(once=bool(once))
-        self._session.meshes.ports[message.id] = port if once else LaptopPort(port)
+        self._context.meshes.ports[message.id] = port if once else LaptopPort(port)
         by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
-        reader = _Reader(self._session, message.id, receiver, messages, size, once)
+        reader = _Reader(self._context, message.id, receiver, messages, size, once)
         self._readers[message.id] = reader
         reader.start(port if by_thread else None)
 
     def _send(self, message: Message, started: float) -> None:
         ident, is_exception = message.body
         port = self.port(ident)
-        value = self._session.decoder.loads(message.parts, "what was sent to a port")
+        value = self._context.decoder.loads(message.parts, "what was sent to a port")
         if is_exception:
             port.exception(value)
         else:
@@ -95,8 +94,8 @@ class Ports:
 
     def _send_to_actors(self, message: Message, started: float) -> None:
         mesh, name, selection, port = message.body
-        endpoint = self._session.meshes.endpoint(mesh, name)
-        args, kwargs = self._session.decoder.loads(message.parts, f"an argument of {name!r}")
+        endpoint = self._context.meshes.endpoint(mesh, name)
+        args, kwargs = self._context.decoder.loads(message.parts, f"an argument of {name!r}")
         endpoint._send(args, kwargs, None if port is None else self.port(port)._port_ref, selection)
 
     def _credit(self, message: Message, started: float) -> None:
@@ -113,10 +112,8 @@ class Ports:
 class _Reader:
     """Takes from one Monarch port what the laptop has room for."""
 
-    def __init__(
-        self, session: Operations, ident: int, receiver: Any, messages: int, size: int, once: bool
-    ) -> None:
-        self._session = session
+    def __init__(self, context: Context, ident: int, receiver: Any, messages: int, size: int, once: bool) -> None:
+        self._context = context
         self._ident = ident
         self._receiver = receiver
         self._once = once
@@ -148,7 +145,7 @@ class _Reader:
         if port is not None:
             threading.Thread(target=self._read, name="port", daemon=True).start()
         else:
-            self._session.loop.call_soon_threadsafe(self._start_task)
+            self._context.loop.call_soon_threadsafe(self._start_task)
 
     def grant(self, messages: int, size: int) -> None:
         """Let more messages and bytes through."""
@@ -157,7 +154,7 @@ class _Reader:
             self._bytes += size
             self._credit.notify()
         if self._more is not None and self._has_credit():
-            self._session.loop.call_soon_threadsafe(self._more.set)
+            self._context.loop.call_soon_threadsafe(self._more.set)
 
     def close(self) -> None:
         """Stop reading, and let go of Monarch's receiver. Not on the event loop."""
@@ -167,7 +164,7 @@ class _Reader:
         if self._port is not None:
             self._port.send(None)  # the thread waits for a message
         else:
-            self._session.loop.call_soon_threadsafe(self._cancel)
+            self._context.loop.call_soon_threadsafe(self._cancel)
 
     def _has_credit(self) -> bool:
         return self._messages > 0 and self._bytes > 0
@@ -190,7 +187,7 @@ class _Reader:
     def _start_task(self) -> None:
         self._more = asyncio.Event()
         if not self._closed:
-            self._task = self._session.loop.create_task(self._read_later())
+            self._task = self._context.loop.create_task(self._read_later())
 
     async def _read_later(self) -> None:
         assert self._more is not None
@@ -222,7 +219,7 @@ class _Reader:
             self._pass_on_parcel(value)
             return
         try:
-            parts = self._session.encoder.dumps(value, "a message to a port")
+            parts = self._context.encoder.dumps(value, "a message to a port")
         except BaseException as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
             self._pass_on_error(error, rank)
             return
@@ -232,11 +229,11 @@ class _Reader:
             self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, None], parts))
 
     def _pass_on_error(self, error: BaseException, rank: int | None) -> None:
-        told = error_message(self._ident, error, 0.0, self._session.encoder)
+        told = error_message(self._ident, error, 0.0, self._context.encoder)
         code = told.body[1]
         if code == OperationFailed.code and not isinstance(error, LoomError):  # Python's, or a user's
             code = "exception"
-            told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._session.encoder)
+            told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
         self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, code], told.parts))
 
     def _pass_on_parcel(self, parcel: Parcel) -> None:
@@ -245,14 +242,14 @@ class _Reader:
             self._spend(len(parcel.sizes) // 4, len(parcel.pickles))
             body = [parcel.sizes, b""]
             message = Message(Kind.PORT_MESSAGES, self._ident, body, [parcel.pickles])
-            self._session.send(message, key=self._ident)
+            self._context.send(message, key=self._ident)
 
     def _pass_on(self, message: Message) -> None:
         """Send a message that does not travel with others, after those."""
         with self._lock:
             self._send_gathered()
             self._spend(1, message.size)
-            self._session.send(message, key=self._ident)
+            self._context.send(message, key=self._ident)
 
     def _gather(self, pickled: Any, rank: int | None) -> None:
         size = len(pickled)
@@ -269,7 +266,7 @@ class _Reader:
                 self._sent = now
             elif not self._armed:
                 self._armed = True
-                self._session.loop.call_soon_threadsafe(self._session.loop.call_later, LINGER, self._late)
+                self._context.loop.call_soon_threadsafe(self._context.loop.call_later, LINGER, self._late)
 
     def _spend(self, messages: int, size: int) -> None:
         with self._credit:
@@ -293,4 +290,4 @@ class _Reader:
         body = [struct.pack(f">{count}I", *self._sizes), ranks]
         pickles = b"".join(self._pickles)
         self._pickles, self._sizes, self._ranks, self._gathered = [], [], [], 0
-        self._session.send(Message(Kind.PORT_MESSAGES, self._ident, body, [pickles]), key=self._ident)
+        self._context.send(Message(Kind.PORT_MESSAGES, self._ident, body, [pickles]), key=self._ident)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.wire.messages import Kind, Message
 from loom.wire.texts import pack_texts
-
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Operations
+from loom_gateway.driver.session.context import Context
 
 __all__ = ["Processes"]
 
@@ -24,8 +22,8 @@ TOGETHER = 0.1
 class Processes:
     """The processes of one session. Everything runs on the driver's event loop."""
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._started: dict[int, set[int]] = defaultdict(set)
         self._untold: dict[tuple[str, int], list[int]] = defaultdict(list)
         self._lost: dict[tuple[int, int], None] = {}
@@ -37,7 +35,7 @@ class Processes:
 
     def _tell_soon(self, name: str, procs: int, rank: int) -> None:
         if not self._untold:
-            self._session.loop.call_later(TOGETHER, self._tell)
+            self._context.loop.call_later(TOGETHER, self._tell)
         self._untold[name, procs].append(rank)
 
     def _tell(self) -> None:
@@ -45,12 +43,12 @@ class Processes:
         for (name, procs), ranks in untold.items():
             self._send(name, {"id": procs, "ranks": ranks})
             if name == "processes_started":
-                self._session.weaver.started(procs, self._name(procs), ranks)
+                self._context.weaver.started(procs, self._name(procs), ranks)
 
     def gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone: it is lost unless it was stopped."""
         self._started[procs].discard(rank)
-        weaver = self._session.weaver
+        weaver = self._context.weaver
         if self._was_stopped(procs, rank):
             self._tell_soon("processes_stopped", procs, rank)
             weaver.gone(procs, rank, True, "its processes were stopped")
@@ -67,20 +65,20 @@ class Processes:
             send(_event("process_lost", self._loss(procs, rank)))
 
     def _was_stopped(self, procs: int, rank: int) -> bool:
-        meshes = self._session.meshes.of_procs(procs)
+        meshes = self._context.meshes.of_procs(procs)
         return any(mesh.stopped and mesh.kind == "procs" and rank in mesh.ranks for mesh in meshes)
 
     def _loss(self, procs: int, rank: int) -> dict[str, Any]:
-        meshes = self._session.meshes
+        meshes = self._context.meshes
         actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
         return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors}
 
     def _name(self, procs: int) -> str:
-        names = [entry.name for ident, entry in self._session.meshes.whole("procs") if ident == procs]
+        names = [entry.name for ident, entry in self._context.meshes.whole("procs") if ident == procs]
         return names[0] if names else ""
 
     def _send(self, name: str, details: dict[str, Any]) -> None:
-        self._session.send(_event(name, details))
+        self._context.send(_event(name, details))
 
 
 def _event(name: str, details: dict[str, Any]) -> Message:

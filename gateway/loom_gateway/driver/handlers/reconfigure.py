@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
-
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
 __all__ = ["Reconfigure"]
 
@@ -24,26 +22,18 @@ REGISTERS_WITHIN = 2.0
 class Reconfigure:
     """The operation of one session."""
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.handlers: dict[int, Handler] = {Kind.RECONFIGURE: self._reconfigure}
 
     def _reconfigure(self, message: Message, started: float) -> None:
         mesh, config = message.body
-        entry = self._session.meshes.entry(mesh)
-        # Without the mesh: of a process that dies meanwhile the weaver tells, and the others answer.
-        key = self._session.expect(message, started)
-
-        def acknowledged(done: Any) -> None:
-            error = done.exception()
-            self._session.answer(key, None if error else done.result(), error, eager=True)
-
-        asking = asyncio.run_coroutine_threadsafe(self._acknowledgements(entry, config), self._session.loop)
-        asking.add_done_callback(acknowledged)
+        entry = self._context.meshes.entry(mesh)
+        self._context.replies.answer_with(message, started, self._acknowledgements(entry, config))
 
     async def _acknowledgements(self, entry: Entry, config: dict[str, Any]) -> list[dict[str, Any]]:
         """What each process' replica has made of it, in the order of the ranks."""
-        weaver = self._session.weaver
+        weaver = self._context.weaver
         await entry.mesh.initialized.as_asyncio()
         wanted = {"session": weaver.session, "procs": entry.procs, "ranks": entry.ranks}
         replicas = dict(await weaver.ask("replicas_in", {**wanted, "timeout": REGISTERS_WITHIN}))

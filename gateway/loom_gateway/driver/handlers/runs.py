@@ -6,7 +6,7 @@ import enum
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
@@ -15,11 +15,11 @@ from loom.errors import LoomError, NoSuchRun, OperationCancelled, OperationFaile
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
+from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RunOutput, route_output
 from loom_gateway.driver.runs.thread import RunThread
-
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
 __all__ = ["Runs"]
 
@@ -67,10 +67,16 @@ class Run:
 
 
 class Runs:
-    """The runs of one session. All state belongs to the event loop."""
+    """The runs of one session. All state belongs to the event loop.
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    Args:
+        context: the session's.
+        logs: takes what they print.
+    """
+
+    def __init__(self, context: Context, logs: LogCollector) -> None:
+        self._context = context
+        self._logs = logs
         self._runs: dict[int, Run] = {}
         self.handlers: dict[int, Handler] = {
             Kind.RUN: self._run,
@@ -83,7 +89,7 @@ class Runs:
 
     def new_client(self) -> None:
         """Answer nobody who asked before: another client is there now. On any thread."""
-        self._session.loop.call_soon_threadsafe(self._forget_clients)
+        self._context.loop.call_soon_threadsafe(self._forget_clients)
 
     def _forget_clients(self) -> None:
         for run in self._runs.values():
@@ -95,12 +101,12 @@ class Runs:
             try:
                 handler(message, started)
             except LoomError as error:
-                self._session.fail(message.id, started, error)
+                self._context.replies.fail(message.id, started, error)
 
         return lambda message, started: self._soon(answer, message, started)
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
-        self._session.loop.call_soon_threadsafe(functools.partial(function, *args))
+        self._context.loop.call_soon_threadsafe(functools.partial(function, *args))
 
     def _find(self, ident: int) -> Run:
         run = self._runs.get(ident)
@@ -117,13 +123,13 @@ class Runs:
         name, detached = message.body
         run = Run(message.id, str(name), bool(detached))
         printed = functools.partial(self._printed, run)
-        log = functools.partial(self._session.logs.add, "driver")
-        run.output = RunOutput(self._session.loop, printed, log)
+        log = functools.partial(self._logs.add, "driver")
+        run.output = RunOutput(self._context.loop, printed, log)
         if not detached:
             run.waiting.append((message.id, started))
         try:
             # Here and not on the loop: earlier operations have been started, later ones have not.
-            fn, args, kwargs = self._session.decoder.loads(
+            fn, args, kwargs = self._context.decoder.loads(
                 message.parts, f"the function or an argument of run {name!r}"
             )
         except Exception as error:  # noqa: BLE001 - whatever a user's __setstate__ raised
@@ -150,11 +156,11 @@ class Runs:
     def _refuse(self, run: Run, error: Exception) -> None:
         """End a run that has not begun."""
         self._runs[run.ident] = run
-        self._finish(run, Status.FAILED, _failure(run, error, self._session.encoder))
+        self._finish(run, Status.FAILED, _failure(run, error, self._context.encoder))
 
     def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
         """Turn an outcome into the answer. In the run's thread."""
-        encoder = self._session.encoder
+        encoder = self._context.encoder
         status = Status.DONE if error is None else Status.FAILED
         if error is not None and run.thread.was_cancelled(error):
             status, error = Status.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
@@ -186,12 +192,12 @@ class Runs:
     def _tell(self, run: Run) -> None:
         if run.told:
             # What follows is sent soon: an answer, or the end of this loop's turn.
-            self._session.send(Message(Kind.RUN_STATE, run.ident, run.state()))
+            self._context.send(Message(Kind.RUN_STATE, run.ident, run.state()))
 
     def _answer(self, run: Run, ident: int, started: float) -> None:
         assert run.answer is not None
         body = [(time.perf_counter() - started) * 1000, *run.answer.body[1:]]
-        self._session.send(run.answer._replace(id=ident, body=body))
+        self._context.send(run.answer._replace(id=ident, body=body))
 
     def _forget_oldest(self) -> None:
         finished = [run for run in self._runs.values() if run.answer is not None]
@@ -210,7 +216,7 @@ class Runs:
         for run in self._runs.values():
             run.told = True
             listed.append((run.ident, run.name, *run.state()))
-        self._session.succeed(message.id, started, listed)
+        self._context.replies.succeed(message.id, started, listed)
 
     def _wait_for_result(self, message: Message, started: float) -> None:
         run = self._find(message.body[0])
@@ -239,7 +245,7 @@ class Runs:
     def _tell_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
         ident, started, position = reader
         end = run.output.end
-        self._session.succeed(
+        self._context.replies.succeed(
             ident, started, (end, run.answer is not None, run.output.since(position)), eager=eager
         )
 
@@ -254,7 +260,7 @@ class Runs:
         going = run.answer is None
         if going:
             run.thread.cancel()
-        self._session.succeed(message.id, started, going)
+        self._context.replies.succeed(message.id, started, going)
 
 
 def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:

@@ -13,7 +13,7 @@ import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
@@ -25,9 +25,8 @@ from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeKeepe
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
 from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH
-
-if TYPE_CHECKING:
-    from loom_gateway.driver.session.operations import Handler, Operations
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
 __all__ = ["Syncs"]
 
@@ -48,8 +47,8 @@ STOP_TIMEOUT = 5.0
 class Syncs:
     """The synced folders of one session."""
 
-    def __init__(self, session: Operations) -> None:
-        self._session = session
+    def __init__(self, context: Context) -> None:
+        self._context = context
         # One thread: pieces of an upload never meet, and a sync waits for the one before it.
         self._thread = ThreadPoolExecutor(1, "sync")
         self._upload: _Upload | None = None
@@ -57,7 +56,6 @@ class Syncs:
         self._driver_path = DriverPath()
         self._keepers: dict[int, _Keeper] = {}
         self._lifeline: LifelineServer | None = None
-        self._address: tuple[str, int] = ("", 0)
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()
         self._manifests: dict[str, Manifest] = {}
@@ -82,7 +80,7 @@ class Syncs:
         """Give a worker host that has come back the folders that the others have. On the event loop."""
         if host not in self._keepers:
             return
-        keeper = self._keepers[host] = _Keeper(self._session, host, self._address)
+        keeper = self._keepers[host] = self._new_keeper(host)
         for name, manifest in self._manifests.items():
             try:
                 await self._give(keeper, manifest, uuid.uuid4().hex)
@@ -91,7 +89,7 @@ class Syncs:
 
     async def stop(self) -> None:
         """Stop the keepers."""
-        keepers = [keeper for host, keeper in self._keepers.items() if host not in self._session.lost_hosts]
+        keepers = [keeper for host, keeper in self._keepers.items() if host not in self._context.hosts.lost]
         await asyncio.gather(*(keeper.stop() for keeper in keepers))
 
     # -- the laptop's side ----------------------------------------------------------------------------------
@@ -101,7 +99,7 @@ class Syncs:
         check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
         self._in_thread(message, started, self._begin, message.body[0], manifest)
         # They start while the laptop sends.
-        asyncio.run_coroutine_threadsafe(self._start_keepers(), self._session.loop)
+        asyncio.run_coroutine_threadsafe(self._start_keepers(), self._context.loop)
 
     def _begin(self, ident: int, manifest: Manifest) -> list[str]:
         if self._cache is None:
@@ -135,20 +133,10 @@ class Syncs:
         upload = self._upload
         if upload is None or upload.ident != ident:
             raise FileChanged("another sync of this session has begun meanwhile: sync again")
-        committed = asyncio.run_coroutine_threadsafe(self._distribute(upload), self._session.loop)
-        committed.add_done_callback(lambda done: self._answer(message, started, done))
+        self._context.replies.answer_with(message, started, self._distribute(upload))
 
     def _in_thread(self, message: Message, started: float, work: Callable[..., Any], *args: Any) -> None:
-        self._thread.submit(work, *args).add_done_callback(lambda done: self._answer(message, started, done))
-
-    def _answer(self, message: Message, started: float, done: Any) -> None:
-        error = done.exception()
-        if error is None:
-            self._session.succeed(message.id, started, done.result())
-            return
-        if isinstance(error, OSError) and not isinstance(error, LoomError):
-            error = SyncFailed(f"the driver's machine cannot take the folder: {error}")
-        self._session.fail(message.id, started, error)
+        self._context.replies.answer_when(message, started, self._thread.submit(_taking, work, *args))
 
     # -- the hosts' side; on the event loop -----------------------------------------------------------------
 
@@ -157,7 +145,7 @@ class Syncs:
         manifest = upload.manifest
         assert self._cache is not None
         try:
-            hold = await self._on_thread(self._cache.assemble, manifest)
+            hold = await self._on_thread(_taking, self._cache.assemble, manifest)
         except BlobsMissing as lacking:
             return {"missing": lacking.digests, "warnings": []}
         try:
@@ -179,7 +167,7 @@ class Syncs:
         return {"missing": [], "warnings": warnings}
 
     def _on_thread(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        return self._session.loop.run_in_executor(self._thread, work, *args)
+        return self._context.loop.run_in_executor(self._thread, work, *args)
 
     def _show(self, manifest: Manifest, hold: Hold, assembled: list[Assembled]) -> None:
         places = tuple(dict.fromkeys(answer.place for answer in assembled))
@@ -191,16 +179,36 @@ class Syncs:
     async def _start_keepers(self) -> None:
         async with self._starting:
             if self._lifeline is None:
-                here = self._session.lifeline[0]
-                lifeline = LifelineServer(here, self._keeper_gone, _unheeded, _unheeded_output, _no_weaver)
-                self._address = await lifeline.start()
-                self._lifeline = lifeline
-        for host in self._session.meshes.entry(HOST_MESH).ranks:
+                self._lifeline = LifelineServer(self._context.lifeline[0])
+                await self._lifeline.start(self)
+        for host in self._context.meshes.entry(HOST_MESH).ranks:
             if host not in self._keepers:
-                self._keepers[host] = _Keeper(self._session, host, self._address)
+                self._keepers[host] = self._new_keeper(host)
 
-    def _keeper_gone(self, host: int, _rank: int) -> None:
-        self._keepers[host].gone.set()
+    def _new_keeper(self, host: int) -> _Keeper:
+        assert self._lifeline is not None
+        return _Keeper(self._context, host, self._lifeline.address)
+
+    # -- what the keepers' lifelines tell; of these the number of the proc mesh is the host's ------------------
+
+    def process_started(self, procs: int, rank: int) -> None:
+        """Nobody is told that a keeper has started."""
+
+    def process_gone(self, procs: int, rank: int) -> None:
+        """Note that a keeper's process is gone."""
+        self._keepers[procs].gone.set()
+
+    async def process_prints(
+        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Take nothing: keepers do not send what they print."""
+        writer.close()
+
+    async def weaver_address(self) -> str:
+        """Return an empty text: a keeper has no threadlet."""
+        return ""
+
+    # -- giving -----------------------------------------------------------------------------------------------
 
     async def _give(self, keeper: _Keeper, manifest: Manifest, upload: str) -> Assembled | None:
         """Have a host assemble the tree; None if the host is lost."""
@@ -272,20 +280,20 @@ class _HostLost(Exception):
 class _Keeper:
     """The keeper of a host; hidden from the session's meshes."""
 
-    def __init__(self, session: Operations, host: int, address: tuple[str, int]) -> None:
+    def __init__(self, context: Context, host: int, address: tuple[str, int]) -> None:
         self.host = host
         self.host_lost = asyncio.Event()
-        if host in session.lost_hosts:
+        if host in context.hosts.lost:
             self.host_lost.set()
-        self._session = session
+        self._context = context
         self._address = address
         self.spawn()
 
     def spawn(self) -> None:
         """Start the keeper's process, again if it died."""
         self.gone = asyncio.Event()
-        here = self._session.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
-        here = self._session.hosts.mesh_on((self.host,), here)
+        here = self._context.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
+        here = self._context.hosts.mesh_on((self.host,), here)
         bootstrap = functools.partial(hold_on, self._address, self.host)
         self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeKeeper)
@@ -320,19 +328,14 @@ class _Keeper:
             logger.warning("stopping the keeper of host %d: %s", self.host, str(error)[:500])
 
 
-def _unheeded(host: int, rank: int) -> None:
-    """Nobody is told that a keeper has started."""
-
-
-async def _unheeded_output(
-    host: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    writer.close()  # keepers do not send what they print
-
-
-async def _no_weaver() -> str:
-    """A keeper has no threadlet."""
-    return ""
+def _taking(work: Callable[..., Any], *args: Any) -> Any:
+    """Do some work on the cache of the driver's machine."""
+    try:
+        return work(*args)
+    except LoomError:
+        raise
+    except OSError as error:
+        raise SyncFailed(f"the driver's machine cannot take the folder: {error}") from error
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:

@@ -14,6 +14,7 @@ from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.texts import pack_texts
+from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh
 
 __all__ = ["as_loom_error", "error_message", "replace_fault_hook"]
 
@@ -96,5 +97,4 @@ def as_loom_error(error: Exception) -> LoomError:
 
 
 def _is_of_a_dead_mesh(error: BaseException) -> bool:
-    """Whether an actor could not be spawned because a process is dead: Monarch 0.7 says it with a RuntimeError."""
-    return isinstance(error, RuntimeError) and "on mesh with supervision events" in _text(error)
+    return isinstance(error, RuntimeError) and is_of_a_dead_mesh(_text(error))

@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from loom.control.address import ADDRESS_VARIABLE
 from loom_gateway.driver.code_sync.sys_path import OnPath
@@ -26,7 +26,7 @@ from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output
 from loom_gateway.workers.sources import WorkerAddress
 
-__all__ = ["LifelineServer", "ReplicaPlace", "bootstrap_on", "hold_on", "watch_host"]
+__all__ = ["LifelineServer", "ProcessOwner", "ReplicaPlace", "bootstrap_on", "hold_on", "watch_host"]
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to answer a new process."""
@@ -38,7 +38,23 @@ DELIVERY_TIMEOUT = "30s"
 """How long a process tries to deliver a message: Monarch's default. The driver's own, `UNDELIVERABLE_AFTER`, would
 come over with the rest of its configuration, and an actor that calls one on a dead host would wait for ever."""
 
-Printed = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+class ProcessOwner(Protocol):
+    """Is told of processes, each by the id of its proc mesh and its rank there. On the event loop."""
+
+    def process_started(self, procs: int, rank: int) -> None:
+        """Note that a process has started."""
+
+    def process_gone(self, procs: int, rank: int) -> None:
+        """Note that a process is gone."""
+
+    async def process_prints(
+        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Take what a process prints, from a connection of its own."""
+
+    async def weaver_address(self) -> str:
+        """Return the weaver's address, which a process is told before it does anything else; empty for none."""
 
 
 class LifelineServer:
@@ -46,32 +62,19 @@ class LifelineServer:
 
     Args:
         host: address of this machine that the workers can reach.
-        broken: called with the id of a proc mesh and a rank in it when that process is gone.
-        held: called with the same when the process has started.
-        printed: takes what the process prints, from a connection of its own.
-        weaver: gives the weaver's address, which a process is told before it does anything else; empty for none.
     """
 
-    def __init__(
-        self,
-        host: str,
-        broken: Callable[[int, int], None],
-        held: Callable[[int, int], None],
-        printed: Printed,
-        weaver: Callable[[], Awaitable[str]],
-    ) -> None:
-        self._host = host
-        self._broken = broken
-        self._held = held
-        self._printed = printed
-        self._weaver = weaver
-        self._server: asyncio.Server | None = None
+    def __init__(self, host: str) -> None:
+        self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        """What processes connect to."""
+        self._owner: ProcessOwner
+        self._server: asyncio.Server
 
-    async def start(self) -> tuple[str, int]:
-        """Listen; return the address that processes connect to."""
-        self._server = await asyncio.start_server(self._hold, self._host, 0)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+    async def start(self, owner: ProcessOwner) -> None:
+        """Accept connections, of which ``owner`` is told."""
+        self._owner = owner
+        self._server = await asyncio.start_server(self._hold, sock=self._socket)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -80,17 +83,17 @@ class LifelineServer:
             writer.close()  # not a process of ours
             return
         if use:
-            await self._printed(procs, rank, reader, writer)
+            await self._owner.process_prints(procs, rank, reader, writer)
             return
-        self._held(procs, rank)
+        self._owner.process_started(procs, rank)
         try:
-            writer.write(json.dumps(await self._weaver()).encode() + b"\n")
+            writer.write(json.dumps(await self._owner.weaver_address()).encode() + b"\n")
             while await reader.read(4096):
                 pass
         except OSError:
             pass  # the process was killed, or its machine is gone
         writer.close()
-        self._broken(procs, rank)
+        self._owner.process_gone(procs, rank)
 
 
 async def watch_host(address: WorkerAddress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,10 @@ from monarch.actor import as_endpoint
 
 from loom.errors import LoomError, NoSuchMesh
 
-__all__ = ["HOST_MESH", "Entry", "Meshes"]
+__all__ = ["HOST_MESH", "Entry", "MeshTable"]
+
+NAME_TIMEOUT = 1.0
+"""Seconds that a mesh has to tell Monarch's name of it; one that is being made has none."""
 
 HOST_MESH = 0
 """The id of the session's host mesh, which exists from the start."""
@@ -42,7 +46,7 @@ class Entry:
     stopped: bool = False
 
 
-class Meshes:
+class MeshTable:
     """What the ids of a session mean."""
 
     def __init__(self) -> None:
@@ -143,6 +147,12 @@ class Meshes:
                 return ident, entry
         return None
 
+    async def named_by_monarch(self, name: str) -> tuple[int, Entry] | None:
+        """Return the id and the entry of the whole actor mesh that has a name, in small letters, with Monarch."""
+        meshes = [(ident, entry) for ident, entry in self.whole("actors") if not entry.stopped]
+        names = await asyncio.gather(*(_monarchs_name(entry) for _, entry in meshes))
+        return next((mesh for mesh, found in zip(meshes, names, strict=True) if found == name), None)
+
     def forget(self, ident: int) -> None:
         """Let go of a mesh and of its parts, or of a port."""
         self.ports.pop(ident, None)
@@ -162,6 +172,15 @@ class Meshes:
             for ident, entry in self._entries.copy().items()
             if entry.root == ident and entry.failure is None and kind in (None, entry.kind)
         ]
+
+
+async def _monarchs_name(entry: Entry) -> str | None:
+    """Return Monarch's name of an actor mesh, in small letters; None if it has none yet."""
+    try:
+        name: str = await asyncio.wait_for(entry.mesh._inner.name().as_asyncio(), NAME_TIMEOUT)
+    except Exception:  # noqa: BLE001 - it could not be made
+        return None
+    return name.lower()
 
 
 class _AnyArguments:

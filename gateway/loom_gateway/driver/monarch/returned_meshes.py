@@ -12,19 +12,19 @@ from monarch.actor import HostMesh, ProcMesh, ValueMesh
 
 from loom.signatures import endpoints
 from loom.wire.codec import Made
-from loom_gateway.driver.monarch.mesh_table import Entry, Meshes
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 
-__all__ = ["MadeMeshes"]
+__all__ = ["ReturnedMeshes"]
 
 
-class MadeMeshes:
+class ReturnedMeshes:
     """Gives ids to the meshes that results carry.
 
     A mesh that the session knows keeps its id. Others get a negative one, and are forgotten when the laptop says
     that it has let go of their proxies.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: MeshTable) -> None:
         self._meshes = meshes
         self._ids = itertools.count(-1, -1)
         self._lock = threading.Lock()

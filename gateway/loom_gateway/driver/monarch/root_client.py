@@ -14,7 +14,7 @@ from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
 
-__all__ = ["address_towards", "attach", "probe", "use_transport"]
+__all__ = ["address_towards", "attach", "prepare", "probe"]
 
 PROBE_TIMEOUT = 3.0
 """Seconds that a worker has to accept a TCP connection."""
@@ -66,7 +66,7 @@ def address_towards(workers: Sequence[str]) -> str:
     return here
 
 
-def use_transport(here: str, port: int) -> None:
+def _use_transport(here: str, port: int) -> None:
     """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch.
 
     Args:
@@ -88,6 +88,34 @@ def _is_free(here: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def prepare(workers: Sequence[str], port: int) -> None:
+    """Do what a spare driver can do before it has a session: import Monarch and start the root client.
+
+    Args:
+        workers: addresses of the workers, towards which this process listens.
+        port: what Monarch is to listen on, see `loom_gateway.sessions.driver_ports`.
+    """
+    import monarch.actor
+
+    _use_transport(address_towards(workers), port)
+    monarch.actor.context()
+    _keep_source_loaders_out()
+
+
+def _keep_source_loaders_out() -> None:
+    """Undo Monarch's patch that has functions by value ask their root client for their source.
+
+    The source is on the laptop, not here, so there is nothing to answer with; and the answer, coming in while an
+    actor imports torch, breaks that import (torchmonarch 0.7: ``partially initialized module 'torch'``).
+    """
+    import cloudpickle
+    from monarch._src.actor import pickle as monarch_pickle
+
+    original = getattr(monarch_pickle, "_orig_function_getstate", None)
+    if original is not None:
+        cloudpickle.cloudpickle._function_getstate = original
 
 
 def attach(workers: Sequence[str], name: str) -> HostMesh:

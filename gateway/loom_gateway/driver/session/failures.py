@@ -1,4 +1,4 @@
-"""What can no longer answer: processes that are gone, and actors that Monarch has stopped unasked.
+"""What can no longer answer, and what follows: processes that are gone, and actors that Monarch has stopped.
 
 Monarch fails the calls on a dead actor itself, as long as its controller of the actor's mesh lives. The controller
 may die (torchmonarch 0.7): a host goes right after a spawn, comes back on the same address, and is sent once more
@@ -9,43 +9,20 @@ the living hosts are then stopped, and calls on them would be waited for without
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import NamedTuple
+import logging
+from collections.abc import Callable
+from typing import Any
 
-from loom_gateway.driver.monarch.mesh_table import Entry, Meshes
+from loom.wire.messages import Kind, Message
+from loom.wire.texts import pack_texts
+from loom_gateway.driver.monarch.fast_call import ReplyChannels
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.reports import Fault, read_fault
+from loom_gateway.driver.session.replies import Replies, Send
 
-__all__ = ["Fault", "Losses", "read_fault"]
+__all__ = ["Failures", "Losses"]
 
-NAME_TIMEOUT = 1.0
-"""Seconds that a mesh has to tell Monarch's name of it; one that is being made has none."""
-
-_CAME_BACK = re.compile(
-    r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"
-    r".*?: (?P<why>invalid reference [^\n]+)",
-    re.DOTALL,
-)
-"""Of a call that came back: whom it was for, and why it was not delivered."""
-
-_CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
-
-
-class Fault(NamedTuple):
-    """An unhandled fault that leaves actors without an answer."""
-
-    mesh: str
-    """Monarch's name of the actor mesh, in small letters."""
-    rank: int | None
-    """The process of the proc mesh; None for all of them."""
-    why: str
-
-
-def read_fault(report: str) -> Fault | None:
-    """What Monarch's report of a fault says of actors that will not answer; None where it says nothing of them."""
-    if found := _CONTROLLER.search(report):
-        return Fault(found["mesh"].lower(), None, "Monarch's controller of the mesh has failed")
-    if found := _CAME_BACK.search(report):
-        return Fault(f"{found['label']}-{found['uid']}".lower(), int(found["rank"]), found["why"].strip())
-    return None
+logger = logging.getLogger(__name__)
 
 
 class Losses:
@@ -55,7 +32,7 @@ class Losses:
         meshes: the session's.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: MeshTable) -> None:
         self._meshes = meshes
         self._processes: set[tuple[int, int]] = set()
         self._actors: dict[tuple[int, int], str] = {}
@@ -70,18 +47,17 @@ class Losses:
         Returns:
             The id of their mesh, the mesh, and the ranks that had not been noted before; None if there are none.
         """
-        meshes = [(ident, entry) for ident, entry in self._meshes.whole("actors") if not entry.stopped]
-        names = await asyncio.gather(*(_name(entry) for _, entry in meshes))
-        for (ident, entry), name in zip(meshes, names, strict=True):
-            if name == fault.mesh:
-                stopped = entry.ranks if fault.rank is None else (fault.rank,)
-                new = [rank for rank in stopped if (ident, rank) not in self._actors]
-                self._actors.update(((ident, rank), fault.why) for rank in new)
-                return (ident, entry, new) if new else None
-        return None
+        found = await self._meshes.named_by_monarch(fault.mesh)
+        if found is None:
+            return None
+        ident, entry = found
+        stopped = entry.ranks if fault.rank is None else (fault.rank,)
+        new = [rank for rank in stopped if (ident, rank) not in self._actors]
+        self._actors.update(((ident, rank), fault.why) for rank in new)
+        return (ident, entry, new) if new else None
 
     def why_silent(self, entry: Entry) -> str | None:
-        """Why a mesh, or one of its elements, cannot answer; None if it can as far as is known."""
+        """Return why a mesh, or one of its elements, cannot answer; None if it can as far as is known."""
         gone = self._processes.copy()
         rank = next((rank for rank in entry.ranks if (entry.procs, rank) in gone), None) if gone else None
         if rank is not None:
@@ -100,10 +76,72 @@ class Losses:
         )
 
 
-async def _name(entry: Entry) -> str | None:
-    """Monarch's name of an actor mesh, in small letters; None if it has none yet."""
-    try:
-        name: str = await asyncio.wait_for(entry.mesh._inner.name().as_asyncio(), NAME_TIMEOUT)
-    except Exception:  # noqa: BLE001 - it could not be made
-        return None
-    return name.lower()
+class Failures:
+    """Fails the calls that wait for what is gone. On the event loop, but for `report`.
+
+    Args:
+        loop: the driver's event loop.
+        meshes: the session's.
+        losses: takes note of what is gone.
+        replies: has the calls.
+        channels: to single actors, which are not used any more once one is gone.
+        send: takes a message for the client.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        meshes: MeshTable,
+        losses: Losses,
+        replies: Replies,
+        channels: ReplyChannels,
+        send: Send,
+    ) -> None:
+        self._loop = loop
+        self._meshes = meshes
+        self._losses = losses
+        self._replies = replies
+        self._channels = channels
+        self._send = send
+        self.on_process_gone: list[Callable[[int, int], object]] = []
+        """Called with the id of a proc mesh and a rank in it, for each process that is gone."""
+
+    def process_gone(self, procs: int, rank: int) -> None:
+        """Note that a process is gone; fail the calls that wait for it unless Monarch does so in time."""
+        self._losses.add_process(procs, rank)
+        for tell in self.on_process_gone:
+            tell(procs, rank)
+        self._fail_calls(lambda entry: entry.procs == procs and rank in entry.ranks)
+
+    def host_gone(self, host: int) -> None:
+        """Note that each process on a worker host is gone, also those that were being spawned."""
+        for procs, entry in self._meshes.whole("procs"):
+            self.processes_gone_with(procs, entry, host)
+
+    def processes_gone_with(self, procs: int, entry: Entry, host: int) -> None:
+        """Note that the processes of a proc mesh on a lost host are gone."""
+        for rank in entry.ranks:
+            if entry.hosts[rank] == host:
+                self.process_gone(procs, rank)
+
+    def report(self, name: str, details: dict[str, Any]) -> None:
+        """Take a fault that nobody handles, of which Monarch tells. On any thread."""
+        logger.warning("%s: %s", name, details)
+        self._send(Message(Kind.EVENT, 0, [name], [pack_texts(details)]))
+        fault = read_fault(details["report"])
+        if fault is not None:
+            asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
+
+    async def actors_stopped(self, fault: Fault) -> None:
+        """Note actors that Monarch has stopped unasked; fail the calls on them as `process_gone` does."""
+        lost = await self._losses.add_actors(fault)
+        if lost is None:
+            return
+        ident, whole, ranks = lost
+        details = {"mesh": whole.name, "id": ident, "ranks": ranks, "report": fault.why}
+        self._send(Message(Kind.EVENT, 0, ["actors_lost"], [pack_texts(details)]))
+        self._fail_calls(lambda entry: entry.root == ident and not set(ranks).isdisjoint(entry.ranks))
+
+    def _fail_calls(self, on: Callable[[Entry], bool]) -> None:
+        self._channels.break_off(on)
+        self._replies.fail_calls(on)

@@ -12,9 +12,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from loom.wire.messages import ADVERBS, Message
+from loom.wire.messages import ADVERBS, Kind, Message
 
-__all__ = ["LARGE", "LargeStarts"]
+__all__ = ["LARGE", "LargeCalls"]
 
 LARGE = 1 << 20
 """Bytes of arguments from which a call is started aside."""
@@ -29,7 +29,7 @@ to get it anew, which takes longer than to copy into it."""
 _CALLS = frozenset(ADVERBS.values())
 
 
-class LargeStarts:
+class LargeCalls:
     """Decides which operations are started aside, and what has to wait for them.
 
     Operations on the same actors are started in the order in which they came, and so is everything that is no call,
@@ -48,16 +48,19 @@ class LargeStarts:
         self._done = threading.Condition()
         self._thread: threading.Thread | None = None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether any call is being started aside, or waits for that."""
+        return bool(self._under_way)
+
     def take(self, message: Message) -> bool:
         """Take an operation if it is to be started aside; else return False, once it may be started.
 
-        By one thread, the client's.
+        By one thread, the client's. Not called for an operation that is not `LARGE` while none is `under_way`.
         """
-        is_call = message.kind in _CALLS
-        if not self._under_way and not (is_call and message.parts and message.size >= LARGE):
-            return False  # nearly always
-        if not is_call:
-            self._wait(lambda: not self._under_way)
+        if message.kind not in _CALLS:
+            if message.kind != Kind.END:  # which comes after nothing
+                self._wait(lambda: not self._under_way)
             return False
         root = self._root(message.body[0])
         if message.size < LARGE:
@@ -67,7 +70,7 @@ class LargeStarts:
         with self._done:
             self._under_way[root] += 1
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="large starts", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="large calls", daemon=True)
             self._thread.start()
         self._queue.put((root, message))
         return True

@@ -1,10 +1,11 @@
-"""A client that watches and does not take what it is sent is put out, and nobody waits for it."""
+"""A client that watches and does not take what it is sent is disconnected, and nobody waits for it."""
 
 from __future__ import annotations
 
 import queue
 import socket
 import threading
+from collections.abc import Callable, Sequence
 
 from loom.errors import WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
@@ -18,13 +19,28 @@ from loom_gateway.driver.clients.registry import WATCHER_ROOM, Clients
 BOUND = 30.0
 
 
+class Operations:
+    """Those of a session: takes what is to be started."""
+
+    next_id = 1
+
+    def __init__(self, start: Callable[[Message], object] = lambda message: None) -> None:
+        self.start = self.read = start
+
+    def client_left(self, unsent: Sequence[Message]) -> None:
+        raise AssertionError("no client is let go of here")
+
+    def unclaimed(self, message: Message) -> None:
+        raise AssertionError("no client is let go of here")
+
+
 def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
     taken: queue.Queue[Message] = queue.Queue()
-    clients = Clients(taken.put, taken.put, lambda unsent: None, taken.put, lambda: 1)
+    clients = Clients()
     near, far = socket.socketpair()
     far.settimeout(BOUND)
     connection = ClientConnection(None, near)  # type: ignore[arg-type]  # nobody runs it: it is only written to
-    client, _ = clients.admit(connection, Hello(mode="watch"))
+    client, _ = clients.admit(connection, Hello(mode="watch"), Operations(taken.put))
 
     for _ in range(WATCHER_ROOM // (1 << 20) + 2):
         clients.send(Message(Kind.EVENT, 0, ["something"], [bytes(1 << 20)]))
@@ -57,9 +73,9 @@ def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
             far.shutdown(socket.SHUT_WR)
         started.append(message.id)
 
-    clients = Clients(start, start, lambda unsent: None, start, lambda: 1)
+    clients = Clients()
     connection = ClientConnection(None, near)  # type: ignore[arg-type]
-    client, _ = clients.admit(connection, Hello())
+    client, _ = clients.admit(connection, Hello(), Operations(start))
     far.sendall(b"".join(frame(call(ident)) for ident in range(1, PACE + 1)))
 
     connection._receive(client, connection._frames())
@@ -71,12 +87,10 @@ def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
 
 def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
     """What waits to be sent is looked at for every large answer, while the writer thread takes from it."""
-    clients = Clients(
-        lambda message: None, lambda message: None, lambda unsent: None, lambda message: None, lambda: 1
-    )
+    clients = Clients()
     near, far = socket.socketpair()
     connection = ClientConnection(None, near)  # type: ignore[arg-type]
-    client, _ = clients.admit(connection, Hello())
+    client, _ = clients.admit(connection, Hello(), Operations())
     client.sender.attach(connection)
     raised: list[BaseException] = []
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.monarch.mesh_table import Entry, Meshes
-from loom_gateway.driver.session.failures import Fault, Losses, read_fault
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.reports import Fault, read_fault
+from loom_gateway.driver.session.failures import Losses
 
 STOPPED = "invalid reference counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>.tcp://127.0.0.1:38013: actor stopped"
 CAME_BACK = f"""\
@@ -40,7 +41,7 @@ def test_reports_of_faults(report: str, fault: Fault | None) -> None:
 
 
 def test_a_process_is_gone_also_where_its_mesh_has_been_forgotten() -> None:
-    meshes = Meshes()
+    meshes = MeshTable()
     losses = Losses(meshes)
     actors = Entry("actors", "counters", None, 2, procs=1, ranks=(0, 1))
     meshes.add(1, Entry("procs", "trainers", None, 1, procs=1, ranks=(0, 1)))

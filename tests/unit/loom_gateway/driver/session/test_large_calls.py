@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.session import large_calls as large_starts
-from loom_gateway.driver.session.large_calls import LARGE, MOST, LargeStarts
+from loom_gateway.driver.session import large_calls
+from loom_gateway.driver.session.large_calls import LARGE, MOST, LargeCalls
 
 DATA = bytes(LARGE)
 ROOTS = {1: 1, 2: 1, 3: 3, 4: 4}
@@ -23,7 +23,7 @@ class Driver:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.gates: dict[int, threading.Event] = {}
-        self.starts = LargeStarts(self.start, ROOTS.__getitem__)
+        self.starts = LargeCalls(self.start, ROOTS.__getitem__)
 
     def start(self, message: Message) -> None:
         if message.id in self.gates:
@@ -35,7 +35,7 @@ class Driver:
         return self.gates[ident]
 
     def receive(self, message: Message) -> None:
-        if not self.starts.take(message):
+        if not (self.starts.under_way or message.size >= LARGE) or not self.starts.take(message):
             self.start(message)
 
 
@@ -105,7 +105,7 @@ def test_no_more_than_a_few_large_calls_are_taken_at_once() -> None:
 
 def test_a_call_to_a_mesh_that_there_is_not_is_started_too() -> None:
     started: list[int] = []
-    starts = LargeStarts(lambda message: started.append(message.id), lambda ident: ident)
+    starts = LargeCalls(lambda message: started.append(message.id), lambda ident: ident)
 
     assert starts.take(call(1, mesh=77, large=True))
 
@@ -115,8 +115,8 @@ def test_a_call_to_a_mesh_that_there_is_not_is_started_too() -> None:
 
 def test_memory_is_given_back_when_no_other_large_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = threading.Semaphore(0)
-    monkeypatch.setattr(large_starts, "QUIET", 0.01)
-    monkeypatch.setattr(large_starts, "give_back_memory", given_back.release)
+    monkeypatch.setattr(large_calls, "QUIET", 0.01)
+    monkeypatch.setattr(large_calls, "give_back_memory", given_back.release)
     driver = Driver()
 
     for ident in (1, 2):
@@ -134,7 +134,7 @@ def test_the_heap_is_smaller_after_its_memory_was_given_back() -> None:
     with_pieces = process.memory_info().rss
     del pieces
 
-    large_starts.give_back_memory()
+    large_calls.give_back_memory()
 
     assert process.memory_info().rss < with_pieces - (64 << 20)
     del last

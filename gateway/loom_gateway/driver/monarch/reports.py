@@ -1,0 +1,44 @@
+"""What Monarch's texts say: its reports of faults, and the errors that only their text tells apart.
+
+Everything that is read from a text of Monarch's is read here, for torchmonarch 0.7.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ["Fault", "is_of_a_dead_mesh", "read_fault"]
+
+_CAME_BACK = re.compile(
+    r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"
+    r".*?: (?P<why>invalid reference [^\n]+)",
+    re.DOTALL,
+)
+"""Of a call that came back: whom it was for, and why it was not delivered."""
+
+_CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
+
+
+class Fault(NamedTuple):
+    """An unhandled fault that leaves actors without an answer."""
+
+    mesh: str
+    """Monarch's name of the actor mesh, in small letters."""
+    rank: int | None
+    """The process of the proc mesh; None for all of them."""
+    why: str
+
+
+def read_fault(report: str) -> Fault | None:
+    """Return what Monarch's report of a fault says of actors that will not answer; None if it says nothing."""
+    if found := _CONTROLLER.search(report):
+        return Fault(found["mesh"].lower(), None, "Monarch's controller of the mesh has failed")
+    if found := _CAME_BACK.search(report):
+        return Fault(f"{found['label']}-{found['uid']}".lower(), int(found["rank"]), found["why"].strip())
+    return None
+
+
+def is_of_a_dead_mesh(text: str) -> bool:
+    """Whether a RuntimeError of Monarch's says that an actor could not be spawned because a process is dead."""
+    return "on mesh with supervision events" in text

@@ -1,0 +1,173 @@
+"""Runs a session's operations, in the order in which the client made them.
+
+Monarch's own calls return at once and deliver in order, so an operation is *started* in order, by the thread that
+receives it, and answered when its future resolves: see `loom_gateway.driver.session.replies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession
+from loom.wire.messages import READING, Kind, Message
+from loom_gateway.driver.clients.unclaimed import UnclaimedResults
+from loom_gateway.driver.handlers.calls import Calls
+from loom_gateway.driver.handlers.hosts import HostWatcher
+from loom_gateway.driver.handlers.logs import Logs
+from loom_gateway.driver.handlers.meshes import MeshOperations
+from loom_gateway.driver.handlers.ports import Ports
+from loom_gateway.driver.handlers.processes import Processes
+from loom_gateway.driver.handlers.reconfigure import Reconfigure
+from loom_gateway.driver.handlers.runs import Runs
+from loom_gateway.driver.handlers.sync import Syncs
+from loom_gateway.driver.monarch.errors import as_loom_error
+from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
+from loom_gateway.driver.session.local_api import LocalSession
+from loom_gateway.driver.session.replies import LIMITED, Handler
+
+__all__ = ["Dispatcher"]
+
+_SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
+
+WEAVER_TIMEOUT = 1.0
+"""Seconds that the weaver has to be told, when the session ends, of what has been stopped."""
+
+
+class Dispatcher:
+    """Starts the operations of one session.
+
+    Args:
+        context: the session's.
+        end: called on the event loop when the client ends the session, with the reason.
+        log_spool: where the session's log is written; None for nowhere.
+        max_in_flight: operations that may be unanswered at once; 0: any number.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        end: Callable[[str], object],
+        log_spool: LogSpool | None = None,
+        max_in_flight: int = 0,
+    ) -> None:
+        self._context = context
+        self._end = end
+        self._max_in_flight = max_in_flight or sys.maxsize
+        self._highest_id = 0
+        self._closed = False
+        self._large_calls = LargeCalls(self._start, context.meshes.root)
+        logs = Logs(context, log_spool)
+        self._logs = logs.collector
+        self._ports = Ports(context)
+        self._runs = Runs(context, self._logs)
+        self._unclaimed = UnclaimedResults(context)
+        self._syncs = Syncs(context)
+        self._meshes = MeshOperations(context, self._syncs)
+        self.processes = Processes(context)
+        self.hosts = HostWatcher(context, on_gone=[self._syncs.host_gone], on_back=[self._syncs.host_back])
+        self.local_session = LocalSession(context, self._syncs)
+        context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
+        self._handlers: dict[int, Handler] = {
+            Kind.END: self._end_session,
+            **Calls(context).handlers,
+            **self._meshes.handlers,
+            **self._ports.handlers,
+            **self._runs.handlers,
+            **self._unclaimed.handlers,
+            **self._syncs.handlers,
+            **self.hosts.handlers,
+            **logs.handlers,
+            **Reconfigure(context).handlers,
+        }
+
+    # -- what clients ask -----------------------------------------------------------------------------------
+
+    @property
+    def next_id(self) -> int:
+        """The first id that no client has used."""
+        return self._highest_id + 1
+
+    def start(self, message: Message) -> None:
+        """Start an operation, or have it started; those before it that it depends on have been started."""
+        if message.id > self._highest_id:
+            self._highest_id = message.id
+        large_calls = self._large_calls
+        if (large_calls.under_way or message.size >= LARGE) and large_calls.take(message):
+            return
+        self._start(message)
+
+    def read(self, message: Message) -> None:
+        """Start an operation of a client that only watches. By any thread."""
+        if message.kind in READING:
+            self._start(message)
+        else:
+            text = "this client watches the session: attach with mode='drive' to change something"
+            self._context.replies.fail(message.id, time.perf_counter(), ReadOnlySession(text))
+
+    def _start(self, message: Message) -> None:
+        started = time.perf_counter()
+        if self._closed:
+            return
+        try:
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                raise ProtocolMismatch(f"this driver knows no operation {message.kind}")
+            in_flight = self._context.replies.in_flight
+            if in_flight >= self._max_in_flight and message.kind in LIMITED:
+                raise LimitReached(
+                    f"{in_flight} operations of this session have not been answered, as many as the gateway's "
+                    f"--max-in-flight allows: wait for some. This one was not begun"
+                )
+            handler(message, started)
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
+            if message.kind in _SPAWNS:
+                kind = _SPAWNS[Kind(message.kind)]
+                self._context.meshes.fail(message.id, kind, str(message.body[1]), as_loom_error(error))
+            self._context.replies.fail(message.id, started, error)
+
+    def _end_session(self, message: Message, started: float) -> None:
+        self._context.loop.call_soon_threadsafe(self._end, "the client closed it")
+
+    def client_left(self, unsent: Sequence[Message]) -> None:
+        """Note that a client has been let go of, and what it has not received."""
+        self._runs.new_client()
+        self._ports.client_gone()
+        self._unclaimed.client_left(unsent)
+
+    def unclaimed(self, message: Message) -> None:
+        """Keep an answer to a client that was let go of."""
+        self._unclaimed.take(message)
+
+    # -- what the processes' lifelines tell, on the event loop ----------------------------------------------
+
+    def process_started(self, procs: int, rank: int) -> None:
+        """Note that a process has started."""
+        self.processes.started(procs, rank)
+
+    def process_gone(self, procs: int, rank: int) -> None:
+        """Note that a process is gone."""
+        self._context.failures.process_gone(procs, rank)
+
+    async def process_prints(
+        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Take what a process prints."""
+        await self._logs.serve(procs, rank, reader, writer)
+
+    async def weaver_address(self) -> str:
+        """Return the weaver's address; an empty text if there is no weaver."""
+        return await self._context.weaver.address()
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Start no more operations, stop the session's meshes, and take the last of what they printed."""
+        self._closed = True
+        await self._meshes.stop_all()
+        await self._logs.end()
+        await self._context.weaver.flush(WEAVER_TIMEOUT)

@@ -1,0 +1,114 @@
+"""An answer that cannot be given becomes an error, and the thread that had it goes on to the next."""
+
+from __future__ import annotations
+
+import asyncio
+
+from loom.wire.codec import Encoder
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.session import replies as ledger
+from loom_gateway.driver.session.replies import Replies
+
+
+class Sent(list[Message]):
+    """What was sent, and how often it was flushed."""
+
+    def __init__(self) -> None:
+        self.flushed = 0
+        self.came = asyncio.Event()
+
+    def __call__(self, message: Message, eager: bool = True, key: int | None = None) -> None:
+        self.append(message)
+        self.came.set()
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def refuse(value: object) -> object:
+    raise RuntimeError(f"{value} is not to be had")
+
+
+def call(ident: int) -> Message:
+    return Message(Kind.CALL, ident, [1, "give"])
+
+
+def replies_of(sent: Sent, why_silent: str | None = None) -> Replies:
+    loop = asyncio.get_running_loop()
+    return Replies(loop, Encoder(), sent, sent.flush, lambda entry: why_silent)
+
+
+async def test_an_answer_that_cannot_be_given_is_an_error() -> None:
+    sent = Sent()
+    replies = replies_of(sent)
+    first = replies.expect(call(1), 0.0, convert=refuse)
+    second = replies.expect(call(2), 0.0)
+
+    replies.answer(first, "this", None, True)
+    replies.answer(second, "that", None, True)
+
+    assert [(message.kind, message.id) for message in sent] == [(Kind.ERROR, 1), (Kind.RESULT, 2)]
+    assert "this is not to be had" in repr(sent[0])
+    assert replies.in_flight == 0
+
+
+async def test_an_operation_is_answered_once() -> None:
+    sent = Sent()
+    replies = replies_of(sent)
+    reply = replies.expect(call(1), 0.0)
+    forgotten = replies.expect(call(2), 0.0)
+
+    replies.answer(reply, "this", None, True)
+    replies.answer(reply, "again", None, True)
+    replies.forget(forgotten)
+    replies.answer(forgotten, "never", None, True)
+
+    assert [message.id for message in sent] == [1]
+    assert replies.answered() == {1: (Kind.CALL, [1, "give"])}
+    assert replies.pending() == {}
+
+
+async def test_a_coroutine_s_error_is_the_answer() -> None:
+    sent = Sent()
+    replies = replies_of(sent)
+
+    async def fail() -> None:
+        raise RuntimeError("not now")
+
+    replies.answer_with(call(1), 0.0, fail())
+    await sent.came.wait()
+
+    assert (sent[0].kind, sent[0].id) == (Kind.ERROR, 1)
+    assert "not now" in repr(sent[0])
+
+
+async def test_a_call_to_what_is_gone_already_fails_after_a_grace() -> None:
+    sent = Sent()
+    replies = replies_of(sent, why_silent="process 0 is gone")
+    entry = Entry("actors", "counters", None, 1, procs=2, ranks=(0,))
+
+    replies.expect(call(1), 0.0, entry)
+    answered_by_monarch = replies.expect(call(2), 0.0, entry)
+    replies.answer(answered_by_monarch, "in time", None, True)
+    await asyncio.sleep(2 * ledger.GRACE)
+
+    assert [(message.kind, message.id) for message in sent] == [(Kind.RESULT, 2), (Kind.ERROR, 1)]
+    assert "process 0 is gone" in repr(sent[1])
+
+
+async def test_answers_that_come_together_go_out_together() -> None:
+    sent = Sent()
+    replies = replies_of(sent)
+    expected = [replies.expect(call(ident), 0.0) for ident in range(3)]
+    replies.gathered(more=False)  # from here on others are close behind
+
+    for reply in expected[:2]:
+        replies.answer(reply, None, None, False)
+        replies.gathered(more=True)
+    in_between = sent.flushed
+    replies.answer(expected[2], None, None, False)
+    replies.gathered(more=False)
+
+    assert len(sent) == 3
+    assert in_between <= sent.flushed - 1
