@@ -179,7 +179,9 @@ class Session:
         self.answers: dict[int, bool] = {}
         self.coming: set[int] = set()
         self.backlog = Backlog(
-            lambda message: self.started.append(message.id), self.coming.__contains__, self._answer
+            lambda message: self.started.append(message.id),
+            lambda ident, first_chunk: ident in self.coming,
+            self._answer,
         )
 
     def _answer(self, message: Message) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from loom.wire.bodies import CancelOperation, OperationResult
 from loom.wire.codec import dumps
 from loom.wire.messages import Kind, Message
 
@@ -35,7 +36,10 @@ class Backlog:
     """
 
     def __init__(
-        self, start: Callable[[Message], None], expects: Callable[..., bool], answer: Callable[[Message], object]
+        self,
+        start: Callable[[Message], None],
+        expects: Callable[[int, int], bool],
+        answer: Callable[[Message], object],
     ) -> None:
         self._start = start
         self._expects = expects
@@ -74,14 +78,14 @@ class Backlog:
         return False
 
     def _cancel(self, message: Message) -> None:
-        ident, *first_chunk = message.body
+        cancel = CancelOperation.from_body(message.body)
         for place, waiting in enumerate(self._messages):
-            if waiting.id == ident:
+            if waiting.id == cancel.operation:
                 del self._messages[place]
                 in_time = True
                 break
         else:
-            in_time = self._expects(ident, *first_chunk)
+            in_time = self._expects(cancel.operation, cancel.first_chunk or 0)
             if in_time:
-                self._withdrawn.add(ident)
-        self._answer(Message(Kind.RESULT, message.id, [0.0], dumps(in_time)))
+                self._withdrawn.add(cancel.operation)
+        self._answer(OperationResult(0.0).message(message.id, dumps(in_time)))

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from loom.errors import LoomError, ProtocolMismatch
+from loom.wire.bodies import OpenSession
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import Hello, Welcome, refusal
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
@@ -328,4 +329,4 @@ def _read_open(frames: Iterator[Buffer]) -> str:
     (message,) = Stream().receive(frame)
     if message.kind != Kind.OPEN:
         raise ProtocolMismatch(f"a connection to a driver begins with OPEN, not with message {message.kind}")
-    return str(message.body[0])
+    return OpenSession.from_body(message.body).session

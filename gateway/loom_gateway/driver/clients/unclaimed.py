@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loom.errors import OperationFailed
+from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Asked, Handler
@@ -42,7 +43,7 @@ class _Call:
 
     @property
     def endpoint(self) -> str:
-        return str(self.asked[1][1])
+        return EndpointCall.from_body(self.asked[1]).endpoint
 
     @property
     def size(self) -> int:
@@ -72,7 +73,7 @@ class UnclaimedResults:
         kind, body = asked
         if ident in self._calls or kind not in _ADVERB_OF:
             return
-        entry = self._context.meshes.known(body[0])
+        entry = self._context.meshes.known(EndpointCall.from_body(body).mesh)
         if entry is not None and entry.mesh is not None:
             self._calls[ident] = _Call(asked, entry.name, self._context.meshes.shape(entry))
 
@@ -105,9 +106,10 @@ class UnclaimedResults:
         answers, call.answers = call.answers, []
         ready = []
         for answer in answers:
-            indexed = call.asked[0] == Kind.STREAM and len(answer.body) == (2 if answer.kind == Kind.RESULT else 3)
-            body = [*answer.body[:-1], call.collected] if indexed else answer.body
-            ready.append(answer._replace(id=call.collector, body=body))
+            body = (OperationResult if answer.kind == Kind.RESULT else OperationError).from_body(answer.body)
+            if body.index is not None:
+                body = replace(body, index=call.collected)
+            ready.append(body.message(call.collector, answer.parts))
             call.collected += 1
         if not self._missing(ident):
             self._calls.pop(ident, None)
@@ -127,7 +129,7 @@ class UnclaimedResults:
         self._context.replies.succeed(message.id, started, listed)
 
     def _collect(self, message: Message, started: float) -> None:
-        (ident,) = message.body
+        ident = CollectAnswer.from_body(message.body).operation
         with self._lock:
             call = self._calls.get(ident)
             if call is None or call.collector is not None:

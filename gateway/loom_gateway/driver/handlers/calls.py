@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from loom.wire.bodies import Broadcast, CallOne, EndpointCall, StreamCall
 from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
@@ -12,7 +13,7 @@ from loom_gateway.driver.session.replies import Handler
 
 __all__ = ["Calls"]
 
-_ADVERB_OF = {kind: adverb for adverb, kind in ADVERBS.items()}
+_ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items()}
 
 
 class Calls:
@@ -20,6 +21,8 @@ class Calls:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._meshes = context.meshes
+        self._replies = context.replies
         self.handlers: dict[int, Handler] = {
             Kind.CALL: self._call,
             Kind.CALL_ONE: self._call_one,
@@ -29,56 +32,58 @@ class Calls:
         }
 
     def _call(self, message: Message, started: float) -> None:
-        mesh, endpoint = message.body
-        adverb = _ADVERB_OF[Kind(message.kind)]
-        bound = getattr(self._context.meshes.endpoint(mesh, endpoint), adverb)
-        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        call = EndpointCall.from_body(message.body)
+        entry = self._meshes.entry(call.mesh)
+        bound = getattr(self._meshes.endpoint(call.mesh, call.endpoint), _ADVERB_OF[message.kind])
+        args, kwargs = self._arguments(call, message)
         convert = _values if message.kind == Kind.CALL else None
-        reply = self._context.replies.expect(message, started, self._context.meshes.entry(mesh), convert=convert)
+        reply = self._replies.expect(message, started, entry, convert=convert)
         try:
             self._context.futures.soon(reply, bound(*args, **kwargs))
         except BaseException:
-            self._context.replies.forget(reply)
+            self._replies.forget(reply)
             raise
 
     def _call_one(self, message: Message, started: float) -> None:
-        mesh, name = message.body
-        context = self._context
-        entry = context.meshes.entry(mesh)
-        channel = context.channels.to(mesh, entry)
-        endpoint = context.meshes.endpoint(mesh, name)
+        call = CallOne.from_body(message.body)
+        name = call.endpoint
+        entry = self._meshes.entry(call.mesh)
+        endpoint = self._meshes.endpoint(call.mesh, name)
+        channel = self._context.channels.to(call.mesh, entry)
         takes = channel is not None and channel.takes(name, endpoint)
         plain = plain_payload(message.parts) if takes else None
-        resolved = context.meshes.resolved
-        args, kwargs = (), {}
-        if plain is None:
-            args, kwargs = context.passing_decoder.loads(message.parts, f"an argument of {name!r}")
-        reply = context.replies.expect(message, started, entry)
+        resolved = self._meshes.resolved
+        args, kwargs = self._arguments(call, message) if plain is None else ((), {})
+        reply = self._replies.expect(message, started, entry)
         try:
-            if channel is None or not takes or context.meshes.resolved > resolved:
-                context.futures.soon(reply, endpoint.call_one(*args, **kwargs))
+            if channel is None or not takes or self._meshes.resolved > resolved:
+                self._context.futures.soon(reply, endpoint.call_one(*args, **kwargs))
             elif plain is not None:
                 channel.pass_on(reply, name, plain)
             else:
                 channel.call(reply, name, endpoint, args, kwargs)
         except BaseException:
-            context.replies.forget(reply)
+            self._replies.forget(reply)
             raise
 
     def _stream(self, message: Message, started: float) -> None:
-        mesh, endpoint = message.body
-        bound = self._context.meshes.endpoint(mesh, endpoint).stream
-        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        call = StreamCall.from_body(message.body)
+        entry = self._meshes.entry(call.mesh)
+        bound = self._meshes.endpoint(call.mesh, call.endpoint).stream
+        args, kwargs = self._arguments(call, message)
         futures = list(bound(*args, **kwargs))
-        entry = self._context.meshes.entry(mesh)
-        replies = [self._context.replies.expect(message, started, entry, index) for index in range(len(futures))]
-        self._context.futures.in_order(replies, futures)
+        expected = [self._replies.expect(message, started, entry, index) for index in range(len(futures))]
+        self._context.futures.in_order(expected, futures)
 
     def _broadcast(self, message: Message, started: float) -> None:
-        mesh, endpoint = message.body
-        bound = self._context.meshes.endpoint(mesh, endpoint).broadcast
-        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
+        call = Broadcast.from_body(message.body)
+        bound = self._meshes.endpoint(call.mesh, call.endpoint).broadcast
+        args, kwargs = self._arguments(call, message)
         bound(*args, **kwargs)
+
+    def _arguments(self, call: EndpointCall, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {call.endpoint!r}")
+        return args, kwargs
 
 
 def _values(value_mesh: Any) -> Sequence[Any]:

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from loom.errors import WorkerUnreachable
 from loom.wire.messages import Kind, Message
-from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.liveness import watch_host
 from loom_gateway.driver.monarch.root_client import probe
 from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.notices import notice
 from loom_gateway.driver.session.replies import Handler
 from loom_gateway.workers.registry_file import WorkerList
 from loom_gateway.workers.sources import parse_worker_address
@@ -87,7 +87,7 @@ class HostWatcher:
     def _tell(self, event: str, host: int) -> None:
         details = {"host": host, "address": self._hosts.addresses[host]}
         logger.warning("%s: %s", event, details)
-        self._context.send(Message(Kind.EVENT, 0, [event], [pack_texts(details)]))
+        self._context.send(notice(event, details))
 
     # -- moving ---------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from loom.wire.bodies import SetLogOptions
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
@@ -35,9 +36,10 @@ class Logs:
         return f"mesh {procs}", (), ()  # nobody holds its proxy any more
 
     def _set_options(self, message: Message, started: float) -> None:
-        procs, stream, window, level = message.body
+        options = SetLogOptions.from_body(message.body)
+        procs, level = options.procs, options.level
         entry = self._context.meshes.entry(procs)
-        self._context.loop.call_soon_threadsafe(self.collector.set_options, procs, stream, window)
+        self._context.loop.call_soon_threadsafe(self.collector.set_options, procs, options.stream, options.window)
         if level == self._levels.get(procs, _INFO):
             self._context.replies.succeed(message.id, started, None)
             return

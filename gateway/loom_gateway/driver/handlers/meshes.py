@@ -10,6 +10,16 @@ from typing import Any
 from loom.actor import monarch_bootstrap_command
 from loom.bootstrap import BootstrapCommand
 from loom.signatures import endpoints
+from loom.wire.bodies import (
+    AwaitInitialized,
+    ForgetMeshes,
+    HostOf,
+    MakeView,
+    SpawnActors,
+    SpawnProcs,
+    StopMesh,
+    WithPython,
+)
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
@@ -38,8 +48,8 @@ class MeshOperations:
         self._context = context
         self._syncs = syncs
         self.handlers: dict[int, Handler] = {
-            Kind.SPAWN_PROCS: self._spawn_procs,
-            Kind.SPAWN_ACTORS: self._spawn_actors,
+            Kind.SPAWN_PROCS: self._or_fail("procs", self._spawn_procs),
+            Kind.SPAWN_ACTORS: self._or_fail("actors", self._spawn_actors),
             Kind.VIEW: self._view,
             Kind.STOP: self._stop,
             Kind.INITIALIZED: self._initialized,
@@ -50,17 +60,30 @@ class MeshOperations:
             Kind.STOP_HOSTS: self._stop_hosts,
         }
 
+    def _or_fail(self, kind: str, spawn: Handler) -> Handler:
+        """Return a handler after whose failure everything that names the mesh fails with the same cause."""
+
+        def start(message: Message, started: float) -> None:
+            try:
+                spawn(message, started)
+            except Exception as error:
+                self._context.meshes.fail(message.id, kind, as_loom_error(error))
+                raise
+
+        return start
+
     def _spawn_procs(self, message: Message, started: float) -> None:
-        hosts, name, per_host = message.body
+        request = SpawnProcs.from_body(message.body)
+        name = request.name
         what = "the bootstrap function or an option of spawn_procs"
         bootstrap, proc_bind, command, *marks = self._context.decoder.loads(message.parts, what)
         replica = ReplicaPlace(self._context.weaver.session, name, *marks)
         on_path = self._syncs.on_path()
         bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica)
-        on = self._context.meshes.entry(hosts)
+        on = self._context.meshes.entry(request.hosts)
         self._context.hosts.check(on.ranks)
         mesh = self._context.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
-            per_host=dict(per_host),
+            per_host=dict(request.per_host),
             bootstrap=bootstrap,
             name=name,
             proc_bind=proc_bind,
@@ -78,33 +101,34 @@ class MeshOperations:
             )
 
     def _spawn_actors(self, message: Message, started: float) -> None:
-        procs, name = message.body
-        on = self._context.meshes.entry(procs)
+        request = SpawnActors.from_body(message.body)
+        name = request.name
+        on = self._context.meshes.entry(request.procs)
         cls, args, kwargs = self._context.decoder.loads(message.parts, f"the class or an argument of {name!r}")
         actors = on.mesh.spawn(name, cls, *args, **kwargs)
         entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
         self._context.meshes.add(message.id, entry)
 
     def _view(self, message: Message, started: float) -> None:
-        of, labels, offset, sizes, strides = message.body
         try:
-            self._context.meshes.add_view(message.id, of, labels, offset, sizes, strides)
+            self._context.meshes.add_view(message.id, MakeView.from_body(message.body))
         except Exception as error:  # noqa: BLE001 - the whole mesh's failure, or Monarch's refusal of the shape
-            self._context.meshes.fail(message.id, "view", "", as_loom_error(error))
+            self._context.meshes.fail(message.id, "view", as_loom_error(error))
 
     def _initialized(self, message: Message, started: float) -> None:
-        (mesh,) = message.body
-        future = self._context.meshes.mesh(mesh).initialized
+        request = AwaitInitialized.from_body(message.body)
+        future = self._context.meshes.mesh(request.mesh).initialized
         self._context.futures.whenever(
             self._context.replies.expect(message, started, convert=lambda _: True), future
         )
 
     def _stop(self, message: Message, started: float) -> None:
-        mesh, reason = message.body
+        request = StopMesh.from_body(message.body)
+        mesh = request.mesh
         entry = self._context.meshes.entry(mesh)
         entry.stopped = True
         self._context.channels.break_off(lambda called: mesh in (called.root, called.procs))
-        future = entry.mesh.stop(reason)
+        future = entry.mesh.stop(request.reason)
         self._context.futures.whenever(
             self._context.replies.expect(message, started, convert=lambda _: None), future
         )
@@ -123,17 +147,17 @@ class MeshOperations:
         self._context.replies.succeed(message.id, started, listed)
 
     def _forget(self, message: Message, started: float) -> None:
-        for mesh in message.body:
+        for mesh in ForgetMeshes.from_body(message.body).meshes:
             self._context.meshes.forget(mesh)
 
     def _with_python(self, message: Message, started: float) -> None:
-        hosts, executable = message.body
-        on = self._context.meshes.entry(hosts)
-        self._add_hosts(message.id, on.mesh.with_python_executable(executable), on.ranks, executable)
+        request = WithPython.from_body(message.body)
+        on = self._context.meshes.entry(request.hosts)
+        mesh = on.mesh.with_python_executable(request.executable)
+        self._add_hosts(message.id, mesh, on.ranks, request.executable)
 
     def _host_of(self, message: Message, started: float) -> None:
-        (procs,) = message.body
-        on = self._context.meshes.entry(procs)
+        on = self._context.meshes.entry(HostOf.from_body(message.body).procs)
         whole = self._context.meshes.entry(on.procs) if on.procs >= 0 else None
         hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
         self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)

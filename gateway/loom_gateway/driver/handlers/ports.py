@@ -16,6 +16,7 @@ import monarch.actor
 from monarch.actor import Channel
 
 from loom.errors import LoomError, OperationFailed, ProtocolMismatch
+from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import LaptopPort, Parcel
@@ -75,33 +76,35 @@ class Ports:
             reader.close()
 
     def _open(self, message: Message, started: float) -> None:
-        once, messages, size = message.body
-        port, receiver = Channel[Any].open(once=bool(once))
+        request = OpenPort.from_body(message.body)
+        once = request.once
+        port, receiver = Channel[Any].open(once=once)
         self._context.meshes.ports[message.id] = port if once else LaptopPort(port)
         by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
-        reader = _Reader(self._context, message.id, receiver, messages, size, once)
+        reader = _Reader(self._context, message.id, receiver, request.messages, request.size, once)
         self._readers[message.id] = reader
         reader.start(port if by_thread else None)
 
     def _send(self, message: Message, started: float) -> None:
-        ident, is_exception = message.body
-        port = self.port(ident)
+        request = SendToPort.from_body(message.body)
+        port = self.port(request.port)
         value = self._context.decoder.loads(message.parts, "what was sent to a port")
-        if is_exception:
+        if request.is_exception:
             port.exception(value)
         else:
             port.send(value)
 
     def _send_to_actors(self, message: Message, started: float) -> None:
-        mesh, name, selection, port = message.body
-        endpoint = self._context.meshes.endpoint(mesh, name)
+        request = SendToActors.from_body(message.body)
+        name, port = request.endpoint, request.port
+        endpoint = self._context.meshes.endpoint(request.mesh, name)
         args, kwargs = self._context.decoder.loads(message.parts, f"an argument of {name!r}")
-        endpoint._send(args, kwargs, None if port is None else self.port(port)._port_ref, selection)
+        endpoint._send(args, kwargs, None if port is None else self.port(port)._port_ref, request.selection)
 
     def _credit(self, message: Message, started: float) -> None:
         reader = self._readers.get(message.id)
         if reader is not None:
-            reader.grant(*message.body)
+            reader.grant(GrantCredit.from_body(message.body))
 
     def _close(self, message: Message, started: float) -> None:
         reader = self._readers.pop(message.id, None)
@@ -147,11 +150,11 @@ class _Reader:
         else:
             self._context.loop.call_soon_threadsafe(self._start_task)
 
-    def grant(self, messages: int, size: int) -> None:
+    def grant(self, credit: GrantCredit) -> None:
         """Let more messages and bytes through."""
         with self._credit:
-            self._messages += messages
-            self._bytes += size
+            self._messages += credit.messages
+            self._bytes += credit.size
             self._credit.notify()
         if self._more is not None and self._has_credit():
             self._context.loop.call_soon_threadsafe(self._more.set)
@@ -226,7 +229,7 @@ class _Reader:
         if len(parts) == 1 and len(parts[0]) <= SMALL:
             self._gather(parts[0], rank)
         else:
-            self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, None], parts))
+            self._pass_on(PortMessage(rank, None).message(self._ident, parts))
 
     def _pass_on_error(self, error: BaseException, rank: int | None) -> None:
         told = error_message(self._ident, error, 0.0, self._context.encoder)
@@ -234,14 +237,13 @@ class _Reader:
         if code == OperationFailed.code and not isinstance(error, LoomError):  # Python's, or a user's
             code = "exception"
             told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
-        self._pass_on(Message(Kind.PORT_MESSAGE, self._ident, [rank, code], told.parts))
+        self._pass_on(PortMessage(rank, code).message(self._ident, told.parts))
 
     def _pass_on_parcel(self, parcel: Parcel) -> None:
         with self._lock:
             self._send_gathered()
             self._spend(len(parcel.sizes) // 4, len(parcel.pickles))
-            body = [parcel.sizes, b""]
-            message = Message(Kind.PORT_MESSAGES, self._ident, body, [parcel.pickles])
+            message = PortMessages(parcel.sizes, b"").message(self._ident, [parcel.pickles])
             self._context.send(message, key=self._ident)
 
     def _pass_on(self, message: Message) -> None:
@@ -287,7 +289,7 @@ class _Reader:
             return
         count = len(self._sizes)
         ranks = b"" if min(self._ranks) == _NO_RANK else struct.pack(f">{count}I", *self._ranks)
-        body = [struct.pack(f">{count}I", *self._sizes), ranks]
+        body = PortMessages(struct.pack(f">{count}I", *self._sizes), ranks)
         pickles = b"".join(self._pickles)
         self._pickles, self._sizes, self._ranks, self._gathered = [], [], [], 0
-        self._context.send(Message(Kind.PORT_MESSAGES, self._ident, body, [pickles]), key=self._ident)
+        self._context.send(body.message(self._ident, [pickles]), key=self._ident)

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from loom.wire.messages import Kind, Message
-from loom.wire.texts import pack_texts
+from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.notices import notice
 
 __all__ = ["Processes"]
 
@@ -25,23 +25,23 @@ class Processes:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._started: dict[int, set[int]] = defaultdict(set)
-        self._untold: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self._unreported: dict[tuple[str, int], list[int]] = defaultdict(list)
         self._lost: dict[tuple[int, int], None] = {}
 
     def started(self, procs: int, rank: int) -> None:
         """Note that a process of a proc mesh runs."""
         self._started[procs].add(rank)
-        self._tell_soon("processes_started", procs, rank)
+        self._report_soon("processes_started", procs, rank)
 
-    def _tell_soon(self, name: str, procs: int, rank: int) -> None:
-        if not self._untold:
-            self._context.loop.call_later(TOGETHER, self._tell)
-        self._untold[name, procs].append(rank)
+    def _report_soon(self, name: str, procs: int, rank: int) -> None:
+        if not self._unreported:
+            self._context.loop.call_later(TOGETHER, self._report)
+        self._unreported[name, procs].append(rank)
 
-    def _tell(self) -> None:
-        untold, self._untold = self._untold, defaultdict(list)
-        for (name, procs), ranks in untold.items():
-            self._send(name, {"id": procs, "ranks": ranks})
+    def _report(self) -> None:
+        unreported, self._unreported = self._unreported, defaultdict(list)
+        for (name, procs), ranks in unreported.items():
+            self._context.send(notice(name, {"id": procs, "ranks": ranks}))
             if name == "processes_started":
                 self._context.weaver.started(procs, self._name(procs), ranks)
 
@@ -50,19 +50,19 @@ class Processes:
         self._started[procs].discard(rank)
         weaver = self._context.weaver
         if self._was_stopped(procs, rank):
-            self._tell_soon("processes_stopped", procs, rank)
+            self._report_soon("processes_stopped", procs, rank)
             weaver.gone(procs, rank, True, "its processes were stopped")
         elif (procs, rank) not in self._lost:
             self._lost[procs, rank] = None
             weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
-            self._send("process_lost", self._loss(procs, rank))
+            self._context.send(notice("process_lost", self._loss(procs, rank)))
 
     def tell_everything(self, send: Callable[[Message], None]) -> None:
         """Tell a client that has just come what those before it were told."""
         for procs, ranks in self._started.items():
-            send(_event("processes_started", {"id": procs, "ranks": sorted(ranks)}))
+            send(notice("processes_started", {"id": procs, "ranks": sorted(ranks)}))
         for procs, rank in self._lost:
-            send(_event("process_lost", self._loss(procs, rank)))
+            send(notice("process_lost", self._loss(procs, rank)))
 
     def _was_stopped(self, procs: int, rank: int) -> bool:
         meshes = self._context.meshes.of_procs(procs)
@@ -76,10 +76,3 @@ class Processes:
     def _name(self, procs: int) -> str:
         names = [entry.name for ident, entry in self._context.meshes.whole("procs") if ident == procs]
         return names[0] if names else ""
-
-    def _send(self, name: str, details: dict[str, Any]) -> None:
-        self._context.send(_event(name, details))
-
-
-def _event(name: str, details: dict[str, Any]) -> Message:
-    return Message(Kind.EVENT, 0, [name], [pack_texts(details)])

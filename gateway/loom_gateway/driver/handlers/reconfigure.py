@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
+from loom.wire.bodies import ReconfigureActors
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.session.context import Context
@@ -27,11 +29,11 @@ class Reconfigure:
         self.handlers: dict[int, Handler] = {Kind.RECONFIGURE: self._reconfigure}
 
     def _reconfigure(self, message: Message, started: float) -> None:
-        mesh, config = message.body
-        entry = self._context.meshes.entry(mesh)
-        self._context.replies.answer_with(message, started, self._acknowledgements(entry, config))
+        request = ReconfigureActors.from_body(message.body)
+        entry = self._context.meshes.entry(request.mesh)
+        self._context.replies.answer_with(message, started, self._acknowledgements(entry, request.config))
 
-    async def _acknowledgements(self, entry: Entry, config: dict[str, Any]) -> list[dict[str, Any]]:
+    async def _acknowledgements(self, entry: Entry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What each process' replica has made of it, in the order of the ranks."""
         weaver = self._context.weaver
         await entry.mesh.initialized.as_asyncio()
@@ -40,7 +42,7 @@ class Reconfigure:
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:
-            wanted = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": config}
+            wanted = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": dict(config)}
             command = await weaver.ask("command", {**wanted, "by": weaver.session})
             waiting = {"id": command["id"], "timeout": ASK_FOR}
             while True:

@@ -12,6 +12,7 @@ import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 
 from loom.errors import LoomError, NoSuchRun, OperationCancelled, OperationFailed, RunNameTaken, TooManyRuns
+from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
@@ -120,17 +121,17 @@ class Runs:
     # -- running --------------------------------------------------------------------------------------------
 
     def _run(self, message: Message, started: float) -> None:
-        name, detached = message.body
-        run = Run(message.id, str(name), bool(detached))
+        request = StartRun.from_body(message.body)
+        run = Run(message.id, request.name, request.detached)
         printed = functools.partial(self._printed, run)
         log = functools.partial(self._logs.add, "driver")
         run.output = RunOutput(self._context.loop, printed, log)
-        if not detached:
+        if not run.told:
             run.waiting.append((message.id, started))
         try:
             # Here and not on the loop: earlier operations have been started, later ones have not.
             fn, args, kwargs = self._context.decoder.loads(
-                message.parts, f"the function or an argument of run {name!r}"
+                message.parts, f"the function or an argument of run {run.name!r}"
             )
         except Exception as error:  # noqa: BLE001 - whatever a user's __setstate__ raised
             self._soon(self._refuse, run, error)
@@ -167,7 +168,7 @@ class Runs:
         try:
             if error is None:
                 parts = encoder.dumps(value, f"the result of run {run.name!r}")
-                answer = Message(Kind.RESULT, run.ident, [0.0], parts)
+                answer = OperationResult(0.0).message(run.ident, parts)
             else:
                 answer = _failure(run, error, encoder)
         except BaseException as broken:  # noqa: BLE001 - a user's __reduce__ may raise anything
@@ -192,7 +193,7 @@ class Runs:
     def _tell(self, run: Run) -> None:
         if run.told:
             # What follows is sent soon: an answer, or the end of this loop's turn.
-            self._context.send(Message(Kind.RUN_STATE, run.ident, run.state()))
+            self._context.send(RunChanged(*run.state()).message(run.ident))
 
     def _answer(self, run: Run, ident: int, started: float) -> None:
         assert run.answer is not None
@@ -219,16 +220,16 @@ class Runs:
         self._context.replies.succeed(message.id, started, listed)
 
     def _wait_for_result(self, message: Message, started: float) -> None:
-        run = self._find(message.body[0])
+        run = self._find(AwaitRun.from_body(message.body).run)
         if run.answer is None:
             run.waiting.append((message.id, started))
         else:
             self._answer(run, message.id, started)
 
     def _read(self, message: Message, started: float) -> None:
-        ident, position, wait = message.body
-        run = self._find(ident)
-        if wait and run.answer is None and run.output.end <= position:
+        request = ReadRunOutput.from_body(message.body)
+        run, position = self._find(request.run), request.position
+        if request.wait and run.answer is None and run.output.end <= position:
             run.readers.append((message.id, started, position))
         else:
             self._tell_output(run, (message.id, started, position), eager=True)
@@ -250,8 +251,9 @@ class Runs:
         )
 
     def _end(self, message: Message, started: float) -> None:
-        ident, what = message.body
-        if what == "forget":
+        request = EndRun.from_body(message.body)
+        ident = request.run
+        if request.how == "forget":
             run = self._runs.get(ident)
             if run is not None and run.answer is not None:
                 del self._runs[ident]

@@ -19,6 +19,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 
 from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
 from loom.manifest import Blob, Manifest, check_sizes, size_limit
+from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeKeeper
@@ -97,7 +98,7 @@ class Syncs:
     def _sync(self, message: Message, started: float) -> None:
         manifest = Manifest.unpack(message.parts[0])
         check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
-        self._in_thread(message, started, self._begin, message.body[0], manifest)
+        self._in_thread(message, started, self._begin, BeginSync.from_body(message.body).sync, manifest)
         # They start while the laptop sends.
         asyncio.run_coroutine_threadsafe(self._start_keepers(), self._context.loop)
 
@@ -114,11 +115,11 @@ class Syncs:
         self._in_thread(message, started, self._receive, message)
 
     def _receive(self, message: Message) -> None:
-        ident, pieces = message.body
+        request = SendPieces.from_body(message.body)
         upload = self._upload
-        if upload is None or upload.ident != ident or self._cache is None:
+        if upload is None or upload.ident != request.sync or self._cache is None:
             return  # of a sync that was given up
-        for (digest, offset, length, compressed), part in zip(pieces, message.parts, strict=True):
+        for (digest, offset, length, compressed), part in zip(request.pieces, message.parts, strict=True):
             size = upload.manifest.blobs.get(digest)
             if size is None or not 0 <= offset <= offset + length <= size:
                 raise ProtocolMismatch(f"a piece of {length} bytes at {offset} is of no file of the folder")
@@ -129,9 +130,8 @@ class Syncs:
         upload.has_brought = True
 
     def _commit(self, message: Message, started: float) -> None:
-        (ident,) = message.body
         upload = self._upload
-        if upload is None or upload.ident != ident:
+        if upload is None or upload.ident != CommitSync.from_body(message.body).sync:
             raise FileChanged("another sync of this session has begun meanwhile: sync again")
         self._context.replies.answer_with(message, started, self._distribute(upload))
 

@@ -11,8 +11,9 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 
 from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, operation_failed
+from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
-from loom.wire.messages import Buffer, Kind, Message
+from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh
 
@@ -69,8 +70,7 @@ def error_message(
         }
         if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
             pickled = _pickled(error, encoder)  # the user's own, sent to an endpoint's response port
-    body = [rpc_ms, code] if index is None else [rpc_ms, code, index]
-    return Message(Kind.ERROR, ident, body, [pack_texts(texts), *pickled])
+    return OperationError(rpc_ms, code, index).message(ident, [pack_texts(texts), *pickled])
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from monarch._src.actor.shape import NDSlice, Shape
 from monarch.actor import as_endpoint
 
 from loom.errors import LoomError, NoSuchMesh
+from loom.wire.bodies import MakeView
 
 __all__ = ["HOST_MESH", "Entry", "MeshTable"]
 
@@ -60,9 +61,9 @@ class MeshTable:
         """Give a mesh the id that the client chose for it."""
         self._entries[ident] = entry
 
-    def fail(self, ident: int, kind: str, name: str, failure: LoomError) -> None:
+    def fail(self, ident: int, kind: str, failure: LoomError) -> None:
         """Note that the mesh of this id could not be made; whatever names it fails with the same cause."""
-        self._entries[ident] = Entry(kind, name, None, ident, failure)
+        self._entries[ident] = Entry(kind, "", None, ident, failure)
 
     @staticmethod
     def shape(entry: Entry) -> tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]:
@@ -112,12 +113,11 @@ class MeshTable:
         self._resolved.count = self.resolved + 1
         return self.mesh(ident)
 
-    def add_view(
-        self, ident: int, of: int, labels: tuple[str, ...], offset: int, sizes: list[int], strides: list[int]
-    ) -> None:
+    def add_view(self, ident: int, part: MakeView) -> None:
         """Give a part of a mesh an id of its own."""
-        entry = self.entry(of)
-        shape = Shape(list(labels), NDSlice(offset=offset, sizes=list(sizes), strides=list(strides)))
+        entry = self.entry(part.mesh)
+        slice_ = NDSlice(offset=part.offset, sizes=list(part.sizes), strides=list(part.strides))
+        shape = Shape(list(part.labels), slice_)
         view = entry.mesh._new_with_shape(shape)
         # Slices, and actors on slices of procs, keep the ranks of the whole mesh.
         ranks = tuple(shape.ranks())

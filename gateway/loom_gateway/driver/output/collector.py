@@ -11,7 +11,8 @@ from typing import Any
 
 import msgpack
 
-from loom.wire.messages import Kind, Message
+from loom.wire.bodies import LogLines
+from loom.wire.messages import Message
 from loom_gateway.driver.output import pump as log_pump
 from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
 from loom_gateway.driver.output.pump import Budget
@@ -272,7 +273,7 @@ class LogCollector:
         self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])
 
     def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:
-        self._send(Message(Kind.LOG, 0, [], [msgpack.packb(list(batch))]))
+        self._send(LogLines().message(parts=[msgpack.packb(list(batch))]))
 
     # -- what the client wants ------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.handlers.reconfigure import Reconfigure
 from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.monarch.errors import as_loom_error
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
@@ -31,8 +30,6 @@ from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.replies import LIMITED, Handler
 
 __all__ = ["Dispatcher"]
-
-_SPAWNS = {Kind.SPAWN_PROCS: "procs", Kind.SPAWN_ACTORS: "actors"}
 
 WEAVER_TIMEOUT = 1.0
 """Seconds that the weaver has to be told, when the session ends, of what has been stopped."""
@@ -125,9 +122,6 @@ class Dispatcher:
                 )
             handler(message, started)
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
-            if message.kind in _SPAWNS:
-                kind = _SPAWNS[Kind(message.kind)]
-                self._context.meshes.fail(message.id, kind, str(message.body[1]), as_loom_error(error))
             self._context.replies.fail(message.id, started, error)
 
     def _end_session(self, message: Message, started: float) -> None:

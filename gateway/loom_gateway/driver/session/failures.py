@@ -13,11 +13,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from loom.wire.messages import Kind, Message
-from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 from loom_gateway.driver.monarch.reports import Fault, read_fault
+from loom_gateway.driver.session.notices import notice
 from loom_gateway.driver.session.replies import Replies, Send
 
 __all__ = ["Failures", "Losses"]
@@ -127,7 +126,7 @@ class Failures:
     def report(self, name: str, details: dict[str, Any]) -> None:
         """Take a fault that nobody handles, of which Monarch tells. On any thread."""
         logger.warning("%s: %s", name, details)
-        self._send(Message(Kind.EVENT, 0, [name], [pack_texts(details)]))
+        self._send(notice(name, details))
         fault = read_fault(details["report"])
         if fault is not None:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
@@ -139,7 +138,7 @@ class Failures:
             return
         ident, whole, ranks = lost
         details = {"mesh": whole.name, "id": ident, "ranks": ranks, "report": fault.why}
-        self._send(Message(Kind.EVENT, 0, ["actors_lost"], [pack_texts(details)]))
+        self._send(notice("actors_lost", details))
         self._fail_calls(lambda entry: entry.root == ident and not set(ranks).isdisjoint(entry.ranks))
 
     def _fail_calls(self, on: Callable[[Entry], bool]) -> None:

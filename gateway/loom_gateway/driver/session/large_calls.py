@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, Kind, Message
 
 __all__ = ["LARGE", "LargeCalls"]
@@ -62,7 +63,7 @@ class LargeCalls:
             if message.kind != Kind.END:  # which comes after nothing
                 self._wait(lambda: not self._under_way)
             return False
-        root = self._root(message.body[0])
+        root = self._root(EndpointCall.from_body(message.body).mesh)
         if message.size < LARGE:
             self._wait(lambda: root not in self._under_way)
             return False

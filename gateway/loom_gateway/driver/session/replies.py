@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.errors import LoomError, SupervisionError
 from loom.latencies import Latencies
+from loom.wire.bodies import OperationResult
 from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
@@ -177,7 +178,7 @@ class Replies:
         except LoomError as error:
             self.fail(ident, started, error, index, eager)
             return
-        self._send(Message(Kind.RESULT, ident, [rpc_ms] if index is None else [rpc_ms, index], parts), eager)
+        self._send(OperationResult(rpc_ms, index).message(ident, parts), eager)
 
     def fail(
         self, ident: int, started: float, error: BaseException, index: int | None = None, eager: bool = True

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from loom.beside import enter
+from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
-from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.clients.client import Client
 from loom_gateway.driver.clients.connection import ClientConnection
@@ -133,7 +133,7 @@ class Session:
     async def close(self, reason: str) -> None:
         """Stop the session's meshes, and tell the clients. On the event loop."""
         await self._dispatcher.close()
-        await self._loop.run_in_executor(None, self._clients.say_goodbye, Message(Kind.ENDED, 0, [reason]))
+        await self._loop.run_in_executor(None, self._clients.say_goodbye, SessionEnded(reason).message())
 
 
 def _versions() -> dict[str, str]:

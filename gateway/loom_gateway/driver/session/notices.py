@@ -1,0 +1,17 @@
+"""What is told to every client, though nobody has asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loom.wire.bodies import Notice
+from loom.wire.messages import Message
+from loom.wire.texts import pack_texts
+
+__all__ = ["notice"]
+
+
+def notice(name: str, details: Mapping[str, Any]) -> Message:
+    """Return the message that tells of an event."""
+    return Notice(name).message(parts=[pack_texts(details)])
