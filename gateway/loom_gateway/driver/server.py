@@ -114,7 +114,7 @@ def _attach(workers: Sequence[str], session: str) -> Any:
     """Return a host mesh of the workers, once they have answered."""
     probe(workers)
     # Nobody can be told yet, but the process must not end.
-    replace_fault_hook(lambda name, details: logger.warning("%s: %s", name, details))
+    replace_fault_hook(lambda mesh, report: logger.warning("failure of %s: %s", mesh, report))
     host_mesh = attach(workers, session)
     try:
         host_mesh.initialized.get()

@@ -7,7 +7,6 @@ stopped. So it may be behind, and an element of which nothing has been heard yet
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,8 +29,6 @@ _HOSTS = 0
 
 ON_MESHES = frozenset({Kind.CALL, Kind.CALL_ONE, Kind.CHOOSE, Kind.STREAM, Kind.INITIALIZED})
 """Operations whose body begins with the id of a mesh and whose answer shows that it lives."""
-
-_COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
 class RankState(enum.Enum):
@@ -203,28 +200,8 @@ class MeshStates:
             self._wholes[_HOSTS].failed[details["host"]] = f"worker {details['address']} is gone"
         elif name == "host_back" and _HOSTS in self._wholes:
             self._wholes[_HOSTS].failed.pop(details["host"], None)
-        elif name == "failure":
-            self._fault(str(details.get("mesh", "")), str(details.get("report", "")))
-
-    def _fault(self, mesh: str, report: str) -> None:
-        """Note a fault that Monarch reported. It names the mesh, with a suffix of its own, and the coordinates."""
-        name = mesh.rpartition("-")[0] or mesh
-        found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
-        if found is None:
-            return
-        point = {label: (int(index), int(size)) for label, index, size in _COORDINATE.findall(found[1])}
-        sizes = {label: size for label, (_, size) in point.items()}
-        meshes = [
-            whole
-            for whole in self._wholes.copy().values()
-            if whole.name == name and dict(whole.shape.extent) == sizes
-        ]
-        if len(meshes) == 1:  # of several with the same name, the report does not say which it is
-            shape = meshes[0].shape
-            rank = shape.offset + sum(
-                point[label][0] * stride for label, stride in zip(shape.labels, shape.strides, strict=True)
-            )
-            meshes[0].failed[rank] = _short(report)
+        elif name == "failure" and details.get("id") in self._wholes:
+            self._wholes[details["id"]].failed.update(dict.fromkeys(details["ranks"], _short(details["report"])))
 
 
 def _ranks(shape: Shape, index: int | None) -> list[int]:

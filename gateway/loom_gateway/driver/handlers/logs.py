@@ -32,7 +32,8 @@ class Logs:
     def _describe(self, procs: int) -> tuple[str, Sequence[str], Sequence[int]]:
         for ident, entry in self._context.meshes.whole("procs"):
             if ident == procs:
-                return entry.name, tuple(entry.mesh._labels), tuple(entry.mesh._ndslice.sizes)
+                labels, _, sizes, _ = self._context.meshes.shape(entry)
+                return entry.name, labels, sizes
         return f"mesh {procs}", (), ()  # nobody holds its proxy any more
 
     def _set_options(self, message: Message, started: float) -> None:

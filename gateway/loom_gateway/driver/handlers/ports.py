@@ -13,13 +13,13 @@ import time
 from typing import Any
 
 import monarch.actor
-from monarch.actor import Channel
 
 from loom.errors import LoomError, OperationFailed, ProtocolMismatch
 from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import LaptopPort, Parcel
+from loom_gateway.driver.monarch.receiver import Receiver, rank_of
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
@@ -78,7 +78,8 @@ class Ports:
     def _open(self, message: Message, started: float) -> None:
         request = OpenPort.from_body(message.body)
         once = request.once
-        port, receiver = Channel[Any].open(once=once)
+        receiver = Receiver(once)
+        port = receiver.port
         self._context.meshes.ports[message.id] = port if once else LaptopPort(port)
         by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
         reader = _Reader(self._context, message.id, receiver, request.messages, request.size, once)
@@ -96,10 +97,10 @@ class Ports:
 
     def _send_to_actors(self, message: Message, started: float) -> None:
         request = SendToActors.from_body(message.body)
-        name, port = request.endpoint, request.port
-        endpoint = self._context.meshes.endpoint(request.mesh, name)
-        args, kwargs = self._context.decoder.loads(message.parts, f"an argument of {name!r}")
-        endpoint._send(args, kwargs, None if port is None else self.port(port)._port_ref, request.selection)
+        endpoint = self._context.meshes.endpoint(request.mesh, request.endpoint)
+        args, kwargs = self._context.decoder.loads(message.parts, f"an argument of {request.endpoint!r}")
+        port = None if request.port is None else self.port(request.port)
+        monarch.actor.send(endpoint, args, kwargs, port, request.selection)
 
     def _credit(self, message: Message, started: float) -> None:
         reader = self._readers.get(message.id)
@@ -115,7 +116,9 @@ class Ports:
 class _Reader:
     """Takes from one Monarch port what the laptop has room for."""
 
-    def __init__(self, context: Context, ident: int, receiver: Any, messages: int, size: int, once: bool) -> None:
+    def __init__(
+        self, context: Context, ident: int, receiver: Receiver, messages: int, size: int, once: bool
+    ) -> None:
         self._context = context
         self._ident = ident
         self._receiver = receiver
@@ -175,13 +178,12 @@ class _Reader:
     # -- in a thread ----------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        receive = self._receiver._receiver.recv_task
         while not self._closed:
             if not self._has_credit():
                 self._flush()
                 with self._credit:
                     self._credit.wait_for(lambda: self._closed or self._has_credit())
-            message = receive().block_on()
+            message = self._receiver.wait()
             if not self._closed:
                 self._take(message)
 
@@ -200,7 +202,7 @@ class _Reader:
                 self._more.clear()
                 if not self._has_credit():
                     await self._more.wait()
-            self._take(await self._receiver._receiver.recv_task().spawn_handle())
+            self._take(await self._receiver.wait_on_loop())
             if self._once:
                 self._flush()
                 return
@@ -212,9 +214,9 @@ class _Reader:
     # -- passing on -----------------------------------------------------------------------------------------
 
     def _take(self, message: Any) -> None:
-        rank = getattr(message.kind, "rank", None)
+        rank = rank_of(message)
         try:
-            value = self._receiver._process(message)
+            value = self._receiver.unpickle(message)
         except BaseException as error:  # noqa: BLE001 - sent as an exception, or not to be unpickled: raised there
             self._pass_on_error(error, rank)
             return

@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import monarch.actor
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
-
 from loom.errors import LoomError, NoSuchRun, OperationCancelled, OperationFailed, RunNameTaken, TooManyRuns
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
-from loom_gateway.driver.monarch.errors import error_message
+from loom_gateway.driver.monarch.errors import error_message, is_monarchs
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RunOutput, route_output
 from loom_gateway.driver.runs.thread import RunThread
@@ -268,8 +265,7 @@ class Runs:
 def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:
     """The answer that tells of an error; the exception itself travels along where it is the function's own."""
     message = error_message(run.ident, error, 0.0, encoder)
-    own = not isinstance(error, (LoomError, monarch.actor.ActorError, MonarchSupervisionError))
-    if not own or not isinstance(error, Exception):
+    if isinstance(error, LoomError) or is_monarchs(error) or not isinstance(error, Exception):
         return message
     try:
         pickled: list[Buffer] = encoder.dumps(error)

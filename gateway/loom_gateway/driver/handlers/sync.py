@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-
 from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
 from loom.manifest import Blob, Manifest, check_sizes, size_limit
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
@@ -24,6 +22,7 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeKeeper
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
+from loom_gateway.driver.monarch.errors import MonarchSupervisionError
 from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH
 from loom_gateway.driver.session.context import Context
@@ -314,7 +313,7 @@ class _Keeper:
             lost.cancel()
             gone.cancel()
             answer.add_done_callback(_look_at)
-        if answer.done() and not isinstance(answer.exception(), SupervisionError):
+        if answer.done() and not isinstance(answer.exception(), MonarchSupervisionError):
             return answer.result()
         if self.host_lost.is_set():
             raise _HostLost

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
@@ -17,18 +16,18 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh
 
-__all__ = ["as_loom_error", "error_message", "replace_fault_hook"]
+__all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_monarchs", "replace_fault_hook"]
 
 
-def replace_fault_hook(report: Callable[[str, dict[str, Any]], object]) -> None:
-    """Have Monarch report unhandled faults as events instead of ending this process.
+def replace_fault_hook(report: Callable[[str, str], object]) -> None:
+    """Have Monarch report unhandled faults instead of ending this process.
 
     Args:
-        report: called with the event's name and details, on one of Monarch's threads.
+        report: called with Monarch's name of the mesh and its report, on one of Monarch's threads.
     """
 
     def hook(failure: MeshFailure) -> None:
-        report("failure", {"mesh": failure.mesh_name, "report": failure.report()})
+        report(failure.mesh_name, failure.report())
 
     monarch.actor.unhandled_fault_hook = hook
 
@@ -71,6 +70,11 @@ def error_message(
         if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
             pickled = _pickled(error, encoder)  # the user's own, sent to an endpoint's response port
     return OperationError(rpc_ms, code, index).message(ident, [pack_texts(texts), *pickled])
+
+
+def is_monarchs(error: BaseException) -> bool:
+    """Whether an exception is of one of Monarch's own classes, for which Loom has one of the same name."""
+    return isinstance(error, (monarch.actor.ActorError, MonarchSupervisionError))
 
 
 def _text(error: BaseException) -> str:

@@ -21,10 +21,11 @@ from monarch._rust_bindings.monarch_hyperactor.actor import MethodSpecifier, Pyt
 from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._rust_bindings.monarch_hyperactor.pickle import PendingMessage, PicklingState
-from monarch.actor import ActorError, Channel, context
+from monarch.actor import ActorError, context
 
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.receiver import Receiver
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 __all__ = ["MOST_CHANNELS", "ReplyChannel", "ReplyChannels", "replies_once"]
@@ -113,8 +114,8 @@ class ReplyChannel:
     def __init__(self, mesh: Any, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop
         self._replies = replies
-        self._send_port, self._receiver = Channel[Any].open()
-        self._port = self._send_port._port_ref
+        self._receiver = Receiver()
+        self._port = self._receiver.port._port_ref
         self._mesh = mesh._inner
         self._sender = context().actor_instance
         self._kinds: dict[str, Any] = {}
@@ -177,7 +178,7 @@ class ReplyChannel:
     def close(self) -> None:
         """End the thread. Only while the channel is `idle`, and never used again."""
         self._closed = True
-        self._send_port.send(None)  # the thread waits for a message
+        self._receiver.port.send(None)  # the thread waits for a message
 
     # -- the thread -----------------------------------------------------------------------------------------
 
@@ -188,13 +189,13 @@ class ReplyChannel:
 
     def _receive_next(self) -> None:
         # A method of its own: what it holds, perhaps a gigabyte, is let go of while the next reply is waited for.
-        message = self._receiver._receiver.recv_task().block_on()
+        message = self._receiver.wait()
         if not self._waiting:
             return  # what ends the thread
         reply, _ = self._waiting.popleft()
         self._received += 1
         try:
-            value, error = self._receiver._process(message), None
+            value, error = self._receiver.unpickle(message), None
         except BaseException as raised:  # noqa: BLE001 - passed on to the laptop
             value, error = None, raised
         self._replies.answer(reply, value, error, False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._src.actor.shape import NDSlice, Shape
@@ -14,13 +15,23 @@ from monarch.actor import as_endpoint
 from loom.errors import LoomError, NoSuchMesh
 from loom.wire.bodies import MakeView
 
-__all__ = ["HOST_MESH", "Entry", "MeshTable"]
+__all__ = ["HOST_MESH", "Entry", "MeshShape", "MeshTable", "shape_of"]
 
 NAME_TIMEOUT = 1.0
 """Seconds that a mesh has to tell Monarch's name of it; one that is being made has none."""
 
 HOST_MESH = 0
 """The id of the session's host mesh, which exists from the start."""
+
+
+MeshShape: TypeAlias = tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
+"""Labels, offset, sizes and strides of a mesh, as they travel."""
+
+
+def shape_of(mesh: Any) -> MeshShape:
+    """Return the shape of a Monarch mesh."""
+    slice_ = mesh._ndslice
+    return tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides)
 
 
 @dataclass
@@ -66,10 +77,25 @@ class MeshTable:
         self._entries[ident] = Entry(kind, "", None, ident, failure)
 
     @staticmethod
-    def shape(entry: Entry) -> tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]:
-        """Labels, offset, sizes and strides of a mesh."""
-        mesh, slice_ = entry.mesh, entry.mesh._ndslice
-        return tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides)
+    def shape(entry: Entry) -> MeshShape:
+        """Return labels, offset, sizes and strides of a mesh."""
+        return shape_of(entry.mesh)
+
+    def element(self, name: str, point: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
+        """Return the id of a whole mesh and the rank of one of its elements; None if several could be meant.
+
+        Args:
+            name: of the mesh.
+            point: the element's index in each dimension, and the dimension's size.
+        """
+        sizes = {label: size for label, (_, size) in point.items()}
+        found = []
+        for ident, entry in self.whole():
+            labels, offset, lengths, strides = self.shape(entry)
+            if entry.name == name and dict(zip(labels, lengths, strict=True)) == sizes:
+                steps = zip(labels, strides, strict=True)
+                found.append((ident, offset + sum(point[label][0] * stride for label, stride in steps)))
+        return found[0] if len(found) == 1 else None
 
     def root(self, ident: int) -> int:
         """The id of the whole mesh that the mesh of an id is a part of; the id itself if there is no such mesh."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Fault", "is_of_a_dead_mesh", "read_fault"]
+__all__ = ["Fault", "Place", "failed_element", "is_of_a_dead_mesh", "read_fault"]
 
 _CAME_BACK = re.compile(
     r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"
@@ -18,6 +18,9 @@ _CAME_BACK = re.compile(
 """Of a call that came back: whom it was for, and why it was not delivered."""
 
 _CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
+
+
+_COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
 class Fault(NamedTuple):
@@ -37,6 +40,30 @@ def read_fault(report: str) -> Fault | None:
     if found := _CAME_BACK.search(report):
         return Fault(f"{found['label']}-{found['uid']}".lower(), int(found["rank"]), found["why"].strip())
     return None
+
+
+class Place(NamedTuple):
+    """An element of a mesh, as Monarch's reports name it."""
+
+    mesh: str
+    """The mesh's name."""
+    point: dict[str, tuple[int, int]]
+    """The element's index in each dimension, and the dimension's size."""
+
+
+def failed_element(mesh: str, report: str) -> Place | None:
+    """Return which element a report says has failed; None if it names none.
+
+    Args:
+        mesh: Monarch's name of the mesh, which has a suffix of its own.
+        report: the text.
+    """
+    name = mesh.rpartition("-")[0] or mesh
+    found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
+    if found is None:
+        return None
+    coordinates = _COORDINATE.findall(found[1])
+    return Place(name, {label: (int(index), int(size)) for label, index, size in coordinates})
 
 
 def is_of_a_dead_mesh(text: str) -> bool:

@@ -12,7 +12,7 @@ from monarch.actor import HostMesh, ProcMesh, ValueMesh
 
 from loom.signatures import endpoints
 from loom.wire.codec import Made
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
 
 __all__ = ["ReturnedMeshes"]
 
@@ -48,8 +48,6 @@ class ReturnedMeshes:
         return self._made("hosts", mesh, "hosts")
 
     def _made(self, kind: str, mesh: Any, name: str, cls: type | None = None) -> Made:
-        slice_ = mesh._ndslice
-        shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
         with self._lock:
             found = self._meshes.find(mesh)
             if found is not None:
@@ -58,10 +56,8 @@ class ReturnedMeshes:
                 ident = next(self._ids)
                 entry = Entry(kind, name, mesh, ident, cls=cls)
                 self._meshes.add(ident, entry)
-        return Made(kind, ident, entry.name, shape, entry.root)
+        return Made(kind, ident, entry.name, shape_of(mesh), entry.root)
 
 
 def _values(mesh: Any) -> Made:
-    slice_ = mesh._ndslice
-    shape = (tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides))
-    return Made("values", 0, "", shape, values=list(mesh.values()))
+    return Made("values", 0, "", shape_of(mesh), values=list(mesh.values()))

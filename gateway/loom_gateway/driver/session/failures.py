@@ -15,7 +15,7 @@ from typing import Any
 
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
-from loom_gateway.driver.monarch.reports import Fault, read_fault
+from loom_gateway.driver.monarch.reports import Fault, failed_element, read_fault
 from loom_gateway.driver.session.notices import notice
 from loom_gateway.driver.session.replies import Replies, Send
 
@@ -123,11 +123,16 @@ class Failures:
             if entry.hosts[rank] == host:
                 self.process_gone(procs, rank)
 
-    def report(self, name: str, details: dict[str, Any]) -> None:
-        """Take a fault that nobody handles, of which Monarch tells. On any thread."""
-        logger.warning("%s: %s", name, details)
-        self._send(notice(name, details))
-        fault = read_fault(details["report"])
+    def report(self, mesh: str, report: str) -> None:
+        """Take Monarch's report of a fault that nobody handles, and its name of the mesh. On any thread."""
+        details: dict[str, Any] = {"mesh": mesh, "report": report}
+        logger.warning("failure: %s", details)
+        place = failed_element(mesh, report)
+        element = None if place is None else self._meshes.element(place.mesh, place.point)
+        if element is not None:
+            details |= {"id": element[0], "ranks": [element[1]]}
+        self._send(notice("failure", details))
+        fault = read_fault(report)
         if fault is not None:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
 

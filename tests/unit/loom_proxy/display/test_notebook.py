@@ -181,30 +181,17 @@ def test_a_lost_host_is_shown(connection: Any) -> None:
     assert states(hosts) == ["alive", "failed"]
 
 
-REPORT = "The actor <root>.<user.Echo echoes{'hosts': 1/2, 'gpus': 0/2}> and all its descendants have failed: x"
-
-
-def test_a_fault_that_monarch_reports_is_found_by_name_and_coordinates(connection: Any) -> None:
+def test_a_fault_that_monarch_reports_marks_the_element_that_the_driver_names(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
-    connection.states.event("failure", {"mesh": "echoes-4xYz", "report": REPORT})
+    report = {"mesh": "echoes-4xYz", "report": "The actor echoes{…} failed"}
+    connection.states.event("failure", {**report, "id": ACTORS, "ranks": [2]})
     assert states(actors) == ["starting", "starting", "failed", "starting"]
 
 
-def test_a_fault_on_one_of_two_meshes_with_the_same_name_marks_neither(connection: Any) -> None:
+def test_a_report_that_names_no_element_marks_nothing(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
-    twin = WholeMesh(connection, 3, "echoes", actors._shape, PROCS)
-    connection.states.event("failure", {"mesh": "echoes-4xYz", "report": REPORT})
-    assert states(actors) == ["starting"] * 4
-    assert twin.ident == 3
-
-
-@pytest.mark.parametrize(
-    "report", ["", "echoes{", "echoes{'hosts': 1/3}", "echoes{'hosts': x/2}", "{}", "❄" * 10_000]
-)
-def test_a_report_in_another_form_marks_nothing(connection: Any, report: str) -> None:
-    actors = actor_mesh(connection, proc_mesh(connection))
-    connection.states.event("failure", {"mesh": "echoes-4xYz", "report": report})
-    connection.states.event("failure", {})
+    connection.states.event("failure", {"mesh": "echoes-4xYz", "report": "something has failed"})
+    connection.states.event("failure", {"mesh": "others-4xYz", "report": "failed", "id": 77, "ranks": [0]})
     assert states(actors) == ["starting"] * 4
 
 

@@ -1,0 +1,42 @@
+"""Receiving from a Monarch port in two parts: waiting for a message, and unpickling it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch.actor import Channel
+
+__all__ = ["Receiver", "rank_of"]
+
+
+class Receiver:
+    """The receiver of a new Monarch port.
+
+    Args:
+        once: whether the port takes one message only.
+    """
+
+    def __init__(self, once: bool = False) -> None:
+        self.port, self._native = Channel[Any].open(once=once)
+        """What is sent through this arrives here."""
+
+    def wait(self) -> Any:
+        """Wait for the next message, and return it pickled."""
+        return self._native._receiver.recv_task().block_on()
+
+    async def wait_on_loop(self) -> Any:
+        """Wait for the next message on an event loop, and return it pickled."""
+        return await self._native._receiver.recv_task().spawn_handle()
+
+    def unpickle(self, message: Any) -> Any:
+        """Return what a message says.
+
+        Raises:
+            BaseException: what it says, if it was sent as an exception; or why it cannot be unpickled.
+        """
+        return self._native._process(message)
+
+
+def rank_of(message: Any) -> int | None:
+    """Return the rank of a pickled message's sender, if it has one."""
+    return getattr(message.kind, "rank", None)

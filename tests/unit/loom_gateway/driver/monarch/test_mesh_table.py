@@ -1,0 +1,39 @@
+"""The element of a mesh that a name and coordinates stand for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+
+HOSTS, GPUS = 2, 2
+
+
+def mesh(offset: int = 0) -> SimpleNamespace:
+    """What has a Monarch mesh's shape."""
+    slice_ = SimpleNamespace(offset=offset, sizes=[HOSTS, GPUS], strides=[GPUS, 1])
+    return SimpleNamespace(_labels=["hosts", "gpus"], _ndslice=slice_)
+
+
+@pytest.fixture
+def meshes() -> MeshTable:
+    table = MeshTable()
+    table.add(1, Entry("actors", "echoes", mesh(), 1))
+    return table
+
+
+def test_an_element_is_found_by_name_and_coordinates(meshes: MeshTable) -> None:
+    assert meshes.element("echoes", {"hosts": (1, HOSTS), "gpus": (0, GPUS)}) == (1, 2)
+
+
+def test_no_element_is_found_of_another_size_or_name(meshes: MeshTable) -> None:
+    assert meshes.element("echoes", {"hosts": (1, 3), "gpus": (0, GPUS)}) is None
+    assert meshes.element("others", {"hosts": (1, HOSTS), "gpus": (0, GPUS)}) is None
+    assert meshes.element("echoes", {}) is None
+
+
+def test_of_two_meshes_with_one_name_neither_is_meant(meshes: MeshTable) -> None:
+    meshes.add(2, Entry("actors", "echoes", mesh(offset=4), 2))
+    assert meshes.element("echoes", {"hosts": (1, HOSTS), "gpus": (0, GPUS)}) is None

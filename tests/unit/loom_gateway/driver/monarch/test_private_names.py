@@ -1,0 +1,108 @@
+"""Monarch's private names that the driver uses: each is there in the installed version, and in one folder."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+DRIVER = ROOT / "gateway" / "loom_gateway" / "driver"
+
+ELSEWHERE = {"loom/loom/actor.py"}
+"""What builds Monarch's own objects from those that stand for them on a laptop."""
+
+TESTED_WITH = "0.7."
+
+ATTRIBUTES = {
+    "monarch._rust_bindings.monarch_hyperactor.actor_mesh.PythonActorMesh": ["cast_unresolved", "name"],
+    "monarch._rust_bindings.monarch_hyperactor.endpoint.ActorEndpoint": ["_actor_mesh", "_name", "_send"],
+    "monarch._rust_bindings.monarch_hyperactor.pickle.PicklingState": [],
+    "monarch._src.actor.actor_mesh.ActorMesh": ["_endpoint", "_ndslice", "_labels", "_new_with_shape"],
+    "monarch._src.actor.actor_mesh.Port": ["_pending_result", "_resolve_and_send", "_resolve_and_send_blocking"],
+    "monarch._src.actor.actor_mesh.PortReceiver": ["_process"],
+    "monarch._src.actor.actor_mesh._Actor": ["_prepare"],
+    "monarch._src.actor.host_mesh.HostMesh": ["_ndslice", "_labels", "_new_with_shape"],
+    "monarch._src.actor.pickle": ["_orig_function_getstate"],
+    "monarch._src.actor.proc_mesh.ProcMesh": ["_ndslice", "_labels", "_new_with_shape"],
+    "monarch.actor": ["unhandled_fault_hook"],
+}
+"""Private attributes, and the one hook that is replaced, by the class or module that has them."""
+
+INSTANCE_ATTRIBUTES = {
+    "monarch._src.actor.actor_mesh.ActorMesh": {"_inner", "_shape", "_mesh_name", "_class", "_proc_mesh"},
+    "monarch._src.actor.actor_mesh.Port": {"_port_ref", "_rank"},
+    "monarch._src.actor.actor_mesh.PortReceiver": {"_receiver"},
+}
+"""Private attributes that only instances have."""
+
+
+def private_imports(tree: ast.AST) -> set[tuple[str, str]]:
+    """The private modules of Monarch's that a module imports from, and the names."""
+    return {
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("monarch._")
+        for alias in node.names
+    }
+
+
+def found(path: str) -> Any:
+    """The module, or the class of a module, of a dotted name."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+def test_the_installed_monarch_is_the_one_that_these_names_are_of() -> None:
+    assert version("torchmonarch").startswith(TESTED_WITH)
+
+
+def test_every_private_name_that_is_imported_is_there() -> None:
+    imported = set().union(*(private_imports(ast.parse(path.read_text())) for path in DRIVER.rglob("*.py")))
+    assert imported
+    for module, name in imported:
+        assert found(f"{module}.{name}") is not None
+
+
+@pytest.mark.parametrize("owner", ATTRIBUTES)
+def test_every_private_attribute_is_there(owner: str) -> None:
+    assert [name for name in ATTRIBUTES[owner] if not hasattr(found(owner), name)] == []
+
+
+@pytest.mark.parametrize("owner", INSTANCE_ATTRIBUTES)
+def test_every_private_attribute_of_an_instance_is_set_by_its_class(owner: str) -> None:
+    import inspect
+
+    source = inspect.getsource(found(owner))
+    assert {name for name in INSTANCE_ATTRIBUTES[owner] if name not in source} == set()
+
+
+def test_private_names_of_monarch_are_used_in_one_folder() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("loom/loom", "gateway/loom_gateway", "proxy/loom_proxy")
+        for path in (ROOT / package).rglob("*.py")
+        if private_imports(ast.parse(path.read_text()))
+    }
+    outside = {user for user in users if not user.startswith("gateway/loom_gateway/driver/monarch/")}
+    assert outside == ELSEWHERE
+
+
+def test_private_attributes_are_used_in_one_folder() -> None:
+    names = {name for names in INSTANCE_ATTRIBUTES.values() for name in names}
+    names |= {"_ndslice", "_labels", "_new_with_shape"}
+    names -= {"_rank", "_shape", "_class", "_receiver", "_inner"}  # Loom's own classes have such, too
+    users = {
+        path.relative_to(DRIVER).as_posix()
+        for path in DRIVER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in names
+    }
+    assert {user for user in users if not user.startswith("monarch/")} == set()
