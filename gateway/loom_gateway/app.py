@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
-import loom
+from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
 from loom_gateway.access.control import Doors, Visit, http_status, refusal_headers
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
@@ -134,7 +134,7 @@ def create_app(
 
     app = FastAPI(
         title="Loom gateway",
-        version=loom.__version__,
+        version=__version__,
         lifespan=lifespan,
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
@@ -168,7 +168,7 @@ def create_app(
         """Version, workers and sessions of this gateway."""
         workers = await asyncio.gather(*(_worker_info(address) for address in manager.workers))
         return GatewayStatus(
-            version=loom.__version__,
+            version=__version__,
             workers=workers,
             sessions=len(manager.sessions()),
             spare_ready=manager.spare_ready,

@@ -20,7 +20,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from loom._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from loom.actor import Actor as Actor
@@ -52,36 +52,36 @@ if TYPE_CHECKING:
     from loom_proxy.futures.waiting import as_completed as as_completed
     from loom_proxy.futures.waiting import wait as wait
     from loom_proxy.job import Job as Job
-    from loom_proxy.job import connect as connect
     from loom_proxy.kubernetes.job import KubernetesJob as KubernetesJob
     from loom_proxy.local import local as local
-    from loom_proxy.mesh.meshes import ActorMeshProxy as ActorMeshProxy
-    from loom_proxy.mesh.meshes import EndpointProxy as Endpoint  # noqa: F401
-    from loom_proxy.mesh.meshes import EndpointProxy as EndpointProxy
-    from loom_proxy.mesh.meshes import HostMeshProxy as HostMesh  # noqa: F401
-    from loom_proxy.mesh.meshes import HostMeshProxy as HostMeshProxy
-    from loom_proxy.mesh.meshes import ProcMeshProxy as ProcMesh  # noqa: F401
-    from loom_proxy.mesh.meshes import ProcMeshProxy as ProcMeshProxy
+    from loom_proxy.mesh.actors import ActorMeshProxy as ActorMeshProxy
+    from loom_proxy.mesh.endpoints import EndpointProxy as Endpoint  # noqa: F401
+    from loom_proxy.mesh.endpoints import EndpointProxy as EndpointProxy
+    from loom_proxy.mesh.procs import HostMeshProxy as HostMesh  # noqa: F401
+    from loom_proxy.mesh.procs import HostMeshProxy as HostMeshProxy
+    from loom_proxy.mesh.procs import ProcMeshProxy as ProcMesh  # noqa: F401
+    from loom_proxy.mesh.procs import ProcMeshProxy as ProcMeshProxy
     from loom_proxy.mesh.sending import Accumulator as Accumulator
     from loom_proxy.mesh.sending import as_endpoint as as_endpoint
     from loom_proxy.mesh.sending import send as send
     from loom_proxy.mesh.values import ValueMeshProxy as ValueMesh  # noqa: F401
     from loom_proxy.mesh.values import ValueMeshProxy as ValueMeshProxy
-    from loom_proxy.ports.ports import Channel as Channel
-    from loom_proxy.ports.ports import Port as Port
-    from loom_proxy.ports.ports import PortReceiver as PortReceiver
+    from loom_proxy.ports.channel import Channel as Channel
+    from loom_proxy.ports.port import Port as Port
+    from loom_proxy.ports.receiver import PortReceiver as PortReceiver
     from loom_proxy.remote.classes import cls as cls
     from loom_proxy.remote.classes import fn as fn
     from loom_proxy.remote.objects import RemoteFunction as RemoteFunction
     from loom_proxy.remote.objects import RemoteObject as RemoteObject
     from loom_proxy.runs import RunHandle as RunHandle
+    from loom_proxy.session.open import connect as connect
 
 _HOMES = {
     "cls": "loom_proxy.remote.classes",
     "fn": "loom_proxy.remote.classes",
     "RemoteFunction": "loom_proxy.remote.objects",
     "RemoteObject": "loom_proxy.remote.objects",
-    "connect": "loom_proxy.job",
+    "connect": "loom_proxy.session.open",
     "SyncResult": "loom_proxy.code_sync.folders",
     "Threadlet": "loom.threadlet",
     "Job": "loom_proxy.job",
@@ -91,10 +91,10 @@ _HOMES = {
     "endpoint": "loom.actor",
     "current_rank": "loom.actor",
     "current_size": "loom.actor",
-    "HostMeshProxy": "loom_proxy.mesh.meshes",
-    "ProcMeshProxy": "loom_proxy.mesh.meshes",
-    "ActorMeshProxy": "loom_proxy.mesh.meshes",
-    "EndpointProxy": "loom_proxy.mesh.meshes",
+    "HostMeshProxy": "loom_proxy.mesh.procs",
+    "ProcMeshProxy": "loom_proxy.mesh.procs",
+    "ActorMeshProxy": "loom_proxy.mesh.actors",
+    "EndpointProxy": "loom_proxy.mesh.endpoints",
     "FutureProxy": "loom_proxy.futures.future",
     "RunHandle": "loom_proxy.runs",
     "as_completed": "loom_proxy.futures.waiting",
@@ -117,18 +117,18 @@ _HOMES = {
     "this_host": "loom.actor",
     "this_proc": "loom.actor",
     "traced": "loom.actor",
-    "HostMesh": "loom_proxy.mesh.meshes",
-    "ProcMesh": "loom_proxy.mesh.meshes",
-    "Endpoint": "loom_proxy.mesh.meshes",
+    "HostMesh": "loom_proxy.mesh.procs",
+    "ProcMesh": "loom_proxy.mesh.procs",
+    "Endpoint": "loom_proxy.mesh.endpoints",
     "Future": "loom_proxy.futures.future",
     "ValueMesh": "loom_proxy.mesh.values",
     "Accumulator": "loom_proxy.mesh.sending",
     "as_endpoint": "loom_proxy.mesh.sending",
     "send": "loom_proxy.mesh.sending",
     "concurrent_endpoint": "loom.actor",
-    "Channel": "loom_proxy.ports.ports",
-    "Port": "loom_proxy.ports.ports",
-    "PortReceiver": "loom_proxy.ports.ports",
+    "Channel": "loom_proxy.ports.channel",
+    "Port": "loom_proxy.ports.port",
+    "PortReceiver": "loom_proxy.ports.receiver",
 }
 
 _ALIASES = {

@@ -10,120 +10,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from loom.errors import InvalidAddress, WaitTimeout, WorkersSilent, WrongArguments
+from loom.errors import WaitTimeout
 from loom.shape import Shape
-from loom.signatures import CallSignature
-from loom.wire.handshake import Hello
+from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
-from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
-from loom_proxy.logs import LogLine
-from loom_proxy.mesh.meshes import ActorMeshProxy, HostMeshProxy, MeshProxy, ProcMeshProxy, WholeMesh, proxy_of
-from loom_proxy.ports.ports import Channel, Port, PortReceiver, open_jobs
-from loom_proxy.runs import RunHandle
-from loom_proxy.session.connection import Address, Connection
+from loom_proxy.display.notebook import JobPanel, job_html
+from loom_proxy.kubernetes.port_forward import PortForward
+from loom_proxy.logs import LogLine, LogReceiver
+from loom_proxy.mesh.base import MeshProxy, WholeMesh
+from loom_proxy.mesh.procs import HostMeshProxy
+from loom_proxy.mesh.returned import find_meshes, proxy_of
+from loom_proxy.ports.channel import Channel, open_jobs
+from loom_proxy.ports.port import Port
+from loom_proxy.ports.receiver import PortReceiver, Ports
+from loom_proxy.runs import KnownRuns, RunHandle
+from loom_proxy.session.connection import Connection
 from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
-from loom_proxy.session.handshake import client_name
 from loom_proxy.session.unclaimed import UndeliveredCall, undelivered_calls
-from loom_proxy.transport.websocket import normalise_url
 from loom_proxy.weaver.client import WeaverProxy
 
-__all__ = ["Job", "JobState", "connect"]
-
-MODES = ("drive", "watch")
-
-ATTEMPTS = 3
-"""Sessions that `connect` tries to open where the workers accept connections but do not answer."""
+__all__ = ["Job", "JobState"]
 
 CLOSE_TIMEOUT = 15.0
 """Seconds that `Job.close` waits for the meshes to stop."""
 
-
-def connect(
-    url: str | None = None,
-    token: str | None = None,
-    session: str | None = None,
-    *,
-    mode: str = "drive",
-    take_over: bool = False,
-    persist: bool = False,
-    timeout: float = 30.0,
-    reconnect_timeout: float | None = None,
-    ca: str | None = None,
-    transport: str | None = None,
-) -> Job:
-    """Open a session on a gateway, or attach to a living one.
-
-    A connection that is lost is made again by itself. Meanwhile `FutureProxy.get` takes longer, and calls wait to
-    be sent; each runs once, whatever becomes of the connections. `Job.events` tells of it.
-
-    Args:
-        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
-            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, started again when it
-            ends or nobody answers through it.
-        token: default ``LOOM_TOKEN``.
-        session: name of a living session to attach to; None opens a new one.
-        mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
-            and runs, and everything else raises `ReadOnlySession`.
-        take_over: put out the session's client, if it has one; it is told so.
-        persist: the session lives on without a client until it is closed, not only for the gateway's linger time.
-        timeout: seconds to wait for the gateway to accept the connection.
-        reconnect_timeout: seconds for which a lost connection is tried again before it counts as lost; None: for as
-            long as the session can live without a client.
-        ca: file with the certificate (PEM) of the authority that vouches for the gateway, where that is your own;
-            default ``LOOM_CA``, else the authorities that this machine trusts.
-        transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
-            ``"auto"``: HTTP where the WebSocket cannot be opened and HTTP can. Default ``LOOM_TRANSPORT``, or auto.
-
-    Raises:
-        InvalidAddress: there is no URL, or it is not one.
-        UnknownTransport: ``transport`` is none of these.
-        GatewayUnreachable: nobody answers there.
-        NotAGateway: what answers is not a Loom gateway.
-        UntrustedGateway: TLS does not vouch for what answers.
-        AuthenticationError: the token is missing or wrong, or, as `TokenRevoked`, not good any more.
-        ScopeError: the token is not for this.
-        LimitReached: the token has as many sessions as it may; or, as `RateLimited`, too much comes from here.
-        UnknownSession: no living session has the name.
-        SessionInUse: the session has a client already.
-        WorkerUnreachable: the gateway's workers do not answer.
-        ProtocolMismatch: the gateway's major version of the protocol is another.
-        MissingDependency: a ``kube://`` address needs kubectl.
-        PortForwardFailed: kubectl does not forward.
-    """
-    url = url or os.environ.get("LOOM_URL")
-    if not url:
-        raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
-    if mode not in MODES:
-        raise WrongArguments(f"mode is {mode!r}: give 'drive' or 'watch'")
-    if mode == "watch" and session is None:
-        raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
-    token = token or os.environ.get("LOOM_TOKEN")
-    transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
-    if url.startswith("kube://"):
-        return _connect_by_kubectl(
-            url, token, session, mode=mode, take_over=take_over, persist=persist, timeout=timeout,
-            reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
-        )  # fmt: skip
-    address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
-    hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
-        except WorkersSilent:
-            continue  # the next session's driver has another port
-    return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
-
-
-def _connect_by_kubectl(url: str, token: str | None, session: str | None, **options: Any) -> Job:
-    forward = PortForward(parse_kube_address(url))
-    try:
-        job = connect(forward.url, token, session, **options)
-    except BaseException:
-        forward.close()
-        raise
-    job._reach_by(forward, url)
-    return job
+LAST_LINES = 5.0
+"""Seconds that lines that have come are waited for to be printed when the program leaves."""
 
 
 class JobState:
@@ -154,26 +67,34 @@ class Job:
 
     def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
         self._connection = connection
-        open_jobs.add(self)
-        connection.make_proxy = functools.partial(proxy_of, connection)
+        calls = self._calls = connection.calls
+        calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
         self._attached = attached
         self._close_callbacks: list[Callable[[], None]] = []
         self._closed = False
         self._reached_by = ""
-        self._synced = SyncedFolders(connection)
-        connection.encoder.by_name = self._synced.by_name
+        self._synced = SyncedFolders(calls)
+        calls.encoder.by_name = self._synced.by_name
+        self._logs = LogReceiver()
+        self._runs = KnownRuns(calls)
+        self._ports = Ports(calls)
+        open_jobs.add(self)
+        connection.on(Kind.LOG, self._logs.take)
+        connection.on(Kind.RUN_STATE, self._runs.take)
+        connection.on(Kind.PORT_MESSAGE, self._ports.take)
+        connection.on(Kind.PORT_MESSAGES, self._ports.take)
+        connection.on_end(self._ports.end)
         welcome = connection.welcome
         self.token = token
         """The token, for other programs that are to join."""
         self.session: str = welcome.session
         """Name of the session, for `connect` to attach to."""
-        self.hosts = HostMeshProxy(
-            WholeMesh(connection, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)}))
-        )
+        self.hosts = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
         """The worker hosts, with the one dimension ``hosts``."""
         self.versions: Mapping[str, str] = dict(welcome.versions)
         """Versions of python, monarch-loom, torchmonarch and torch in the cluster."""
+        connection.start()
 
     @property
     def url(self) -> str:
@@ -196,11 +117,11 @@ class Job:
         None, as it is at first: where ``LOOM_PROGRESS`` is 1, or is not set and stderr is a terminal or there is a
         notebook.
         """
-        return self._connection.progress
+        return self._calls.progress
 
     @progress.setter
     def progress(self, show: bool | None) -> None:
-        self._connection.progress = show
+        self._calls.progress = show
 
     @property
     def weaver(self) -> WeaverProxy:
@@ -210,7 +131,7 @@ class Job:
         """
         connection = self._connection
         transport = "http" if self.transport == "http" else "auto"
-        return WeaverProxy(self._gateway_url, self.token, connection._address.ca, transport)
+        return WeaverProxy(self._gateway_url, self.token, connection.address.ca, transport)
 
     def state(self) -> JobState:
         """The hosts, under the names that the gateway was given; all as ``workers`` where it was given none."""
@@ -226,25 +147,8 @@ class Job:
         """The proc and actor meshes of the session by name; of two with one name, the newer."""
         if self._attached:
             self._attached = False
-            self._find_meshes()
-        return dict(self._connection.meshes)
-
-    def _find_meshes(self) -> None:
-        """Make proxies of the meshes that an earlier client of this session made."""
-        connection = self._connection
-        listed = connection.ask(Kind.MESHES, ()).get()
-        for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
-            if stopped or name in connection.meshes:
-                continue
-            whole = WholeMesh(connection, ident, name, Shape(*shape))
-            if kind == "procs":
-                connection.meshes[name] = ProcMeshProxy(whole)
-            elif kind == "actors":
-                signatures = {
-                    label: CallSignature(f"{class_name}.{label}", parameters)
-                    for label, parameters in described.items()
-                }
-                connection.meshes[name] = ActorMeshProxy(whole, class_name=class_name, signatures=signatures)
+            find_meshes(self._calls)
+        return dict(self._calls.meshes)
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
         """Each event of the session since this connection began, then new ones as they come.
@@ -272,11 +176,11 @@ class Job:
 
         They go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
         """
-        return self._connection.logs.printing
+        return self._logs.printing
 
     @print_logs.setter
     def print_logs(self, wanted: bool) -> None:
-        self._connection.logs.printing = wanted
+        self._logs.printing = wanted
 
     def on_log(self, callback: Callable[[LogLine], object]) -> Callable[[], None]:
         """Have a function called with each line that comes from the cluster; see `ProcMeshProxy.logging_option`.
@@ -286,7 +190,7 @@ class Job:
         Returns:
             A function that removes the callback.
         """
-        return self._connection.logs.add_callback(callback)
+        return self._logs.add_callback(callback)
 
     def flush_logs(self, timeout: float = 10.0) -> None:
         """Wait until what the processes have printed until now has been printed here.
@@ -297,8 +201,8 @@ class Job:
             WaitTimeout: ``timeout`` seconds were not enough.
         """
         until = time.monotonic() + timeout
-        self._connection.ask(Kind.FLUSH_LOGS, ()).get(timeout)
-        if not self._connection.logs.drain(max(0.0, until - time.monotonic())):
+        self._calls.ask(FlushLogs()).get(timeout)
+        if not self._logs.drain(max(0.0, until - time.monotonic())):
             raise WaitTimeout(f"the lines that came were not printed within {timeout:g} s")
 
     def run(
@@ -324,7 +228,7 @@ class Job:
             RunNameTaken: a run of that name is still going.
             UnpicklableError: the function, an argument or the result cannot be pickled.
         """
-        runs = self._connection.runs
+        runs = self._runs
         return (runs.start if detach else runs.call)(fn, args, kwargs, name)
 
     def runs(self) -> Mapping[str, RunHandle]:
@@ -333,7 +237,7 @@ class Job:
         These are all that are going and, of those that have ended, the last 256; a run whose result was returned by
         `run` is not among them. Of two with one name it is the one that is going, else the newer.
         """
-        return self._connection.runs.listed()
+        return self._runs.listed()
 
     def undelivered(self) -> list[UndeliveredCall]:
         """Calls of earlier clients of this session whose answers none of them has received, oldest first.
@@ -341,7 +245,7 @@ class Job:
         Such a call may still be going. The driver keeps its answer, unless more than 256 MiB of them come together.
         An answer that had just arrived when its program ended may be among them.
         """
-        return undelivered_calls(self._connection)
+        return undelivered_calls(self._calls)
 
     def refresh_hosts(self) -> list[int]:
         """Use again the worker hosts that were gone and have come back on the same address.
@@ -353,7 +257,7 @@ class Job:
         Returns:
             The indexes in the dimension ``hosts`` of those that have come back.
         """
-        back: list[int] = self._connection.ask(Kind.REFRESH_HOSTS, ()).get()
+        back: list[int] = self._calls.ask(RefreshHosts()).get()
         return back
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
@@ -418,13 +322,14 @@ class Job:
 
         A job that only watches leaves it as it is.
         """
-        if self._connection.watching:
+        if self._calls.watching:
             self.detach()
         if self._closed:
             return
         self._closed = True
         try:
             self._connection.end_session(timeout)
+            self._logs.drain(LAST_LINES)
         finally:
             self._run_close_callbacks()
 
@@ -433,6 +338,7 @@ class Job:
         if not self._closed:
             self._closed = True
             self._connection.leave(f"this program has detached from session {self.session!r}")
+            self._logs.drain(LAST_LINES)
 
     def _on_close(self, callback: Callable[[], None]) -> None:
         """Have a function called once the session has been closed."""
@@ -457,9 +363,9 @@ class Job:
         self.close()
 
     def _repr_html_(self) -> str:
-        from loom_proxy.display.notebook import job_html
-
-        return job_html(self)
+        meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in dict(self._calls.meshes).items()}
+        panel = JobPanel(self.session, self.url, self.closed, self.versions, self.hosts._panel(), meshes)
+        return job_html(panel)
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""

@@ -56,7 +56,7 @@ def local(
         PortInUse: something else listens on ``port``.
         LoomError: a child ended, or was not ready within ``timeout`` seconds; with its last lines of output.
     """
-    from loom_proxy.job import connect
+    from loom_proxy.session.open import connect
 
     cluster = LocalCluster(hosts, port=port, token=token, env=env, timeout=timeout)
     cluster.start()

@@ -8,29 +8,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
-from loom.errors import InvalidLogOption
-from loom.wire.messages import Buffer, Kind
-from loom_proxy.futures.future import FutureProxy
+from loom.wire.messages import Message
 
-if TYPE_CHECKING:
-    from loom_proxy.mesh.meshes import ProcMeshProxy
-
-__all__ = ["LogLine", "LogReceiver", "set_logging_option"]
+__all__ = ["LogLine", "LogReceiver"]
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 16 << 20
 """Bytes of lines that wait for a slow terminal or callback at most; what comes then is left out."""
-
-HIGHEST_LEVEL = 255
-"""Monarch's."""
-
-LONGEST_WINDOW = 3600.0
-"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +75,9 @@ class LogReceiver:
 
         return remove
 
-    def take(self, batch: Buffer) -> None:
-        """Take a payload of `Kind.LOG`, from the thread that reads the connection."""
+    def take(self, message: Message) -> None:
+        """Take `LogLines`, from the thread that reads the connection."""
+        batch = message.parts[0]
         with self._changed:
             if self._waiting > BACKLOG:
                 self._left_out += 1
@@ -141,23 +131,3 @@ def _print(line: LogLine) -> None:
         stream.write(f"{line}\n".encode("ascii", "backslashreplace").decode())
     except (AttributeError, OSError, ValueError):
         return  # there is none, or it was closed
-
-
-def set_logging_option(
-    procs: ProcMeshProxy, stream_to_client: bool, aggregate_window_sec: float | None, level: int
-) -> FutureProxy[None]:
-    """Do what `ProcMeshProxy.logging_option` says."""
-    if not isinstance(level, int) or not 0 <= level <= HIGHEST_LEVEL:
-        raise InvalidLogOption(f"Invalid logging level: {level!r}; it is a number from 0 to {HIGHEST_LEVEL}")
-    if aggregate_window_sec is not None:
-        if not stream_to_client:
-            raise InvalidLogOption("cannot set aggregate window without streaming to client")
-        number = isinstance(aggregate_window_sec, (int, float)) and not isinstance(aggregate_window_sec, bool)
-        if not number or not 0 <= aggregate_window_sec <= LONGEST_WINDOW:
-            raise InvalidLogOption(
-                f"aggregate_window_sec={aggregate_window_sec!r}: it is None, or 0 to {LONGEST_WINDOW:g} seconds"
-            )
-    if procs._shape != procs._whole.shape:
-        raise InvalidLogOption(f"{procs!r} is a part of a mesh: logging_option is for the whole of it")
-    body = (procs._ident, bool(stream_to_client), aggregate_window_sec or None, level)
-    return procs._whole.connection.ask(Kind.LOG_OPTIONS, body)

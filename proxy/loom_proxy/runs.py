@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.errors import LoomError, NoSuchRun, RunNameTaken, UnpicklableError
-from loom.wire.messages import Buffer, Kind
+from loom.errors import LoomError, NoSuchRun, RunNameTaken
+from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
+from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.session.caller import Caller
 
-if TYPE_CHECKING:
-    from loom.wire.codec import Decoder
-    from loom_proxy.session.connection import Connection
-
-__all__ = ["KnownRuns", "RunHandle", "own_exception"]
+__all__ = ["KnownRuns", "RunHandle"]
 
 RUNNING = "running"
 
@@ -30,8 +28,8 @@ class RunHandle:
     connection to the session finds it with ``job.runs()``.
     """
 
-    def __init__(self, connection: Connection, ident: int, name: str) -> None:
-        self._connection = connection
+    def __init__(self, caller: Caller, ident: int, name: str) -> None:
+        self._caller = caller
         self._answer: FutureProxy[Any] | None = None
         self._state: tuple[str, float | None, float | None] = (RUNNING, None, None)
         self.id = ident
@@ -64,7 +62,7 @@ class RunHandle:
     def future(self) -> FutureProxy[Any]:
         """The future of its result, for `loom.wait` and `loom.as_completed`."""
         if self._answer is None:
-            self._answer = self._connection.ask(Kind.RUN_RESULT, (self.id,), key=None)
+            self._answer = self._caller.ask(AwaitRun(self.id), key=None)
         return self._answer
 
     def result(self, timeout: float | None = None) -> Any:
@@ -98,7 +96,7 @@ class RunHandle:
         is no `Exception` is raised, once, when it next runs Python code: one that sleeps or waits in C ends after
         that. Whatever catches the exception and goes on is not cancelled.
         """
-        return bool(self._connection.ask(Kind.RUN_END, (self.id, "cancel"), key=None).get())
+        return bool(self._caller.ask(EndRun(self.id, "cancel"), key=None).get())
 
     # -- what it prints -------------------------------------------------------------------------------------
 
@@ -118,11 +116,9 @@ class RunHandle:
         return RunOutput(self)
 
     def _ask_output(self, position: int, wait: bool = True) -> FutureProxy[Any]:
-        return self._connection.ask(Kind.RUN_OUTPUT, (self.id, position, wait), key=None)
+        return self._caller.ask(ReadRunOutput(self.id, position, wait), key=None)
 
-    # -- the connection's side ------------------------------------------------------------------------------
-
-    def _told(self, status: str, started: float | None, finished: float | None) -> None:
+    def _note(self, status: str, started: float | None, finished: float | None) -> None:
         if not self.done():
             self._state = (status, started, finished)
 
@@ -179,24 +175,25 @@ class RunOutput:
 class KnownRuns:
     """The runs of a session that somebody on this side has a handle of."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
 
-    def told(self, ident: int, state: Sequence[Any]) -> None:
-        """Take a `Kind.RUN_STATE`. On the reader thread."""
-        handle = self._handles.get(ident)
+    def take(self, message: Message) -> None:
+        """Take a `RunChanged`. On the reader thread."""
+        handle = self._handles.get(message.id)
         if handle is not None:
-            handle._told(*state)
+            changed = RunChanged.from_body(message.body)
+            handle._note(changed.status, changed.started, changed.finished)
 
     def listed(self) -> dict[str, RunHandle]:
         """The driver's runs by name, oldest first; of two with one name, the one that is running or the newer."""
         found: dict[str, RunHandle] = {}
-        for ident, name, *state in self._connection.ask(Kind.RUNS, ()).get():
+        for ident, name, *state in self._caller.ask(ListRuns()).get():
             handle = self._handles.get(ident)
             if handle is None:
-                handle = self._handles[ident] = RunHandle(self._connection, ident, name)
-            handle._told(*state)
+                handle = self._handles[ident] = RunHandle(self._caller, ident, name)
+            handle._note(*state)
             if name not in found or found[name].done():
                 found[name] = handle
         return found
@@ -208,15 +205,15 @@ class KnownRuns:
     ) -> RunHandle:
         """Start a function and leave it to itself."""
         handle, parts = self._prepare(fn, args, kwargs, name)
-        self._connection.send(Kind.RUN, (handle.name, True), parts, ident=handle.id)
-        self._connection.flush()
+        self._caller.send(StartRun(handle.name, True), parts, ident=handle.id)
+        self._caller.flush()
         return handle
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
         """Start a function, print what it prints, and return what it returns."""
         handle, parts = self._prepare(fn, args, kwargs, name)
-        connection = self._connection
-        handle._answer = connection.ask(Kind.RUN, (handle.name, False), parts, ident=handle.id)
+        caller = self._caller
+        handle._answer = caller.ask(StartRun(handle.name, False), parts, ident=handle.id)
         try:
             _print_output(handle)
             handle.exception()
@@ -225,20 +222,20 @@ class KnownRuns:
                 f"stopped waiting for run {handle.name!r}, which goes on in the driver: "
                 f"job.runs()[{handle.name!r}] finds it, .cancel() ends it"
             ) from None
-        if not connection.ended.is_set():
+        if not caller.ended.is_set():
             with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
-                connection.send(Kind.RUN_END, (handle.id, "forget"), key=None)
+                caller.send(EndRun(handle.id, "forget"), key=None)
         return handle.result()
 
     def _prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
     ) -> tuple[RunHandle, Sequence[Buffer]]:
-        connection = self._connection
-        connection.check_open()
+        caller = self._caller
+        caller.check_open()
         if not callable(fn):
             raise TypeError(f"run() takes a function and then its arguments; {fn!r} is not a function")
         label = getattr(fn, "__name__", type(fn).__name__)
-        ident = connection.next_id()
+        ident = caller.next_id()
         if name is None:
             name = f"{label}-{ident}"
         elif not isinstance(name, str) or not name:
@@ -248,8 +245,8 @@ class KnownRuns:
             raise RunNameTaken(
                 f"run {name!r} is still going (id {same.id}): wait for it, cancel it, or take another name"
             )
-        parts = connection.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
-        handle = self._handles[ident] = RunHandle(connection, ident, name)
+        parts = caller.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
+        handle = self._handles[ident] = RunHandle(caller, ident, name)
         return handle, parts
 
 
@@ -259,15 +256,3 @@ def _print_output(handle: RunHandle) -> None:
             file = sys.stdout if stream == _STDOUT else sys.stderr
             file.write(text)
             file.flush()
-
-
-def own_exception(error: LoomError, decoder: Decoder, pickled: Sequence[Buffer]) -> BaseException:
-    """What a function raised, made of the error that stands for it; the error itself if that cannot be done."""
-    try:
-        original = decoder.loads(pickled, "the exception")
-    except UnpicklableError:
-        return error
-    if not isinstance(original, Exception):
-        return error
-    original.__cause__ = error.__cause__
-    return original

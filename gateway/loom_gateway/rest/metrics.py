@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import loom
+from loom._version import __version__
 from loom.errors import LoomError
 from loom.weaver.states import ReplicaState
 from loom_gateway.rest.prometheus import Exposition
@@ -26,7 +26,7 @@ async def metrics_text(manager: SessionManager, weaver: WeaverClient) -> str:
     """The numbers as they are now. While the weaver is away, ``loom_weaver_up`` is 0 and its own are missing."""
     page = Exposition()
     page.family("loom_gateway_info", "gauge", "The gateway; 1.")
-    page.sample(1, version=loom.__version__)
+    page.sample(1, version=__version__)
     _sessions(page, manager)
     try:
         numbers = await weaver.ask("numbers")

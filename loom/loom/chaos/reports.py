@@ -39,14 +39,14 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        import loom
+        from loom._version import __version__
 
         run = self.run
         return {
             "plan": run.plan.name,
             "seed": run.plan.seed,
             "held": self.held,
-            "loom": loom.__version__,
+            "loom": __version__,
             "began": run.began,
             "seconds": run.ended - run.began,
             "cut_short": run.cut_short,

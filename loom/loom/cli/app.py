@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-import loom
+from loom._version import __version__
 from loom.cli import bridge, demo, inject, logs, serve, status, token, up, weaver
 
 __all__ = ["app"]
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"loom {loom.__version__}")
+        typer.echo(f"loom {__version__}")
         raise typer.Exit
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-import loom
+from loom._version import __version__
 from loom.errors import UnreadableFile
 from loom.extras import require
 
@@ -87,7 +87,7 @@ def loom_requirement() -> str | Path:
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return _checkout() or f"{DISTRIBUTION}=={loom.__version__}"
+        return _checkout() or f"{DISTRIBUTION}=={__version__}"
     text = distribution.read_text("direct_url.json")
     origin = json.loads(text) if text else {}
     if "vcs_info" in origin:
@@ -110,7 +110,7 @@ def _existing(path: Path) -> Path:
         return path
     raise UnreadableFile(
         f"Loom's source for the pods is to be {path}, which is no folder and no wheel: give loom_source=, such as "
-        f"a checkout of Loom or {DISTRIBUTION}=={loom.__version__}"
+        f"a checkout of Loom or {DISTRIBUTION}=={__version__}"
     )
 
 

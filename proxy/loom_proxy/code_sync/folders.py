@@ -16,17 +16,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loom.errors import SyncFailed, SyncNameTaken, WaitTimeout, WrongArguments
 from loom.manifest import Entry, Manifest, check_sizes, human_size, size_limit
-from loom.wire.messages import Buffer, Kind
+from loom.wire.bodies import BeginSync, CommitSync, SendPieces
+from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
 from loom_proxy.display.progress import EVERY, Progress, Step, wanted
-
-if TYPE_CHECKING:
-    from loom_proxy.futures.future import FutureProxy
-    from loom_proxy.session.connection import Connection
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.session.caller import Caller
 
 __all__ = ["SyncResult", "SyncedFolders"]
 
@@ -89,8 +88,8 @@ class _Folder:
 class SyncedFolders:
     """The folders that a job has synced."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
         self._folders: dict[str, _Folder] = {}
         self._lock = threading.Lock()
         self._names: dict[tuple[str, str], int | None] = {}
@@ -135,10 +134,10 @@ class SyncedFolders:
         exclude = [exclude] if isinstance(exclude, str) else list(exclude)
         if not all(isinstance(line, str) for line in exclude) or not isinstance(name, (str, type(None))):
             raise WrongArguments("sync takes a path, a name, and exclude= with patterns as in a .gitignore")
-        self._connection.check_open()
+        self._caller.check_open()
         folder = os.path.realpath(os.fspath(path))
         name = name or os.path.basename(folder) or "root"
-        shown = wanted(self._connection.progress if progress is None else progress)
+        shown = wanted(self._caller.progress if progress is None else progress)
         with self._lock, _Bar(name, shown, at_once=bool(progress)) as bar:
             self._check_name(name, folder)
             result = self._sync(folder, name, exclude, bar)
@@ -191,14 +190,14 @@ class SyncedFolders:
         sent: dict[str, int] = {}
         packed = manifest.pack()
         for _ in range(ATTEMPTS):
-            upload = self._connection.next_id()
-            missing = bar.wait(self._connection.ask(Kind.SYNC, (upload,), [packed]))
+            upload = self._caller.next_id()
+            missing = bar.wait(self._caller.ask(BeginSync(upload), [packed]))
             lacking = {digest: manifest.blobs[digest] for digest in missing}
             sent.update(lacking)
             bar.step("sending", sum(lacking.values()))
             self._send(upload, ((digest, where[digest]) for digest in lacking), bar)
             bar.step("giving it to every host")
-            answer = bar.wait(self._connection.ask(Kind.SYNC_COMMIT, (upload,)))
+            answer = bar.wait(self._caller.ask(CommitSync(upload)))
             if not answer["missing"]:
                 return sent, answer["warnings"]
         raise SyncFailed("the gateway's cache loses files as fast as they come; is its LOOM_CACHE_LIMIT low?")
@@ -209,8 +208,8 @@ class SyncedFolders:
             if len(on_their_way) == WINDOW:
                 bar.arrived(*on_their_way.popleft())
             # Without a place in the order: calls on meshes do not wait for it.
-            future = self._connection.ask(Kind.SYNC_PIECES, (upload, pieces), parts, None)
-            self._connection.flush()
+            future = self._caller.ask(SendPieces(upload, pieces), parts, None)
+            self._caller.flush()
             on_their_way.append((future, sum(piece[2] for piece in pieces)))
         for sent in on_their_way:
             bar.arrived(*sent)
@@ -220,7 +219,7 @@ class SyncedFolders:
     def _note(self, folder: str, base: str, manifest: Manifest, files: Mapping[str, FoundFile]) -> list[str]:
         """Have the modules of a folder that every host has travel by reference; return warnings."""
         before = self._folders.get(manifest.name)
-        since = self._connection.next_id()
+        since = self._caller.next_id()
         shipped: dict[str, int] = {}
         digests: dict[str, str] = {}
         for entry in manifest.entries:

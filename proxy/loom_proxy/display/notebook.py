@@ -11,18 +11,24 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from loom.shape import Extent, Shape
+from loom.shape import Extent
+from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
-if TYPE_CHECKING:
-    from loom_proxy.futures.future import FutureProxy
-    from loom_proxy.job import Job
-    from loom_proxy.mesh.meshes import EndpointProxy, MeshProxy
-    from loom_proxy.mesh.values import ValueMeshProxy
-
-__all__ = ["Cell", "endpoint_html", "future_html", "grid_html", "job_html", "mesh_html", "value_mesh_html"]
+__all__ = [
+    "Cell",
+    "FuturePanel",
+    "JobPanel",
+    "MeshPanel",
+    "endpoint_html",
+    "future_html",
+    "grid_html",
+    "job_html",
+    "mesh_html",
+    "value_mesh_html",
+]
 
 MOST_CELLS = 512
 """Cells of a grid that are drawn; of a larger mesh the rest is counted."""
@@ -41,7 +47,6 @@ _COLOURS = {
     RankState.STOPPED: "#59636e",
 }
 _SIGNS = {RankState.STARTING: "…", RankState.ALIVE: "", RankState.FAILED: "✕", RankState.STOPPED: "■"}
-_NOUNS = {"HostMeshProxy": "host", "ProcMeshProxy": "process", "ActorMeshProxy": "actor"}
 _PLURALS = {"host": "hosts", "process": "processes", "actor": "actors", "value": "values"}
 
 _TABLE = "border-collapse:separate;border-spacing:2px;margin:2px 0"
@@ -62,7 +67,46 @@ class Cell(NamedTuple):
     """Background, under white; None for a frame around it."""
 
 
-# -- the grid -----------------------------------------------------------------------------------------------
+class MeshPanel(NamedTuple):
+    """A mesh of hosts, processes or actors, as it is shown."""
+
+    name: str
+    class_name: str
+    """Of its proxy."""
+    noun: str
+    """What its elements are: ``host``, ``process`` or ``actor``."""
+    of: str
+    """The class of its actors; empty for others."""
+    extent: Extent
+    whole: Extent
+    """Of the whole mesh, if this is a part of one; otherwise the same."""
+    states: Sequence[tuple[RankState, str]]
+    """Of each element, and for one that has failed, why."""
+    over: Exception | None
+    """What ended the connection, if something has: the states are old then."""
+
+
+class FuturePanel(NamedTuple):
+    """A future, as it is shown."""
+
+    state: str
+    """``pending``, ``arrived``, ``done`` or ``failed``."""
+    timing: Timing | None
+    error: BaseException | None
+    value: Any
+    """Of one that is done."""
+
+
+class JobPanel(NamedTuple):
+    """A job, as it is shown."""
+
+    session: str
+    url: str
+    closed: bool
+    versions: Mapping[str, str]
+    hosts: MeshPanel
+    meshes: Mapping[str, tuple[str, MeshPanel]]
+    """By name, what this program made or has asked for: the proxy's repr, and the mesh."""
 
 
 def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
@@ -126,30 +170,23 @@ def _coordinates(extent: Extent, rank: int) -> str:
     return ", ".join(f"{label} {index}" for label, index in pairs) or "the only one"
 
 
-# -- meshes -------------------------------------------------------------------------------------------------
-
-
-def mesh_html(mesh: MeshProxy) -> str:
+def mesh_html(mesh: MeshPanel) -> str:
     """A mesh of hosts, processes or actors, as a grid that is coloured by state."""
-    whole, shape = mesh._whole, mesh._shape
-    noun = _NOUNS.get(type(mesh).__name__, "actor")
-    states = whole.connection.states.of(whole.ident, shape.ranks())
-    class_name = vars(mesh).get("_class_name", "")  # not an attribute: an actor mesh has any endpoint of its class
-    of = f" of {escape(class_name)}" if class_name else ""
-    part = "" if shape == whole.shape else f", part of {escape(repr(whole.shape.extent))}"
-    title = f"<b>{escape(whole.name)}</b>{of}"
+    of = f" of {escape(mesh.of)}" if mesh.of else ""
+    part = "" if mesh.extent == mesh.whole else f", part of {escape(repr(mesh.whole))}"
+    summary = _summary(mesh.states, mesh.noun)
     return _block(
-        _line(title, f"{type(mesh).__name__} {escape(repr(shape.extent))}{part}"),
-        grid_html(shape.extent, _state_cells(shape, states), f"{whole.name}: {_summary(states, noun)}"),
-        f"<div>{_summary(states, noun)}</div>",
-        _over(whole.connection),
+        _line(f"<b>{escape(mesh.name)}</b>{of}", f"{mesh.class_name} {escape(repr(mesh.extent))}{part}"),
+        grid_html(mesh.extent, _state_cells(mesh), f"{mesh.name}: {summary}"),
+        f"<div>{summary}</div>",
+        "" if mesh.over is None else f'<div style="{_SMALL}">as last seen: {escape(str(mesh.over))}</div>',
     )
 
 
-def _state_cells(shape: Shape, states: Sequence[tuple[RankState, str]]) -> list[Cell]:
+def _state_cells(mesh: MeshPanel) -> list[Cell]:
     cells = []
-    for rank, (state, reason) in enumerate(states[:MOST_CELLS]):
-        title = f"{_coordinates(shape.extent, rank)}: {state.value}{f' ({reason})' if reason else ''}"
+    for rank, (state, reason) in enumerate(mesh.states[:MOST_CELLS]):
+        title = f"{_coordinates(mesh.extent, rank)}: {state.value}{f' ({reason})' if reason else ''}"
         cells.append(Cell(f"{_SIGNS[state]}{rank}", title, _COLOURS[state]))
     return cells
 
@@ -160,22 +197,12 @@ def _summary(states: Sequence[tuple[RankState, str]], noun: str) -> str:
     return f"{_count(len(states), noun)}: {found}"
 
 
-def _over(connection: Any) -> str:
-    """A remark that the states are old, where the connection is over."""
-    error = connection._error
-    return "" if error is None else f'<div style="{_SMALL}">as last seen: {escape(str(error))}</div>'
-
-
-def endpoint_html(endpoint: EndpointProxy) -> str:
+def endpoint_html(signature: str, mesh: str) -> str:
     """An endpoint: its signature, what it is called on, and how to call it."""
-    mesh = endpoint._mesh
     return _block(
-        _line(f"<b>{escape(str(endpoint._signature))}</b>", f"endpoint of {escape(repr(mesh))}"),
+        _line(f"<b>{escape(signature)}</b>", f"endpoint of {escape(mesh)}"),
         f'<div style="{_SMALL}">.call(…), .call_one(…), .choose(…), .stream(…), .broadcast(…)</div>',
     )
-
-
-# -- values -------------------------------------------------------------------------------------------------
 
 
 class _Short(reprlib.Repr):
@@ -216,12 +243,11 @@ def _without_data(value: Any) -> Any:
 _short, _long = _Short(SHORT), _Short(LONG)
 
 
-def value_mesh_html(values: ValueMeshProxy[Any]) -> str:
+def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
     """A value mesh, as a grid of the values' short reprs."""
-    extent = values.extent
     cells = [
         Cell(_short.of(value), f"{_coordinates(extent, rank)}: {_long.of(value)}")
-        for rank, value in enumerate(itertools.islice(values.values(), MOST_CELLS))
+        for rank, value in enumerate(itertools.islice(values, MOST_CELLS))
     ]
     count = _count(len(values), "value")
     return _block(
@@ -229,25 +255,21 @@ def value_mesh_html(values: ValueMeshProxy[Any]) -> str:
     )
 
 
-# -- futures and jobs ---------------------------------------------------------------------------------------
-
-
-def future_html(future: FutureProxy[Any]) -> str:
+def future_html(future: FuturePanel) -> str:
     """A future: whether its answer is here, what it is, and where the time went. It is not waited for."""
-    state = repr(future).removeprefix("<FutureProxy ").removesuffix(">")
-    colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
-    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
+    colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(future.state, RankState.ALIVE)
+    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(future.state)}</span>'
     timing = future.timing
     small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
     parts = [_line(f"<b>FutureProxy</b> {badge}", small)]
-    if future._error is not None:
-        error = f"{type(future._error).__name__}: {future._error}"
+    if future.error is not None:
+        error = f"{type(future.error).__name__}: {future.error}"
         parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(error))}</div>')
-    elif state == "done":
-        value = future._value
+    elif future.state == "done":
+        value = future.value
         is_ours = type(value).__module__.startswith("loom_proxy.") and hasattr(type(value), "_repr_html_")
         parts.append(value._repr_html_() if is_ours else f"<code>{escape(_long.of(value))}</code>")
-    elif state == "pending":
+    elif future.state == "pending":
         parts.append(f'<div style="{_SMALL}">.get(timeout) waits for it, and so does await</div>')
     return _block(*parts)
 
@@ -256,15 +278,15 @@ def _cut(text: str) -> str:
     return text if len(text) <= 4 * LONG else text[: 4 * LONG - 1] + "…"
 
 
-def job_html(job: Job) -> str:
+def job_html(job: JobPanel) -> str:
     """A job: where it runs, its hosts, and the meshes that this program made or has asked for."""
-    meshes: Mapping[str, MeshProxy] = dict(job._connection.meshes)
     rows = "".join(
         f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'
-        f'<td style="border:0;text-align:left;background:transparent">{escape(_mesh_line(mesh))}</td></tr>'
-        for name, mesh in itertools.islice(meshes.items(), MOST_COLUMNS)
+        f'<td style="border:0;text-align:left;background:transparent">'
+        f"{escape(f'{text}: {_summary(mesh.states, mesh.noun)}')}</td></tr>"
+        for name, (text, mesh) in itertools.islice(job.meshes.items(), MOST_COLUMNS)
     )
-    more = len(meshes) - MOST_COLUMNS
+    more = len(job.meshes) - MOST_COLUMNS
     versions = ", ".join(f"{name} {version}" for name, version in job.versions.items())
     state = "closed" if job.closed else "open"
     return _block(
@@ -273,9 +295,3 @@ def job_html(job: Job) -> str:
         f'<table style="{_TABLE}" aria-label="meshes">{rows}</table>' if rows else "",
         f'<div style="{_SMALL}">… and {more:,} more meshes</div>' if more > 0 else "",
     )
-
-
-def _mesh_line(mesh: MeshProxy) -> str:
-    whole = mesh._whole
-    states = whole.connection.states.of(whole.ident, mesh._shape.ranks())
-    return f"{mesh!r}: {_summary(states, _NOUNS.get(type(mesh).__name__, 'actor'))}"

@@ -14,17 +14,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from html import escape
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from loom.wire.messages import Kind
-from loom_proxy.mesh.rank_states import ON_MESHES
-
-if TYPE_CHECKING:
-    from loom_proxy.futures.future import FutureProxy
-    from loom_proxy.session.connection import Connection
+from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
+from loom_proxy.session.waits import Waits
 
 __all__ = ["AFTER", "EVERY", "Display", "Progress", "Step", "Steps", "bar_html", "shown_on", "wait", "wanted"]
 
@@ -151,12 +147,12 @@ class Steps:
 
     Args:
         connection: what it is waited for on.
-        asked: kind and body of the operation; None for a place in the queue.
+        operation: what was asked; None for a place in the queue.
     """
 
-    def __init__(self, connection: Connection, asked: tuple[int, Sequence[Any]] | None) -> None:
+    def __init__(self, connection: Waits, operation: Body | None) -> None:
         self._connection = connection
-        self._asked = asked
+        self._operation = operation
         self._most_to_send = 0
 
     def __call__(self) -> Step:
@@ -166,24 +162,26 @@ class Steps:
             return _transfer("sending", self._most_to_send - to_send, self._most_to_send)
         if to_receive >= LARGE:
             return _transfer("receiving", received, to_receive)
-        return Step("waiting for the cluster") if self._asked is None else self._operation(*self._asked)
+        return self._of_operation()
 
-    def _operation(self, kind: int, body: Sequence[Any]) -> Step:
-        if kind in (Kind.RUN, Kind.RUN_RESULT, Kind.RUN_OUTPUT):
+    def _of_operation(self) -> Step:
+        operation, states = self._operation, self._connection.states
+        if isinstance(operation, (StartRun, AwaitRun, ReadRunOutput)):
             return Step("running in the driver")
-        states = self._connection.states
-        found = states.name_and_shape(body[0]) if kind in ON_MESHES or kind == Kind.STOP else None
+        if not isinstance(operation, (EndpointCall, AwaitInitialized, StopMesh)):
+            return Step("waiting for the cluster")
+        found = states.name_and_shape(operation.mesh)
         if found is None:
             return Step("waiting for the cluster")
         name, shape = found
-        if kind == Kind.STOP:
+        if isinstance(operation, StopMesh):
             return Step(f"stopping {name}")
-        started, total = states.started(body[0])
-        if started < total and body[0] in states.unseen:
+        started, total = states.started(operation.mesh)
+        if started < total and operation.mesh in states.unseen:
             return Step(f"starting {name}: {started} of {total} processes", started, total)
-        if kind == Kind.INITIALIZED:
+        if isinstance(operation, AwaitInitialized):
             return Step(f"starting {name} {shape.extent}")
-        return Step(f"waiting for {name}.{body[1]}")
+        return Step(f"waiting for {name}.{operation.endpoint}")
 
 
 def _transfer(what: str, done: int, total: int) -> Step:
@@ -254,8 +252,8 @@ def _logged() -> Iterator[None]:
 def wait(
     until: Callable[[float | None], bool],
     timeout: float | None,
-    connection: Connection,
-    asked: tuple[int, Sequence[Any]] | None = None,
+    connection: Waits,
+    operation: Body | None = None,
 ) -> bool:
     """Go on with a wait that has lasted `AFTER` seconds, and show it.
 
@@ -263,12 +261,12 @@ def wait(
         until: waits for some seconds, None for ever; True when it is over.
         timeout: seconds to wait at most.
         connection: what it is waited for on.
-        asked: kind and body of the operation that is waited for; None where it is only for room to send.
+        operation: what is waited for; None if it is only room to send.
     """
     if (timeout is not None and timeout <= 0) or not wanted(connection.progress):
         return until(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
-    with Progress(Steps(connection, asked)) as progress:
+    with Progress(Steps(connection, operation)) as progress:
         while True:
             left = EVERY if deadline is None else min(EVERY, max(0.0, deadline - time.monotonic()))
             if until(left):
@@ -279,9 +277,9 @@ def wait(
 
 
 @contextlib.contextmanager
-def shown_on(loop: asyncio.AbstractEventLoop, future: FutureProxy[Any]) -> Iterator[None]:
-    """While the block waits for a future on an event loop, show progress once that has lasted `AFTER` seconds."""
-    shown = _OnLoop(loop, future)
+def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None = None) -> Iterator[None]:
+    """While the block waits on an event loop, show progress once that has lasted `AFTER` seconds."""
+    shown = _OnLoop(loop, connection, operation)
     try:
         yield
     finally:
@@ -289,18 +287,18 @@ def shown_on(loop: asyncio.AbstractEventLoop, future: FutureProxy[Any]) -> Itera
 
 
 class _OnLoop:
-    def __init__(self, loop: asyncio.AbstractEventLoop, future: FutureProxy[Any]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None) -> None:
         self._loop = loop
-        self._future = future
+        self._connection = connection
+        self._operation = operation
         self._progress: Progress | None = None
         self._timer = loop.call_later(AFTER, self._tick)
 
     def _tick(self) -> None:
         if self._progress is None:
-            connection = self._future._connection
-            if not wanted(connection.progress):
+            if not wanted(self._connection.progress):
                 return
-            self._progress = Progress(Steps(connection, self._future._asked)).__enter__()
+            self._progress = Progress(Steps(self._connection, self._operation)).__enter__()
         else:
             self._progress.tick()
         self._timer = self._loop.call_later(EVERY, self._tick)

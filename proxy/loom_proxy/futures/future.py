@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from loom.errors import OperationCancelled, WaitTimeout
+from loom.wire.bodies import Body
 from loom_proxy.display import progress
-
-if TYPE_CHECKING:
-    from loom_proxy.session.connection import Connection
+from loom_proxy.display.notebook import FuturePanel, future_html
+from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.futures.timing import Timing
+from loom_proxy.session.waits import Waits
 
 __all__ = ["FutureProxy", "Timing"]
 
@@ -26,17 +27,6 @@ R = TypeVar("R")
 _PENDING = object()
 
 
-class Timing(NamedTuple):
-    """Where the time of an operation went, in milliseconds."""
-
-    wall_ms: float
-    """From the call to the arrival of its answer."""
-    queue_ms: float
-    """On the way and waiting: ``wall_ms - rpc_ms``."""
-    rpc_ms: float
-    """In Monarch and the actors, as the driver measured it."""
-
-
 class FutureProxy(Generic[R]):
     """The result of an operation in the cluster. As ``monarch.actor.Future``.
 
@@ -45,18 +35,23 @@ class FutureProxy(Generic[R]):
     for it first, in their thread.
     """
 
-    _asked: tuple[int, Sequence[Any]] | None = None
-    """Kind and body of the operation, for what is shown while it is waited for."""
-    _ident: int | None = None
-    """Id of the operation, where it has this one answer."""
-
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self,
+        connection: Waits,
+        operation: Body | None = None,
+        ident: int | None = None,
+        convert: Callable[[Any], R] | None = None,
+    ) -> None:
         self._connection = connection
+        self.operation = operation
+        """What was asked, for what is shown while it is waited for."""
+        self._ident = ident
+        """Id of the operation, if it has this one answer."""
+        self._convert = convert
         self._lock = threading.Lock()
         self._unpack: Callable[[], R] | None = None
         self._value: Any = _PENDING
         self._error: BaseException | None = None
-        self._convert: Callable[[Any], R] | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._started = time.perf_counter()
         self._finished = 0.0
@@ -191,7 +186,7 @@ class FutureProxy(Generic[R]):
             self._connection.flush()
             if self._add(wake):
                 try:
-                    with progress.shown_on(loop, self):
+                    with progress.shown_on(loop, self._connection, self.operation):
                         await arrived
                 except BaseException:  # the wait was cancelled
                     self._drop(wake)
@@ -248,7 +243,7 @@ class FutureProxy(Generic[R]):
             lambda seconds: gate.acquire(timeout=-1 if seconds is None else seconds),
             left,
             self._connection,
-            self._asked,
+            self.operation,
         )
 
     def _drop(self, callback: Callable[[], None]) -> None:
@@ -274,24 +269,18 @@ class FutureProxy(Generic[R]):
         return self._value  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
-        from loom_proxy.display.notebook import future_html
+        value = None if self._value is _PENDING else self._value
+        return future_html(FuturePanel(self._state(), self.timing, self._error, value))
 
-        return future_html(self)
+    def _state(self) -> str:
+        if self._unpack is None:
+            return "pending"
+        if self._value is _PENDING and self._error is None:
+            return "arrived"
+        return "failed" if self._error is not None else "done"
 
     def __repr__(self) -> str:
-        if self._unpack is None:
-            state = "pending"
-        elif self._value is _PENDING and self._error is None:
-            state = "arrived"
-        else:
-            state = "failed" if self._error is not None else "done"
-        return f"<FutureProxy {state}>"
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""
-    if timeout is not None and not 0 <= timeout < math.inf:
-        raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative, or None")
+        return f"<FutureProxy {self._state()}>"
 
 
 class _Cancelled:

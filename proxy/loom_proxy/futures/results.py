@@ -14,22 +14,22 @@ from loom.errors import (
     error_for_code,
     operation_failed,
 )
+from loom.wire.bodies import Body, OperationError
 from loom.wire.codec import Decoder
 from loom.wire.messages import Buffer, Message
 from loom.wire.texts import unpack_texts
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.runs import own_exception
 
-__all__ = ["Failure", "Raise", "StreamFutures", "Success", "error_of", "text_of"]
+__all__ = ["Failure", "Raise", "StreamFutures", "Success", "error_of", "own_exception", "text_of"]
 
 
 class StreamFutures:
     """The futures of one `stream` call, completed in the order in which results arrive."""
 
-    def __init__(self, futures: list[FutureProxy[Any]]) -> None:
+    def __init__(self, operation: Body, futures: list[FutureProxy[Any]]) -> None:
+        self.operation = operation
         self._futures = futures
         self._left = len(futures)
-        self._asked = futures[0]._asked if futures else None
 
     def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
         """Complete one; True if it was the last. Without an index the call failed as a whole."""
@@ -89,7 +89,7 @@ def text_of(message: Message) -> str:
 
 def error_of(decoder: Decoder, message: Message) -> LoomError:
     """The exception that an error message stands for."""
-    code = str(message.body[1])
+    code = OperationError.from_body(message.body).code
     texts = unpack_texts(message.parts[0])
     text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
     if code != ActorError.code:
@@ -108,3 +108,15 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
         except UnpicklableError as reason:
             original = RemoteException(*stand_in, str(reason))
     return ActorError(original, text, formatted)
+
+
+def own_exception(error: LoomError, decoder: Decoder, pickled: Sequence[Buffer]) -> BaseException:
+    """What a function raised, made of the error that stands for it; the error itself if that cannot be done."""
+    try:
+        original = decoder.loads(pickled, "the exception")
+    except UnpicklableError:
+        return error
+    if not isinstance(original, Exception):
+        return error
+    original.__cause__ = error.__cause__
+    return original

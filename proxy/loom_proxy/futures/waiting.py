@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from loom.errors import WaitTimeout
-from loom_proxy.futures.future import FutureProxy, check_timeout
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.timeouts import check_timeout
 
 __all__ = ["AsCompleted", "DoneAndNotDone", "as_completed", "wait"]
 

@@ -15,13 +15,14 @@ from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
 from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
-from loom_proxy.job import Job, JobState, connect
+from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes.deployment import PodMesh
 from loom_proxy.kubernetes.pod_status import PodState
 from loom_proxy.kubernetes.progress import pods_shown
 from loom_proxy.kubernetes.repair import PodCare
 from loom_proxy.kubernetes.rollout import PodStart
 from loom_proxy.kubernetes.tokens import token_for
+from loom_proxy.session.open import connect
 
 __all__ = ["KubernetesJob"]
 

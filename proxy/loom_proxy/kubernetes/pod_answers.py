@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import loom
+from loom._version import __version__
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 
 __all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
@@ -67,10 +67,10 @@ def check_versions(pod: Mapping[str, Any]) -> None:
             f"pod {pod['name']} has Python {there} and this is Python {here}: classes travel as bytecode, which "
             f"differs. Use an image with Python {here}, or run this program with Python {there}"
         )
-    theirs = versions.get("monarch-loom", loom.__version__)
-    if theirs.split(".")[0] != loom.__version__.split(".")[0]:
+    theirs = versions.get("monarch-loom", __version__)
+    if theirs.split(".")[0] != __version__.split(".")[0]:
         raise ProtocolMismatch(
-            f"pod {pod['name']} has Loom {theirs} and this is Loom {loom.__version__}: install the same major "
+            f"pod {pod['name']} has Loom {theirs} and this is Loom {__version__}: install the same major "
             "version on both sides"
         )
 

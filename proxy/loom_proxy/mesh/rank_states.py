@@ -7,14 +7,14 @@ stopped. So it may be behind, and an element of which nothing has been heard yet
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loom.errors import ActorError, SupervisionError
 from loom.shape import Shape
-from loom.wire.messages import Kind
+from loom.wire.bodies import AwaitInitialized, Body, Choose, EndpointCall
 
-__all__ = ["ON_MESHES", "UNLOGGED", "MeshStates", "RankState"]
+__all__ = ["UNLOGGED", "MeshStates", "RankState"]
 
 _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})
@@ -24,11 +24,11 @@ leaves them out."""
 LONGEST_REASON = 300
 """Characters of a failure's text that are kept."""
 
+_NONE = -(1 << 62)
+"""Id of no mesh."""
+
 _HOSTS = 0
 """Id of the session's host mesh."""
-
-ON_MESHES = frozenset({Kind.CALL, Kind.CALL_ONE, Kind.CHOOSE, Kind.STREAM, Kind.INITIALIZED})
-"""Operations whose body begins with the id of a mesh and whose answer shows that it lives."""
 
 
 class RankState(enum.Enum):
@@ -127,16 +127,22 @@ class MeshStates:
 
     # -- what comes in --------------------------------------------------------------------------------------
 
-    def answered(self, asked: tuple[int, Sequence[Any]], index: int | None = None) -> None:
-        """Note that one of `ON_MESHES` was answered. ``index`` is that of one of several answers."""
-        kind, body = asked
-        ident = body[0]
+    def answered(self, operation: Body | None, index: int | None = None) -> None:
+        """Note that an operation was answered: if it is a call, its mesh lives.
+
+        Args:
+            operation: what was asked.
+            index: which of several answers this is.
+        """
+        if not isinstance(operation, (EndpointCall, AwaitInitialized)) or operation.mesh not in self.unseen:
+            return  # nearly always
+        ident = operation.mesh
         part = self._parts.get(ident)
         if part is None:
             return
         root, shape = part
         whole = self._wholes.get(root)
-        if whole is None or (kind == Kind.CHOOSE and len(shape) > 1):  # whichever it was that answered
+        if whole is None or (isinstance(operation, Choose) and len(shape) > 1):  # whichever it was that answered
             return
         self._note_alive(whole, _ranks(shape, index))
         if index is None:
@@ -148,10 +154,16 @@ class MeshStates:
         if whole.procs is not None and whole.procs in self._wholes:
             self._wholes[whole.procs].alive.update(ranks)
 
-    def failed(self, asked: tuple[int, Sequence[Any]], code: str, text: str, index: int | None = None) -> None:
-        """Note that an operation on a mesh failed; only where it tells which element is dead."""
-        _, body = asked
-        part = self._parts.get(body[0]) if body and type(body[0]) is int else None
+    def failed(self, operation: Body | None, code: str, text: str, index: int | None = None) -> None:
+        """Note that an operation on a mesh failed, if that tells which element is dead.
+
+        Args:
+            operation: what was asked.
+            code: which error of `loom.errors` it is.
+            text: what the error says.
+            index: which of several answers this is.
+        """
+        part = self._parts.get(getattr(operation, "mesh", _NONE))
         if part is None:
             return
         root, shape = part

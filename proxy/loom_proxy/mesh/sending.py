@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from loom.errors import NotAMethod, UnknownSelection, WrongArguments
 from loom.signatures import CallSignature
-from loom.wire.messages import Kind
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.mesh.meshes import EndpointProxy, NotAnEndpointProxy
-from loom_proxy.ports.ports import Port, in_cluster, monarchs
+from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
+from loom_proxy.mesh.native import in_cluster, monarchs
+from loom_proxy.ports.port import Port
 
 __all__ = ["Accumulator", "as_endpoint", "send"]
 
@@ -55,10 +55,7 @@ def send(
         raise UnknownSelection(f"selection is {selection!r}; it can be 'all' or 'choose'")
     if port is not None and not isinstance(port, Port):
         raise WrongArguments(f"send() takes a Port of Channel.open(), not {port!r:.80}")
-    connection = endpoint._connection
-    reference = None if port is None else port.__loom_reference__(connection)
-    (mesh, name), parts = endpoint._prepare(tuple(args), dict(kwargs))
-    connection.send(Kind.SEND, (mesh, name, selection, reference), parts, endpoint._key)
+    endpoint._send(tuple(args), dict(kwargs), selection, None if port is None else port.__loom_reference__)
 
 
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
@@ -81,8 +78,9 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
             )
         raise NotAMethod(f"expected a method of a spawned actor that is no endpoint, not {not_an_endpoint!r:.80}")
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
-    method = inspect.getattr_static(mesh._class, name)
-    full_name = f"{mesh._class_name}.{name}"
+    cls = not_an_endpoint._class
+    method = inspect.getattr_static(cls, name)
+    full_name = f"{cls.__name__}.{name}"
     if inspect.isfunction(method):
         signature = CallSignature.of(full_name, method, 2 if explicit_response_port else 1)
     else:  # a static method, a partial: the actor says whether the arguments fit
@@ -118,7 +116,7 @@ class Accumulator(Generic[R, A]):
                 return native.accumulate(*args, **kwargs)  # type: ignore[no-any-return]
             raise WrongArguments(f"Accumulator takes an endpoint of an actor mesh, not {self._endpoint!r:.80}")
         results = list(self._endpoint.stream(*args, **kwargs))
-        folded: FutureProxy[A] = FutureProxy(self._endpoint._connection)
+        folded: FutureProxy[A] = FutureProxy(self._endpoint._caller)
         self._follow(results, 0, folded)
         return folded
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom.shape import MeshTrait, Point, Shape
+from loom_proxy.display.notebook import value_mesh_html
 
 __all__ = ["ValueMeshProxy"]
 
@@ -81,9 +82,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
     __hash__ = None  # type: ignore[assignment]
 
     def _repr_html_(self) -> str:
-        from loom_proxy.display.notebook import value_mesh_html
-
-        return value_mesh_html(self)
+        return value_mesh_html(self.extent, self._values)
 
     def __repr__(self) -> str:
         body = indent(pformat(tuple(self.items())), "  ")

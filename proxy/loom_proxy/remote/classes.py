@@ -13,7 +13,8 @@ from loom.errors import EndpointNameTaken, ObjectNameTaken, WrongArguments, Wron
 from loom.hosted import AsyncHosted, Hosted
 from loom.methods import constructor_of, function_of, methods_of
 from loom_proxy.job import Job
-from loom_proxy.mesh.meshes import ActorMeshProxy, ProcMeshProxy
+from loom_proxy.mesh.actors import ActorMeshProxy
+from loom_proxy.mesh.procs import ProcMeshProxy
 from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
 
@@ -192,7 +193,7 @@ class _Place:
         job = getattr(job, "job", job)  # a KubernetesJob has one
         if not isinstance(job, Job):
             raise WrongArguments(f".to() takes a job, as loom.connect and loom.local give it, not {job!r:.80}")
-        job._connection.check_open()
+        job._calls.check_open()
         _check_mode(job, connection_mode)
         self._job = job
         self._hosts = job.hosts.slice(hosts=0 if hosts is None else hosts)

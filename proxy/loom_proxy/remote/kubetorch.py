@@ -33,7 +33,7 @@ from loom.errors import (
 )
 from loom.methods import Method, function_of, methods_of, no_method
 from loom.tls import client_context
-from loom_proxy.futures.future import check_timeout
+from loom_proxy.futures.timeouts import check_timeout
 
 __all__ = ["DeployedFunction", "DeployedMethod", "DeployedObject"]
 

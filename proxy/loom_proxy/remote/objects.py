@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from loom.errors import ActorError, LoomError, MeshStopped, RemoteException, WaitTimeout
 from loom.hosted import HostedObject
 from loom.methods import Method, no_method
-from loom_proxy.futures.future import FutureProxy, check_timeout
-from loom_proxy.mesh.meshes import ActorMeshProxy, ProcMeshProxy
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.mesh.actors import ActorMeshProxy
+from loom_proxy.mesh.procs import ProcMeshProxy
 
 __all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject"]
 
@@ -126,10 +128,10 @@ class _Remote:
         if self._gone:
             return
         self._gone = True
-        connection = self._procs._whole.connection
-        if connection.meshes.get(self.name) is self.mesh:
-            del connection.meshes[self.name]
-        if not connection.ended.is_set():
+        caller = self._procs._whole.caller
+        if caller.meshes.get(self.name) is self.mesh:
+            del caller.meshes[self.name]
+        if not caller.ended.is_set():
             self._procs.stop("torn down").get(TEARDOWN_TIMEOUT)
 
     def __enter__(self: O) -> O:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from loom._version import __version__
 from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch, RateLimited
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
@@ -102,8 +103,6 @@ def _first_frames(transport: Transport, url: str) -> list[bytes]:
 
 def client_name() -> str:
     """What this program says of itself in a `Hello`."""
-    from loom import __version__
-
     return f"monarch-loom {__version__}"
 
 

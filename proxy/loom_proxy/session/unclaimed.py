@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from loom.shape import Shape
-from loom.wire.messages import Kind
+from loom.wire.bodies import CollectAnswer, ListUnclaimed
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.values import ValueMeshProxy
-
-if TYPE_CHECKING:
-    from loom_proxy.session.connection import Connection
+from loom_proxy.session.caller import Caller
 
 __all__ = ["UndeliveredCall", "undelivered_calls"]
 
@@ -19,9 +19,9 @@ class UndeliveredCall:
     """A call of a program that left before it had the answer. The driver keeps that until it is collected."""
 
     def __init__(
-        self, connection: Connection, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
+        self, caller: Caller, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
     ) -> None:
-        self._connection = connection
+        self._caller = caller
         self._ident = ident
         self._shape = shape
         self._answers = answers
@@ -37,13 +37,14 @@ class UndeliveredCall:
     def futures(self) -> list[FutureProxy[Any]]:
         """The answers, which are collected with the first look at this: one, or several of `stream`."""
         if self._futures is None:
+            operation = CollectAnswer(self._ident)
             if self.adverb == "stream":
-                self._futures = self._connection.ask_many(self._answers, Kind.COLLECT, (self._ident,), (), None)
+                self._futures = self._caller.ask_many(self._answers, operation, key=None)
             else:
-                future = self._connection.ask(Kind.COLLECT, (self._ident,), key=None)
+                convert: Callable[[Any], Any] | None = None
                 if self.adverb == "call":
-                    future._convert = lambda values: ValueMeshProxy(self._shape, values)
-                self._futures = [future]
+                    convert = partial(ValueMeshProxy, self._shape)
+                self._futures = [self._caller.ask(operation, key=None, convert=convert)]
         return self._futures
 
     @property
@@ -55,10 +56,10 @@ class UndeliveredCall:
         return f"<UndeliveredCall {self.mesh}.{self.endpoint}.{self.adverb}()>"
 
 
-def undelivered_calls(connection: Connection) -> list[UndeliveredCall]:
+def undelivered_calls(caller: Caller) -> list[UndeliveredCall]:
     """The calls of earlier clients that have not been collected, oldest first."""
-    listed = connection.ask(Kind.UNDELIVERED, (), key=None).get()
+    listed = caller.ask(ListUnclaimed(), key=None).get()
     return [
-        UndeliveredCall(connection, ident, mesh, endpoint, adverb, Shape(*shape), answers)
+        UndeliveredCall(caller, ident, mesh, endpoint, adverb, Shape(*shape), answers)
         for ident, mesh, endpoint, adverb, shape, answers in listed
     ]

@@ -31,7 +31,7 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverUpdate,
 )
-from loom_proxy.futures.future import check_timeout
+from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
 from loom_proxy.transport.websocket import NoUpgrade
 from loom_proxy.weaver.polling import poll

@@ -19,9 +19,9 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
-from loom_proxy import job as proxy_job
 from loom_proxy.local import LocalCluster
 from loom_proxy.session import handshake as dialling
+from loom_proxy.session import open as opening
 from tests.support.actors import Broken, Counter, WithLock
 
 
@@ -171,7 +171,7 @@ def test_client_that_does_not_speak_the_protocol_is_refused(cluster: LocalCluste
 def test_gateway_of_another_major_version_is_refused(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_job, "Hello", lambda **values: Hello(**{**values, "protocol": (9, 1)}), raising=True)
+    monkeypatch.setattr(opening, "Hello", lambda **values: Hello(**{**values, "protocol": (9, 1)}), raising=True)
     with pytest.raises(loom.ProtocolMismatch, match=r"9\.1"):
         loom.connect(cluster.url, cluster.token)
 

@@ -14,7 +14,7 @@ import uvloop
 
 import loom
 from loom_proxy.local import LocalCluster
-from loom_proxy.mesh import meshes
+from loom_proxy.mesh.actors import ActorMeshProxy
 from tests.support.actors import BadLuck, Caller, Counter, Gate, open_gate
 
 
@@ -311,7 +311,7 @@ def test_a_detached_session_is_found_again_with_its_meshes(cluster: LocalCluster
     with loom.connect(cluster.url, cluster.token, session=job.session) as again:
         assert again.session == job.session
         found = again.meshes["counters"]
-        assert isinstance(found, meshes.ActorMeshProxy)
+        assert isinstance(found, ActorMeshProxy)
         assert found.slice(hosts=0, gpus=1).add.call_one(5).get() == 16
         assert list(again.meshes["procs"].spawn("more", Counter).value.call().get().values()) == [0] * 4
         with pytest.raises(loom.WrongArguments):

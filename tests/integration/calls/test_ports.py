@@ -16,7 +16,9 @@ import loom
 from loom import Actor, endpoint
 from loom_gateway.driver.monarch.port_batching import MOST_MESSAGES
 from loom_proxy.local import LocalCluster
-from loom_proxy.ports import ports
+from loom_proxy.ports import channel
+from loom_proxy.ports import port as sending_end
+from loom_proxy.ports import receiver as receiving_end
 from tests.support.actors import BadLuck, Counter, NeedsCluster
 
 BOUND = 30.0
@@ -215,7 +217,8 @@ def test_messages_of_each_thread_of_an_actor_keep_their_order(shared: loom.Job, 
 def test_no_more_comes_than_there_is_credit_for(
     shared: loom.Job, sender: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "CREDIT_MESSAGES", 40)
+    for module in (sending_end, receiving_end):
+        monkeypatch.setattr(module, "CREDIT_MESSAGES", 40)
     port, receiver = shared.channel()
     sender.count.call_one(port, 5000).get(timeout=BOUND)
     first = receiver.recv().get(timeout=BOUND)
@@ -225,7 +228,8 @@ def test_no_more_comes_than_there_is_credit_for(
 
 
 def test_bytes_are_credit_too(shared: loom.Job, sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "CREDIT_BYTES", 100_000)
+    for module in (sending_end, receiving_end):
+        monkeypatch.setattr(module, "CREDIT_BYTES", 100_000)
     port, receiver = shared.channel()
     sizes = [30_000] * 50
     sender.send_sizes.call_one(port, sizes).get(timeout=BOUND)
@@ -499,15 +503,15 @@ def test_a_channel_needs_one_open_job(
 ) -> None:
     import weakref
 
-    monkeypatch.setattr(ports, "open_jobs", weakref.WeakSet())
+    monkeypatch.setattr(channel, "open_jobs", weakref.WeakSet())
     with pytest.raises(loom.NoOpenJob, match=r"loom\.connect"):
         loom.Channel[int].open()
-    ports.open_jobs.add(shared)
+    channel.open_jobs.add(shared)
     port, receiver = loom.Channel[int].open()
     port.send(1)
     assert receiver.recv().get(timeout=BOUND) == 1
     with loom.connect(cluster.url, cluster.token) as other:
-        ports.open_jobs.add(other)
+        channel.open_jobs.add(other)
         with pytest.raises(loom.NoOpenJob, match=other.session):
             loom.Channel[int].open()
     loom.Channel[int].open()

@@ -128,17 +128,16 @@ def test_run_returns_the_mesh_that_it_was_given(job: loom.Job, counters: Any) ->
 def test_a_mesh_that_was_let_go_is_forgotten_in_the_driver(job: loom.Job, keeper: Any) -> None:
     held = keeper.held.call_one().get(timeout=BOUND)
     held.slice(hosts=0).value.call().get(timeout=BOUND)
-    connection = job._connection
     ident = held._whole.ident
     assert ident < 0
     part = held.slice(hosts=0).value
-    body = (held.slice(hosts=0)._ident, "value")
+    part_ident = held.slice(hosts=0)._ident
     del held, part
     gc.collect()
     keeper.held_part.call_one().get(timeout=BOUND)
+    from loom.wire.bodies import Call
     from loom.wire.codec import dumps
-    from loom.wire.messages import Kind
 
-    for gone in ((ident, "value"), body):
+    for gone in (ident, part_ident):
         with pytest.raises(loom.NoSuchMesh):
-            connection.ask(Kind.CALL, gone, dumps(((), {}))).get(timeout=BOUND)
+            job._calls.ask(Call(gone, "value"), dumps(((), {}))).get(timeout=BOUND)

@@ -287,7 +287,7 @@ def test_a_large_result_of_which_some_had_come_is_lost_with_its_program(cluster:
         notes = spawn(job)
         notes.note.call_one(1).get(BOUND)
         notes.make.call_one(32 * MIB)
-        until(lambda: job._connection.moving()[1] > 6 * MIB)
+        until(lambda: job._calls.moving()[1] > 6 * MIB)
     with loom.connect(cluster.url, cluster.token, session=job.session) as other:
         assert other.undelivered() == []
         assert other.meshes["notes"].all.call_one().get(BOUND) == [1]
@@ -307,7 +307,7 @@ def test_small_calls_are_not_behind_what_moves_over_a_narrow_line(cluster: Local
             moving = busy.note.call_one(1, bytes(32 * MIB))
         else:
             moving = busy.make.call_one(32 * MIB)
-            until(lambda: job._connection.moving()[1] > 4 * MIB)
+            until(lambda: job._calls.moving()[1] > 4 * MIB)
         for number in range(20):  # with one connection, each would be behind 2 MiB: half a second
             idle.note.call_one(number).get(BOUND)
             assert not moving.done()

@@ -19,6 +19,7 @@ import pytest
 
 import loom
 from loom import Actor, current_rank, endpoint
+from loom.wire.bodies import LogLines
 from loom_gateway.driver.output import pump as log_pump
 from loom_gateway.driver.output.lines import LONGEST_LINE, Aggregator, LineSplitter
 from loom_gateway.driver.output.spool import LogSpool
@@ -617,7 +618,8 @@ def test_lines_for_a_terminal_that_is_gone_do_no_harm(monkeypatch: pytest.Monkey
     receiver, seen = LogReceiver(), threading.Event()
     receiver.add_callback(lambda line: seen.set())
     monkeypatch.setattr(sys, "stdout", None)
-    receiver.take(msgpack.packb([(0.0, "trainers", "", [0], "stdout", "text", 1)]))
+    lines = msgpack.packb([(0.0, "trainers", "", [0], "stdout", "text", 1)])
+    receiver.take(LogLines().message(parts=[lines]))
     assert seen.wait(BOUND)
     assert receiver.drain(BOUND)
 

@@ -19,7 +19,7 @@ import pytest
 
 import loom
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
-from loom.wire.messages import Kind
+from loom.wire.bodies import CollectAnswer
 from loom.wire.sender import HIGH_WATER
 from loom_gateway.driver.clients.client import AWAY_CROWD
 from loom_gateway.driver.clients.registry import WATCHERS_AWAY
@@ -323,7 +323,7 @@ def test_an_answer_that_was_on_its_way_when_the_program_died_is_kept(
         (call,) = [call for call in other.undelivered() if call.endpoint == "hold"]
         assert call.future.get(BOUND) == "a0"
         with pytest.raises(loom.OperationFailed, match="collected already"):
-            other._connection.ask(Kind.COLLECT, (call._ident,)).get(BOUND)
+            other._calls.ask(CollectAnswer(call._ident)).get(BOUND)
 
 
 # -- other clients of the session ---------------------------------------------------------------------------

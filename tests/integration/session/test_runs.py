@@ -386,7 +386,7 @@ def test_a_name_is_taken_while_its_run_is_going(job: loom.Job, tmp_path: Path) -
     with pytest.raises(loom.RunNameTaken, match=r"run 'waiter' is still going \(id \d+\)"):
         job.run(print, name="waiter")
 
-    job._connection.runs = KnownRuns(job._connection)  # as another program, that has not heard of it
+    job._runs = KnownRuns(job._calls)  # as another program, that has not heard of it
     with pytest.raises(loom.RunNameTaken, match="wait for it, cancel it, or take another name"):
         job.run(print, detach=True, name="waiter").result(IN_TIME)
     assert job.runs()["waiter"].id == first.id

@@ -13,10 +13,12 @@ import loom
 from loom.errors import ActorError, SessionClosed, SupervisionError
 from loom.shape import Shape
 from loom.signatures import endpoints
-from loom.wire.messages import Kind
-from loom_proxy.display.notebook import job_html
+from loom.wire.bodies import AwaitInitialized, Body, Call, CallOne, Choose, StreamCall
+from loom_proxy.display.notebook import JobPanel, job_html
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.mesh.meshes import ActorMeshProxy, HostMeshProxy, ProcMeshProxy, WholeMesh
+from loom_proxy.mesh.actors import ActorMeshProxy
+from loom_proxy.mesh.base import WholeMesh
+from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
 from loom_proxy.mesh.rank_states import MeshStates, RankState
 from loom_proxy.mesh.values import ValueMeshProxy
 from tests.unit.loom_proxy.session.silence import Silence
@@ -31,7 +33,7 @@ class Connection(Silence):
         self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.welcome = SimpleNamespace(session="session-1")
         self.meshes: dict[str, Any] = {}
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._ids = iter(range(100, 1000))
 
     def send(self, *_: Any) -> int:
@@ -95,7 +97,7 @@ def actor_mesh(connection: Any, procs: ProcMeshProxy, name: str = "echoes") -> A
 
 def states(mesh: Any) -> list[str]:
     whole = mesh._whole
-    return [state.value for state, _ in whole.connection.states.of(whole.ident, mesh._shape.ranks())]
+    return [state.value for state, _ in whole.caller.states.of(whole.ident, mesh._shape.ranks())]
 
 
 # -- states -------------------------------------------------------------------------------------------------
@@ -107,11 +109,11 @@ def test_a_new_mesh_is_starting_and_the_hosts_are_alive(connection: Any) -> None
     assert states(proc_mesh(connection)) == ["starting"] * 4
 
 
-@pytest.mark.parametrize("kind", [Kind.CALL, Kind.INITIALIZED])
-def test_an_answer_of_all_actors_shows_that_they_and_their_processes_live(connection: Any, kind: Kind) -> None:
+@pytest.mark.parametrize("operation", [Call(ACTORS, "echo"), AwaitInitialized(ACTORS)])
+def test_an_answer_of_all_actors_shows_that_they_and_their_processes_live(connection: Any, operation: Body) -> None:
     procs = proc_mesh(connection)
     actors = actor_mesh(connection, procs)
-    connection.states.answered((kind, (ACTORS, "echo")))
+    connection.states.answered(operation)
     assert states(actors) == states(procs) == ["alive"] * 4
     assert connection.states.unseen == {PROCS}
 
@@ -119,28 +121,28 @@ def test_an_answer_of_all_actors_shows_that_they_and_their_processes_live(connec
 def test_an_answer_of_a_slice_says_nothing_of_the_others(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
     part = actors.slice(hosts=1)
-    connection.states.answered((Kind.CALL, (part._ident, "echo")))
+    connection.states.answered(Call(part._ident, "echo"))
     assert states(actors) == ["starting", "starting", "alive", "alive"]
     assert states(part) == ["alive", "alive"]
 
 
 def test_each_result_of_a_stream_shows_one_actor(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
-    connection.states.answered((Kind.STREAM, (ACTORS, "echo")), 2)
+    connection.states.answered(StreamCall(ACTORS, "echo"), 2)
     assert states(actors) == ["starting", "starting", "alive", "starting"]
 
 
 def test_whichever_actor_was_chosen_is_not_known(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
-    connection.states.answered((Kind.CHOOSE, (ACTORS, "echo")))
+    connection.states.answered(Choose(ACTORS, "echo"))
     assert states(actors) == ["starting"] * 4
 
 
 def test_a_call_to_one_actor_that_fails_by_supervision_shows_which_is_dead(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
     one = actors.slice(hosts=0, gpus=1)
-    connection.states.failed((Kind.CALL_ONE, (one._ident, "echo")), SupervisionError.code, "it died")
-    connection.states.failed((Kind.CALL, (ACTORS, "echo")), SupervisionError.code, "one of them died")
+    connection.states.failed(CallOne(one._ident, "echo"), SupervisionError.code, "it died")
+    connection.states.failed(Call(ACTORS, "echo"), SupervisionError.code, "one of them died")
     assert states(actors) == ["starting", "failed", "starting", "starting"]
     assert "it died" in actors._repr_html_()
 
@@ -148,7 +150,7 @@ def test_a_call_to_one_actor_that_fails_by_supervision_shows_which_is_dead(conne
 def test_an_actor_that_raises_lives(connection: Any) -> None:
     actors = actor_mesh(connection, proc_mesh(connection))
     one = actors.slice(hosts=0, gpus=1)
-    connection.states.failed((Kind.CALL_ONE, (one._ident, "echo")), ActorError.code, "it raised")
+    connection.states.failed(CallOne(one._ident, "echo"), ActorError.code, "it raised")
     assert states(one) == ["alive"]
 
 
@@ -205,7 +207,7 @@ def test_stopping_processes_stops_the_actors_on_them(connection: Any) -> None:
 def test_stopping_actors_leaves_their_processes(connection: Any) -> None:
     procs = proc_mesh(connection)
     actors = actor_mesh(connection, procs)
-    connection.states.answered((Kind.CALL, (ACTORS, "echo")))
+    connection.states.answered(Call(ACTORS, "echo"))
     actors.stop()
     assert states(actors) == ["stopped"] * 4
     assert states(procs) == ["alive"] * 4
@@ -221,7 +223,7 @@ def test_a_mesh_that_could_not_be_made_has_failed(connection: Any) -> None:
 def test_a_forgotten_mesh_leaves_nothing_behind(connection: Any) -> None:
     procs = proc_mesh(connection)
     connection.states.forget(PROCS)
-    connection.states.answered((Kind.CALL, (PROCS, "echo")))
+    connection.states.answered(Call(PROCS, "echo"))
     assert states(procs) == ["starting"] * 4
     assert connection.states.unseen == set()
 
@@ -277,7 +279,7 @@ def test_names_are_escaped(connection: Any) -> None:
 
 def test_a_mesh_of_a_session_that_is_over_says_so(connection: Any) -> None:
     procs = proc_mesh(connection)
-    connection._error = SessionClosed("session 'x' was closed here")
+    connection.error = SessionClosed("session 'x' was closed here")
     assert "as last seen: session 'x' was closed here" in Html(procs._repr_html_()).text
 
 
@@ -393,23 +395,15 @@ def test_a_future_shows_how_it_failed(future: FutureProxy[Any]) -> None:
 # -- a job --------------------------------------------------------------------------------------------------
 
 
-def test_a_job_shows_its_hosts_and_meshes_but_not_its_token(connection: Any) -> None:
+def test_a_job_shows_its_hosts_and_meshes(connection: Any) -> None:
     hosts = HostMeshProxy(WholeMesh(connection, 0, "hosts", Shape.row_major({"hosts": 2})))
     connection.meshes["trainers"] = proc_mesh(connection)
-    job: Any = SimpleNamespace(
-        session="session-1",
-        url="ws://host:8470",
-        token="the-token",
-        hosts=hosts,
-        versions={"python": "3.11"},
-        closed=False,
-        _connection=connection,
-    )
+    meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in connection.meshes.items()}
+    job = JobPanel("session-1", "ws://host:8470", False, {"python": "3.11"}, hosts._panel(), meshes)
     text = Html(job_html(job)).text
     assert "session-1" in text
     assert "2 hosts: 2 alive" in text
     assert "trainers" in text
-    assert "the-token" not in text
 
 
 def test_every_state_has_a_colour_and_a_sign() -> None:

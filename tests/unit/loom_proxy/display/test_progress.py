@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from loom.shape import Shape
-from loom.wire.messages import Kind
+from loom.wire.bodies import AwaitInitialized, Call, ListMeshes, StartRun, StopMesh
 from loom_proxy.display import progress
 from loom_proxy.display.progress import Progress, Step, Steps, TerminalDisplay, bar_html, wanted
 from loom_proxy.futures.future import FutureProxy
@@ -104,30 +104,30 @@ def test_whether_it_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("operation", "text"),
     [
         (None, "waiting for the cluster"),
-        ((Kind.RUN, ()), "running in the driver"),
-        ((Kind.MESHES, ()), "waiting for the cluster"),
-        ((Kind.CALL, (99, "add")), "waiting for the cluster"),
-        ((Kind.STOP, (1, "enough")), "stopping trainers"),
-        ((Kind.INITIALIZED, (1,)), "starting trainers: 1 of 4 processes"),
-        ((Kind.CALL, (2, "add")), "starting counters: 1 of 4 processes"),
+        (StartRun("f", False), "running in the driver"),
+        (ListMeshes(), "waiting for the cluster"),
+        (Call(99, "add"), "waiting for the cluster"),
+        (StopMesh(1, "enough"), "stopping trainers"),
+        (AwaitInitialized(1), "starting trainers: 1 of 4 processes"),
+        (Call(2, "add"), "starting counters: 1 of 4 processes"),
     ],
 )
-def test_what_is_waited_for(connection: Any, asked: Any, text: str) -> None:
+def test_what_is_waited_for(connection: Any, operation: Any, text: str) -> None:
     connection.states.event("processes_started", {"id": 1, "ranks": [3]})
-    assert Steps(connection, asked)().text == text
+    assert Steps(connection, operation)().text == text
 
 
 def test_once_all_processes_run_a_call_waits_for_its_endpoint(connection: Any) -> None:
     connection.states.event("processes_started", {"id": 1, "ranks": [0, 1, 2, 3]})
-    assert Steps(connection, (Kind.CALL, (2, "add")))().text == "waiting for counters.add"
-    assert Steps(connection, (Kind.INITIALIZED, (1,)))().text == "starting trainers {hosts: 2, gpus: 2}"
+    assert Steps(connection, Call(2, "add"))().text == "waiting for counters.add"
+    assert Steps(connection, AwaitInitialized(1))().text == "starting trainers {hosts: 2, gpus: 2}"
 
 
 def test_a_large_transfer_says_how_far_it_is(connection: Any) -> None:
-    steps = Steps(connection, (Kind.CALL, (2, "add")))
+    steps = Steps(connection, Call(2, "add"))
     connection.bytes = (100 * MIB, 0, 0)
     assert steps() == Step("sending 0 of 100 MiB", 0, 100 * MIB)
     connection.bytes = (40 * MIB, 0, 0)
@@ -160,8 +160,7 @@ def test_a_notebook_gets_a_bar_and_a_text() -> None:
 
 
 def test_a_long_get_is_shown_and_taken_away(connection: Any, shown: Shown) -> None:
-    future: FutureProxy[int] = FutureProxy(connection)
-    future._asked = (Kind.RUN, ())
+    future: FutureProxy[int] = FutureProxy(connection, StartRun("f", False))
     threading.Thread(target=lambda: shown.changed.wait(10) and future._complete(lambda: 5)).start()
     assert future.get(timeout=30) == 5
     assert shown.steps[0].text == "running in the driver"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy import job
+from loom_proxy.session import open as opening
 
 
 def test_silent_workers_are_asked_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_silent_workers_are_asked_again_a_few_times(monkeypatch: pytest.MonkeyPa
         asked.append(arguments)
         raise loom.WorkersSilent("nobody answers")
 
-    monkeypatch.setattr(job.Connection, "open", silent)
+    monkeypatch.setattr(opening.Connection, "open", silent)
     with pytest.raises(loom.WorkerUnreachable, match="nobody answers"):
         loom.connect("ws://127.0.0.1:1", "token")
-    assert len(asked) == job.ATTEMPTS
+    assert len(asked) == opening.ATTEMPTS

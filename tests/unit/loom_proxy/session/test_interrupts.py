@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from loom.wire.bodies import Call, EndRun
 from loom.wire.handshake import Welcome
-from loom.wire.messages import Kind
 from loom.wire.stream import LENGTH, Stream
 from loom_proxy.session.connection import Address, Connection
 from loom_proxy.session.handshake import Dialled
 from loom_proxy.session.interrupts import Uninterrupted
 
-WATCHED = ("/loom/wire/", "/loom_proxy/session/connection.py", "/loom_proxy/session/interrupts.py")
+WATCHED = ("/loom/wire/", "/loom_proxy/session/c", "/loom_proxy/session/i")
 """Files in which a signal comes, at each line that runs."""
 
 
@@ -77,23 +77,24 @@ def connection_over(wire: Wire) -> Connection:
 def test_an_interrupt_at_any_line_loses_no_message_and_no_frame() -> None:
     wire = Wire()
     connection = connection_over(wire)
+    calls = connection.calls
     sent, interrupted, line = [], 0, 0
     while True:
         line += 1
         trace = SignalAt(line)
         sys.settrace(trace)
         try:
-            sent.append(connection.send(Kind.VIEW, (line,)))
-            connection.ask(Kind.CALL, (line, "add"))
-            connection.flush()
+            sent.append(calls.send(EndRun(line, "forget")))
+            calls.ask(Call(line, "add"))
+            calls.flush()
         except KeyboardInterrupt:
             interrupted += 1
         finally:
             sys.settrace(None)
         if trace.left > 0:
             break  # the whole of it ran through
-        connection.flush()
-    connection.send(Kind.VIEW, ("the last",))
+        calls.flush()
+    calls.send(EndRun(0, "the last"))
     assert connection._sender.drain(10)
 
     peer = Stream()
@@ -102,7 +103,7 @@ def test_an_interrupt_at_any_line_loses_no_message_and_no_frame() -> None:
     idents = [message.id for message in arrived]
     assert len(idents) == len(set(idents))
     assert set(sent) <= set(idents)
-    assert tuple(arrived[-1].body) == ("the last",)
+    assert tuple(arrived[-1].body) == (0, "the last")
     assert interrupted == line - 1 > 30
     connection.leave("the test is over")
 

@@ -1,0 +1,13 @@
+"""What a timeout may be."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["check_timeout"]
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""
+    if timeout is not None and not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative, or None")

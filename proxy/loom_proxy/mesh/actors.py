@@ -1,0 +1,112 @@
+"""Proxies of actors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from loom.control.commands import Acknowledgement, check_config
+from loom.errors import EndpointNotFound
+from loom.shape import Shape
+from loom.signatures import CallSignature
+from loom.wire.bodies import AwaitInitialized, ReconfigureActors, StopMesh
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.base import MeshProxy, WholeMesh
+from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
+from loom_proxy.mesh.values import ValueMeshProxy
+
+__all__ = ["GIVES_WAY", "ActorMeshProxy"]
+
+GIVES_WAY = frozenset({"reconfigure"})
+"""Names of Loom's own, which a Monarch program may use for endpoints: those are what the mesh has then."""
+
+
+class ActorMeshProxy(MeshProxy):
+    """Actors of one class, one a process; its attributes are their endpoints. As ``monarch.actor.ActorMesh``."""
+
+    _NOUN = "actor"
+
+    def __init__(
+        self,
+        whole: WholeMesh,
+        shape: Shape | None = None,
+        *,
+        class_name: str,
+        signatures: Mapping[str, CallSignature],
+        cls: type | None = None,
+    ) -> None:
+        super().__init__(whole, shape)
+        self._class_name = class_name
+        self._signatures = signatures
+        self._class = cls
+        for name in GIVES_WAY & signatures.keys():
+            self.__dict__[name] = EndpointProxy(self, name, signatures[name])
+
+    def _new_with_shape(self, shape: Shape) -> ActorMeshProxy:
+        return ActorMeshProxy(
+            self._whole, shape, class_name=self._class_name, signatures=self._signatures, cls=self._class
+        )
+
+    def __getattr__(self, name: str) -> EndpointProxy | NotAnEndpointProxy:
+        if name.startswith("__") or "_signatures" not in self.__dict__:
+            raise AttributeError(name)
+        signature = self._signatures.get(name)
+        if signature is None:
+            if self._class is not None and hasattr(self._class, name):
+                return NotAnEndpointProxy(self, self._class, name)
+            raise self._no_endpoint(name)
+        endpoint = EndpointProxy(self, name, signature)
+        self.__dict__[name] = endpoint  # found without __getattr__ from now on
+        return endpoint
+
+    def _no_endpoint(self, name: str) -> EndpointNotFound:
+        near = difflib.get_close_matches(name, self._signatures, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        known = ", ".join(sorted(self._signatures)) or "none"
+        return EndpointNotFound(f"{self._class_name} has no endpoint {name!r}{hint} Its endpoints: {known}")
+
+    def _of(self) -> str:
+        return self._class_name
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._signatures})
+
+    @property
+    def initialized(self) -> FutureProxy[Any]:
+        """Done once the actors have been created in the cluster."""
+        # Monarch's True is for hosts and processes only.
+        return self._whole.caller.ask(AwaitInitialized(self._ident), convert=lambda _: None)
+
+    def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
+        """Stop the actors of this mesh; their processes live on. Done when they have stopped."""
+        self._whole.caller.states.stopped(self._ident)
+        return self._whole.caller.ask(StopMesh(self._ident, reason))
+
+    def reconfigure(self, /, **config: Any) -> FutureProxy[ValueMeshProxy[Acknowledgement]]:
+        """Give the training in these actors new values of its configuration, at its next step boundary.
+
+        The same command as `loom_proxy.weaver.client.WeaverProxy.update_config`, to the replicas that live in these
+        actors' processes. An actor with an endpoint of this name keeps it.
+
+        Args:
+            config: keys for which the training has handlers (`loom.Threadlet.handler`), and their values: numbers,
+                texts, booleans, None, and lists and dicts of them.
+
+        Returns:
+            A future of what became of it in each process: the step, old and new values, or why it was refused.
+
+        Raises:
+            WrongArguments: there is no key, or a value is of another kind.
+        """
+        check_config(config)
+        shape = self._shape
+
+        def read(answers: list[Any]) -> ValueMeshProxy[Acknowledgement]:
+            return ValueMeshProxy(shape, [Acknowledgement.from_body(one) for one in answers])
+
+        return self._whole.caller.ask(ReconfigureActors(self._ident, config), convert=read)
+
+    def __repr__(self) -> str:
+        part = "" if self._shape == self._whole.shape else f" of {self._whole.shape.extent}"
+        return f"<ActorMeshProxy {self._whole.name!r} of {self._class_name} {self.extent}{part}>"

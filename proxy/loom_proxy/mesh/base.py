@@ -1,0 +1,130 @@
+"""What proxies of host, proc and actor meshes have in common.
+
+Making a proxy never waits: the laptop gives the new mesh an id and sends the operation, and whatever is made of
+the mesh names that id. If the operation fails, what depends on it fails with the same cause.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, TypeVar
+
+from loom.errors import NoSuchMesh, UnpicklableError
+from loom.shape import MeshTrait, Shape
+from loom.wire.bodies import AwaitInitialized, MakeView
+from loom_proxy.display.notebook import MeshPanel, mesh_html
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.session.caller import Caller
+
+__all__ = ["MeshProxy", "WholeMesh"]
+
+P = TypeVar("P", bound="MeshProxy")
+
+
+class WholeMesh:
+    """A whole mesh of the session; its proxy and the proxies of its slices share it."""
+
+    def __init__(self, caller: Caller, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
+        self.caller = caller
+        self.ident = ident
+        self.name = name
+        self.shape = shape
+        self.hosts: MeshProxy | None = None
+        """Of a proc mesh that was spawned from here, the hosts that it is on."""
+        self.stopped = False
+        """Whether the whole mesh was stopped from here."""
+        self.procs = ident if procs is None else procs
+        """Id of the proc mesh that an actor mesh is in; its own for others."""
+        self._views = {shape: ident}
+        self._lock = threading.Lock()
+        caller.wholes[ident] = self
+        caller.states.add(ident, name, shape, procs)
+
+    def ident_of(self, shape: Shape) -> int:
+        """The id of a part of the mesh, told to the driver the first time it is needed."""
+        ident = self._views.get(shape)
+        if ident is None:
+            with self._lock:
+                ident = self._views.get(shape)
+                if ident is None:
+                    view = MakeView(self.ident, shape.labels, shape.offset, shape.sizes, shape.strides)
+                    ident = self.caller.send(view)
+                    self._views[shape] = ident
+                    self.caller.states.add_part(ident, self.ident, shape)
+        return ident
+
+
+class MeshProxy(MeshTrait):
+    """What host, proc and actor meshes have in common."""
+
+    # The names start with underscores because an actor's endpoints may have any other name.
+
+    _NOUN: ClassVar[str] = ""
+    """What an element of the mesh is."""
+
+    def __init__(self, whole: WholeMesh, shape: Shape | None = None) -> None:
+        self._whole = whole
+        self.__shape = shape if shape is not None else whole.shape
+
+    @property
+    def _shape(self) -> Shape:
+        return self.__shape
+
+    @property
+    def _ident(self) -> int:
+        return self._whole.ident_of(self.__shape)
+
+    def _new_with_shape(self: P, shape: Shape) -> P:
+        return type(self)(self._whole, shape)
+
+    def __loom_reference__(self, session: object) -> int:
+        caller = self._whole.caller
+        if session is not caller:
+            raise NoSuchMesh(
+                f"{self!r} belongs to session {caller.welcome.session!r} and can be passed inside that one only"
+            )
+        caller.check_open()
+        return self._ident
+
+    def __reduce__(self) -> Any:
+        raise UnpicklableError(
+            f"{type(self).__name__} {self._whole.name!r} means something only in its own session: pass it to an "
+            f"endpoint, a constructor or job.run, where it arrives as the real mesh"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MeshProxy):
+            return NotImplemented
+        return self._whole is other._whole and self.__shape == other.__shape
+
+    def __hash__(self) -> int:
+        return hash((id(self._whole), self.__shape))
+
+    @property
+    def initialized(self) -> FutureProxy[bool]:
+        """Done, with True, once the mesh has been created in the cluster."""
+        return self._whole.caller.ask(AwaitInitialized(self._ident))
+
+    def _repr_html_(self) -> str:
+        return mesh_html(self._panel())
+
+    def _panel(self) -> MeshPanel:
+        whole, shape = self._whole, self.__shape
+        return MeshPanel(
+            whole.name,
+            type(self).__name__,
+            self._NOUN,
+            self._of(),
+            shape.extent,
+            whole.shape.extent,
+            whole.caller.states.of(whole.ident, shape.ranks()),
+            whole.caller.error,
+        )
+
+    def _of(self) -> str:
+        """Name of the class of the actors; empty for other meshes."""
+        return ""
+
+    def __repr__(self) -> str:
+        part = "" if self.__shape == self._whole.shape else f" of {self._whole.shape.extent}"
+        return f"<{type(self).__name__} {self._whole.name!r} {self.extent}{part}>"

@@ -1,0 +1,149 @@
+"""Proxies of endpoints: their methods are Monarch's adverbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from loom.errors import NotAnEndpoint, NotOneActor, NotSupported, WrongArguments
+from loom.signatures import CallSignature
+from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
+from loom.wire.messages import Buffer
+from loom_proxy.display.notebook import endpoint_html
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.base import MeshProxy
+from loom_proxy.mesh.values import ValueMeshProxy
+
+__all__ = ["EndpointProxy", "NotAnEndpointProxy"]
+
+C = TypeVar("C", bound=EndpointCall)
+
+
+class NotAnEndpointProxy:
+    """A method, or another attribute, of the actors of a mesh that is no endpoint; `loom.as_endpoint` takes it."""
+
+    def __init__(self, mesh: MeshProxy, cls: type, name: str) -> None:
+        self._mesh = mesh
+        self._class = cls
+        self._name = name
+
+    def _refusal(self) -> NotAnEndpoint:
+        name = f"{self._class.__name__}.{self._name}"
+        return NotAnEndpoint(
+            f"{name} is not an endpoint: decorate it with @loom.endpoint, or call it with "
+            f"loom.as_endpoint(mesh.{self._name}).call(…)"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._refusal()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._refusal()
+
+    def __repr__(self) -> str:
+        return f"<{self._class.__name__}.{self._name}, not an endpoint>"
+
+
+class EndpointProxy:
+    """An endpoint of the actors of a mesh. Its methods are Monarch's adverbs.
+
+    All raise `WrongArguments` or `UnpicklableError` before anything is sent.
+    """
+
+    def __init__(self, mesh: MeshProxy, name: str, signature: CallSignature) -> None:
+        self._mesh = mesh
+        self._caller = mesh._whole.caller
+        self._key = mesh._whole.ident
+        self._name = name
+        self._signature = signature
+        self._single = len(mesh) == 1
+        self._procs = mesh._whole.procs
+        self._operations: dict[type[EndpointCall], EndpointCall] = {}
+
+    def _operation(self, kind: type[C]) -> C:
+        """What is asked: the same for every call with one adverb."""
+        operation = self._operations.get(kind)
+        if operation is None:
+            operation = self._operations[kind] = kind(self._mesh._ident, self._name)
+        return operation  # type: ignore[return-value]
+
+    def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Buffer]:
+        """Check and pickle arguments."""
+        caller = self._caller
+        caller.check_open()
+        self._signature.check(args, kwargs)
+        return caller.encoder.dumps((args, kwargs), f"{self._signature.name} (args, kwargs)", self._procs)
+
+    def call(self, *args: Any, **kwargs: Any) -> FutureProxy[ValueMeshProxy[Any]]:
+        """Call every actor; the result is a `ValueMeshProxy` of all results."""
+        parts = self._payload(args, kwargs)
+        convert = partial(ValueMeshProxy, self._mesh._shape)
+        return self._caller.ask(self._operation(Call), parts, self._key, convert=convert)
+
+    def call_one(self, *args: Any, **kwargs: Any) -> FutureProxy[Any]:
+        """Call the only actor of the mesh.
+
+        Raises:
+            NotOneActor: the mesh has several; select one with `slice`, or use `call` or `choose`.
+        """
+        if not self._single:
+            raise NotOneActor(
+                f"call_one needs exactly one actor, but this mesh has {len(self._mesh)} ({self._mesh.extent}): "
+                f"select one with slice(), or use call() or choose()"
+            )
+        parts = self._payload(args, kwargs)
+        return self._caller.ask(self._operation(CallOne), parts, self._key)
+
+    def choose(self, *args: Any, **kwargs: Any) -> FutureProxy[Any]:
+        """Call one actor of the mesh, picked at random for each call."""
+        parts = self._payload(args, kwargs)
+        return self._caller.ask(self._operation(Choose), parts, self._key)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[FutureProxy[Any]]:
+        """Call every actor; the futures are done in the order in which the results come."""
+        parts = self._payload(args, kwargs)
+        return iter(self._caller.ask_many(len(self._mesh), self._operation(StreamCall), parts, self._key))
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Send to every actor and wait for nothing. An actor that raises dies, as with Monarch."""
+        parts = self._payload(args, kwargs)
+        self._caller.send(self._operation(Broadcast), parts, self._key)
+
+    def _send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], selection: str, port: Callable[[object], int] | None
+    ) -> None:
+        """Send to actors, whose replies go to a port; see `loom.send`.
+
+        Args:
+            port: gives the reference to the port in a session.
+        """
+        reference = None if port is None else port(self._caller)
+        parts = self._payload(args, kwargs)
+        operation = SendToActors(self._mesh._ident, self._name, selection, reference)
+        self._caller.send(operation, parts, self._key)
+
+    def rref(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: it gives a tensor of Monarch's tensor engine, which is not on this side.
+
+        Raises:
+            NotSupported: always. Use `call`, or `loom.send` with a port.
+        """
+        raise NotSupported(
+            f"{self._signature.name}.rref() needs Monarch's tensor engine and an active device mesh, which Loom "
+            f"does not have: use call(…), or loom.send(…) with a port"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise WrongArguments(
+            f"{self._signature.name} is an endpoint: say how to call it, with .call(…), .call_one(…), .choose(…), "
+            f".stream(…) or .broadcast(…)"
+        )
+
+    def _repr_html_(self) -> str:
+        return endpoint_html(str(self._signature), repr(self._mesh))
+
+    def __repr__(self) -> str:
+        return f"<EndpointProxy {self._signature} on {self._mesh.extent}>"

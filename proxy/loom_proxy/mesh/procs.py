@@ -1,0 +1,257 @@
+"""Proxies of hosts and of the processes on them. Each makes the other, so they share a module."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar
+
+from loom.bootstrap import BootstrapCommand
+from loom.errors import (
+    EndpointNameTaken,
+    HostsNotOwned,
+    InvalidLogOption,
+    MeshStopped,
+    NotOneProcess,
+    WrongArguments,
+)
+from loom.shape import Point, Shape
+from loom.signatures import check_actor, constructor, endpoints
+from loom.wire.bodies import HostOf, SetLogOptions, SpawnActors, SpawnProcs, StopHosts, StopMesh, WithPython
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
+from loom_proxy.mesh.base import MeshProxy, WholeMesh
+
+__all__ = ["HostMeshProxy", "InjectableHostMeshProxy", "ProcMeshProxy"]
+
+HIGHEST_LEVEL = 255
+"""The highest level of a logger that Monarch takes."""
+
+LONGEST_WINDOW = 3600.0
+"""Seconds over which identical lines are made one at most."""
+
+
+class HostMeshProxy(MeshProxy):
+    """The worker hosts. As ``monarch.actor.HostMesh``."""
+
+    _NOUN = "host"
+
+    _marks: ClassVar[tuple[dict[str, str], ...]] = ()
+    """Environments for what is spawned here, beside the driver's own. Drivers of older versions know of none."""
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], None] | Callable[[], Awaitable[None]] | None = None,
+        name: str | None = None,
+        proc_bind: list[dict[str, str]] | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Any], Any] | None = None,
+    ) -> ProcMeshProxy:
+        """Start processes on every host of this mesh.
+
+        Args:
+            per_host: dimensions of the processes on each host, such as ``{"gpus": 8}``; one process without it.
+            bootstrap: called in each new process before anything else.
+            name: name of the proc mesh, ``anon`` without one.
+            proc_bind: for each process of a host, what it is bound to: ``cpunodebind``, ``membind``,
+                ``physcpubind`` or ``cpus``, as for ``numactl`` and ``taskset``.
+            bootstrap_command: what starts the processes, see `loom.default_bootstrap_cmd`; or a function that
+                gives it for a process, called in the cluster with a Monarch ``Point``.
+
+        Raises:
+            ValueError: a dimension has the name of one of the hosts', a size is not positive, or ``proc_bind`` is
+                not as long as there are processes on a host.
+            WrongArguments: ``bootstrap_command`` is neither a command nor a function.
+        """
+        per_host = dict(per_host or {})
+        for label, size in per_host.items():
+            if label in self._shape.labels:
+                raise ValueError(f"per_host dimension {label!r} is a dimension of the hosts already")
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"per_host={per_host}: {label} must be a number of processes, at least 1")
+        a_host = math.prod(per_host.values())
+        if proc_bind is not None and len(proc_bind) != a_host:
+            raise ValueError(f"proc_bind has {len(proc_bind)} entries, but there are {a_host} processes on a host")
+        if bootstrap_command is not None and not callable(bootstrap_command):
+            raise WrongArguments(
+                f"bootstrap_command is a command or a function that gives one, not {bootstrap_command!r:.80}"
+            )
+        name = name or "anon"
+        caller = self._whole.caller
+        caller.check_open()
+        options = (bootstrap, proc_bind, bootstrap_command, *self._marks)
+        parts = caller.encoder.dumps(options, "spawn_procs (bootstrap, proc_bind, bootstrap_command)")
+        ident = caller.send(SpawnProcs(self._ident, name, per_host), parts)
+        shape = Shape.row_major({**self.sizes, **per_host})
+        whole = WholeMesh(caller, ident, name, shape)
+        whole.hosts = self
+        procs = ProcMeshProxy(whole)
+        caller.meshes[name] = procs
+        return procs
+
+    def as_injectable(self) -> HostMeshProxy:
+        """The same hosts; failures may be injected on purpose into the processes that are spawned there, and hosts.
+
+        Into their threadlets, that is: see `loom.chaos`. What was spawned otherwise is refused.
+        """
+        return InjectableHostMeshProxy(self._whole, self._shape)
+
+    def with_python_executable(self, python_executable: str) -> HostMeshProxy:
+        """The same hosts, whose processes run another Python.
+
+        Args:
+            python_executable: path to it on the hosts.
+        """
+        caller = self._whole.caller
+        ident = caller.send(WithPython(self._ident, str(python_executable)))
+        return type(self)(WholeMesh(caller, ident, self._whole.name, self._shape))
+
+    def stop(self) -> FutureProxy[None]:
+        """Stop every process of the session on these hosts; done when they have stopped. The hosts stay usable.
+
+        Raises:
+            HostsNotOwned: these are not all hosts; Monarch refuses this too.
+        """
+        if len(self) != len(self._whole.shape):
+            raise HostsNotOwned(f"{self!r} is a part of the hosts: stop its proc meshes one by one")
+        return self._whole.caller.ask(StopHosts())
+
+    def shutdown(self) -> FutureProxy[None]:
+        """Refused: the hosts belong to the gateway.
+
+        Raises:
+            HostsNotOwned: always. `stop` ends the session's processes, `Job.close` the session.
+        """
+        raise HostsNotOwned(
+            "the hosts belong to the gateway, and other sessions may use them: end this session's processes with "
+            "stop(), the session with Job.close(), or the workers where they were started"
+        )
+
+    async def __aenter__(self) -> HostMeshProxy:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        await self.stop()
+
+
+class InjectableHostMeshProxy(HostMeshProxy):
+    """Hosts whose processes are marked as injectable; made by `HostMeshProxy.as_injectable`."""
+
+    _marks = ({"LOOM_INJECTABLE": "1"},)
+
+
+class ProcMeshProxy(MeshProxy):
+    """Processes on the hosts. As ``monarch.actor.ProcMesh``."""
+
+    _NOUN = "process"
+
+    def spawn(self, name: str, Class: type, *args: Any, **kwargs: Any) -> Any:
+        """Start an actor of a class in every process of this mesh.
+
+        Args:
+            name: name of the actor mesh, also its key in `Job.meshes`.
+            Class: a subclass of `loom.Actor`.
+            *args, **kwargs: for its constructor. Actor and proc meshes arrive as real Monarch meshes.
+
+        Returns:
+            ActorMeshProxy: with the class's endpoints.
+
+        Raises:
+            NotAnActor: ``Class`` is no `Actor`, or mixes ``def`` and ``async def`` (a `ValueError`).
+            EndpointNameTaken: an endpoint has the name of an attribute of every actor mesh.
+            WrongArguments: ``Class`` is no class, or its constructor does not take the arguments.
+            UnpicklableError: the class or an argument cannot be pickled; the text names the attribute.
+            PythonVersionMismatch: the class would have to travel by value to another version of Python.
+        """
+        if not isinstance(Class, type):
+            raise WrongArguments(f"spawn({name!r}, …) takes an actor class, not {Class!r:.80}")
+        check_actor(Class)
+        signatures = endpoints(Class)
+        taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label) and label not in GIVES_WAY)
+        if taken:
+            raise EndpointNameTaken(
+                f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of that name"
+            )
+        constructor(Class).check(args, kwargs)
+        caller = self._whole.caller
+        caller.check_open()
+        what = f"{Class.__name__} (class, args, kwargs)"
+        parts = caller.encoder.dumps((Class, args, kwargs), what, self._whole.procs)
+        ident = caller.send(SpawnActors(self._ident, name), parts)
+        # The actors are counted from this mesh, whichever part of the processes it is.
+        whole = WholeMesh(caller, ident, name, self._shape, self._whole.ident)
+        actors = ActorMeshProxy(whole, class_name=Class.__name__, signatures=signatures, cls=Class)
+        caller.meshes[name] = actors
+        return actors
+
+    @property
+    def host_mesh(self) -> HostMeshProxy:
+        """The host of a single process.
+
+        Raises:
+            NotOneProcess: the mesh has several processes (a `NotImplementedError`, as Monarch's).
+        """
+        if len(self) != 1:
+            raise NotOneProcess(f"host_mesh is that of a single process, but {self!r} has {len(self)}: slice() one")
+        hosts = self._whole.hosts
+        if isinstance(hosts, HostMeshProxy):
+            index = self._shape.offset // (len(self._whole.shape) // len(hosts))
+            point = Point(index, hosts.extent)
+            return hosts.slice(**point)
+        caller = self._whole.caller
+        ident = caller.send(HostOf(self._ident))
+        return HostMeshProxy(WholeMesh(caller, ident, "hosts", Shape.row_major({})))
+
+    async def __aenter__(self) -> ProcMeshProxy:
+        if self._whole.stopped:
+            raise MeshStopped(f"{self!r} has been stopped")
+        return self
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        if not self._whole.stopped:
+            await self.stop()
+
+    def logging_option(
+        self,
+        stream_to_client: bool = False,
+        aggregate_window_sec: float | None = None,
+        level: int = logging.INFO,
+    ) -> FutureProxy[None]:
+        """Say what is shown here of what the processes of this mesh print. Done when it holds; may be awaited.
+
+        Arguments and their defaults are Monarch's. Until it is called, a mesh streams with a window of half a
+        second, whereas a mesh of Monarch's on attached workers does not stream: what actors print in a program of
+        Monarch's own hosts is seen too. `Job.on_log` gets what is shown; ``loom logs`` has all lines of all meshes.
+
+        Args:
+            stream_to_client: whether lines come here.
+            aggregate_window_sec: seconds over which identical lines are shown as one, ``[4 similar log lines]``;
+                None or 0 shows each at once. Monarch also takes lines for one that are merely alike.
+            level: level of the root logger in each process, 0 to 255.
+
+        Raises:
+            InvalidLogOption: a window without streaming, a level or a window out of range, or a part of a mesh.
+        """
+        if not isinstance(level, int) or not 0 <= level <= HIGHEST_LEVEL:
+            raise InvalidLogOption(f"Invalid logging level: {level!r}; it is a number from 0 to {HIGHEST_LEVEL}")
+        window = aggregate_window_sec
+        if window is not None:
+            if not stream_to_client:
+                raise InvalidLogOption("cannot set aggregate window without streaming to client")
+            is_number = isinstance(window, (int, float)) and not isinstance(window, bool)
+            if not is_number or not 0 <= window <= LONGEST_WINDOW:
+                raise InvalidLogOption(
+                    f"aggregate_window_sec={window!r}: it is None, or 0 to {LONGEST_WINDOW:g} seconds"
+                )
+        if self._shape != self._whole.shape:
+            raise InvalidLogOption(f"{self!r} is a part of a mesh: logging_option is for the whole of it")
+        options = SetLogOptions(self._ident, bool(stream_to_client), window or None, level)
+        return self._whole.caller.ask(options)
+
+    def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
+        """Stop the processes of this mesh and the actors in them; done when they have stopped."""
+        if self._shape == self._whole.shape:
+            self._whole.stopped = True
+        self._whole.caller.states.stopped(self._ident)
+        return self._whole.caller.ask(StopMesh(self._ident, reason))

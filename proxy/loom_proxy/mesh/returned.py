@@ -1,0 +1,56 @@
+"""Proxies of meshes that come in results, and of those that an earlier client has made."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from loom.shape import Shape
+from loom.signatures import CallSignature
+from loom.wire.bodies import ListMeshes
+from loom.wire.codec import Made
+from loom_proxy.mesh.actors import ActorMeshProxy
+from loom_proxy.mesh.base import WholeMesh
+from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
+from loom_proxy.mesh.values import ValueMeshProxy
+from loom_proxy.session.caller import Caller
+
+__all__ = ["find_meshes", "proxy_of"]
+
+
+def proxy_of(caller: Caller, made: Made) -> Any:
+    """The proxy of a mesh, or of a value mesh, that came in a result."""
+    labels, offset, sizes, strides = made.shape
+    shape = Shape(tuple(labels), offset, tuple(sizes), tuple(strides))
+    if made.kind == "values":
+        return ValueMeshProxy(shape, made.values or [])
+    whole = caller.wholes.get(made.root)
+    if whole is None:
+        whole = WholeMesh(caller, made.mesh, made.name, shape)
+        if made.mesh < 0:
+            weakref.finalize(whole, caller.forget, made.mesh)
+    if made.kind == "hosts":
+        return HostMeshProxy(whole, shape)
+    if made.kind == "procs":
+        return ProcMeshProxy(whole, shape)
+    signatures = {
+        label: CallSignature(f"{made.class_name}.{label}", parameters)
+        for label, parameters in (made.endpoints or {}).items()
+    }
+    return ActorMeshProxy(whole, shape, class_name=made.class_name, signatures=signatures)
+
+
+def find_meshes(caller: Caller) -> None:
+    """Make proxies of the meshes that earlier clients of the session made, unless there is one of that name."""
+    listed = caller.ask(ListMeshes()).get()
+    for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
+        if stopped or name in caller.meshes:
+            continue
+        whole = WholeMesh(caller, ident, name, Shape(*shape))
+        if kind == "procs":
+            caller.meshes[name] = ProcMeshProxy(whole)
+        elif kind == "actors":
+            signatures = {
+                label: CallSignature(f"{class_name}.{label}", parameters) for label, parameters in described.items()
+            }
+            caller.meshes[name] = ActorMeshProxy(whole, class_name=class_name, signatures=signatures)

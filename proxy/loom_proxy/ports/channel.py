@@ -1,0 +1,78 @@
+"""Opening ports: whoever has the one end sends, this program receives from the other.
+
+A port is opened in the driver, as Monarch's own. Its `Port` can be an argument of endpoints, constructors and
+`loom.send`, and arrives as a real Monarch port.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Generic, Protocol, TypeVar
+
+from loom.errors import NoOpenJob
+from loom_proxy.mesh.native import in_cluster, monarchs
+from loom_proxy.ports.port import Port, Wire
+from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver, receiver
+
+__all__ = ["Channel", "HasPorts", "open_jobs"]
+
+R = TypeVar("R")
+
+
+class HasPorts(Protocol):
+    """A job, which is what ports are opened for."""
+
+    session: str
+    _ports: Ports
+
+    @property
+    def closed(self) -> bool:
+        """Whether this connection to the session is over."""
+
+
+open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()
+"""Every job of this program that may be open."""
+
+
+class Channel(Generic[R]):
+    """Opens ports. As ``monarch.actor.Channel``."""
+
+    @staticmethod
+    def open(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], PortReceiver[R]]:
+        """Open a port whose messages come to this program.
+
+        Args:
+            once: it takes one message only.
+            job: the session that it is for; may be left out where the program has one open job. Inside an actor
+                or a function of `Job.run` this opens a port there, as Monarch's does.
+
+        Raises:
+            NoOpenJob: no job was given, and the program has none open, or several.
+        """
+        if job is None and in_cluster():
+            return monarchs().Channel.open(once)  # type: ignore[no-any-return]
+        ports = _ports_of(job)
+        ports.close_those_let_go()
+        wire = Wire(ports.caller, once)
+        return Port(wire), receiver(ports, wire)
+
+    @staticmethod
+    def open_ranked(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], RankedPortReceiver[R]]:
+        """As `open`; messages are received as ``(rank, message)``."""
+        if job is None and in_cluster():
+            return monarchs().Channel.open_ranked(once)  # type: ignore[no-any-return]
+        port, receiver = Channel[R].open(once, job=job)
+        return port, receiver.ranked()
+
+
+def _ports_of(job: HasPorts | None) -> Ports:
+    if job is None:
+        found = [one for one in open_jobs if not one.closed]
+        if not found:
+            raise NoOpenJob("a channel needs an open job: call loom.local() or loom.connect() first")
+        if len(found) > 1:
+            names = ", ".join(sorted(repr(one.session) for one in found))
+            raise NoOpenJob(f"this program has several open jobs ({names}): say which, with job.channel() or job=…")
+        (job,) = found
+    job._ports.caller.check_open()
+    return job._ports

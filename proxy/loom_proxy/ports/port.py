@@ -1,0 +1,89 @@
+"""The sending end of a port."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Generic, TypeVar
+
+from loom.errors import NoSuchMesh, OncePortUsed, UnpicklableError, WrongArguments
+from loom.wire.bodies import OpenPort, SendToPort
+from loom_proxy.session.caller import Caller
+
+__all__ = ["CREDIT_BYTES", "CREDIT_MESSAGES", "Port", "Wire"]
+
+R = TypeVar("R")
+
+CREDIT_MESSAGES = 16384
+"""Messages that may wait in a receiver, or be on their way to it."""
+
+CREDIT_BYTES = 16 << 20
+"""Bytes of messages that may wait in a receiver, or be on their way to it; one message may be larger."""
+
+
+class Wire:
+    """A port of the session, and how many hold on to it."""
+
+    def __init__(self, caller: Caller, once: bool) -> None:
+        self.caller = caller
+        self.once = once
+        self.ident = caller.send(OpenPort(once, CREDIT_MESSAGES, CREDIT_BYTES))
+        self.lock = threading.Lock()
+        self.used = False
+        """Whether this program has sent to a port that takes one message."""
+        weakref.finalize(self, caller.forget, self.ident).atexit = False
+
+
+class Port(Generic[R]):
+    """The sending end of a port. As ``monarch.actor.Port``, which it arrives as wherever it is passed to."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def send(self, obj: R) -> None:
+        """Send an object to the receiver.
+
+        Raises:
+            OncePortUsed: the port takes one message, and this program has sent one.
+            UnpicklableError: the object cannot be pickled.
+        """
+        self._put(obj, False)
+
+    def exception(self, obj: Exception) -> None:
+        """Send an exception, which is raised by the receiver's ``recv().get()``.
+
+        Raises:
+            WrongArguments: the object is not an exception.
+        """
+        if not isinstance(obj, BaseException):
+            raise WrongArguments(f"exception() sends an exception, not {obj!r:.80}")
+        self._put(obj, True)
+
+    def _put(self, obj: Any, is_exception: bool) -> None:
+        wire = self._wire
+        caller = wire.caller
+        caller.check_open()
+        parts = caller.encoder.dumps(obj, "what is sent to the port")
+        with wire.lock:
+            if wire.once and wire.used:
+                raise OncePortUsed("this port takes one message, and it has been sent already")
+            wire.used = True
+        caller.send(SendToPort(wire.ident, is_exception), parts, wire.ident)
+
+    def __loom_reference__(self, session: object) -> int:
+        caller = self._wire.caller
+        if session is not caller:
+            raise NoSuchMesh(
+                f"{self!r} belongs to session {caller.welcome.session!r} and can be passed inside that one only"
+            )
+        caller.check_open()
+        return self._wire.ident
+
+    def __reduce__(self) -> Any:
+        raise UnpicklableError(
+            "a Port means something only in its own session: pass it to an endpoint, a constructor, loom.send or "
+            "job.run, where it arrives as a Monarch port"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Port {self._wire.ident} of session {self._wire.caller.welcome.session!r}>"

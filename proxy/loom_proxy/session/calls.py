@@ -1,0 +1,299 @@
+"""The operations of one client: they go out here, and their answers complete the futures.
+
+Calls made while others are on their way are gathered: they go out together when somebody waits for one of them,
+when an answer comes, when there are many, or when the writer thread gets its turn, whichever is first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from loom.coordinates import for_cluster
+from loom.errors import LoomError, ReadOnlySession, TooLarge
+from loom.shape import Extent, Point
+from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
+from loom.wire.codec import Decoder, Encoder, Made
+from loom.wire.handshake import Welcome
+from loom.wire.messages import READING, Buffer, Kind, Message
+from loom.wire.mux import BARRIER, OrderKey
+from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
+from loom.wire.stream import Stream
+from loom_proxy.display import progress
+from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.results import Failure, Raise, StreamFutures, Success, error_of, text_of
+from loom_proxy.mesh.rank_states import MeshStates
+from loom_proxy.mesh.values import ValueMeshProxy
+from loom_proxy.session.events import Event, EventLog
+from loom_proxy.session.interrupts import Uninterrupted
+from loom_proxy.session.read_loop import Reading
+
+__all__ = ["Calls"]
+
+
+class Calls:
+    """Sends operations, and completes their futures.
+
+    Args:
+        welcome: what the driver said when the session was opened.
+        stream: the client's stream of messages.
+        sender: sends what the stream gives.
+        events: is told of operations that fail and that nobody waits for.
+    """
+
+    reading: Reading
+    """Lets a thread that waits read from the connection itself. The connection sets it."""
+
+    def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: EventLog) -> None:
+        self.welcome = welcome
+        self.watching = welcome.mode == "watch"
+        """Whether this client may only look on."""
+        self.encoder = Encoder(
+            ship_project=True,
+            peer_python=welcome.python,
+            session=self,
+            swaps=dict.fromkeys((Extent, Point, ValueMeshProxy), for_cluster),
+        )
+        self.decoder = Decoder(maker=self._make)
+        self.make_proxy: Callable[[Made], Any] | None = None
+        """Makes the proxy of a mesh that came in a result."""
+        self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """The whole meshes that have proxies, by id."""
+        self.meshes: dict[str, Any] = {}
+        """Proxies of the session's meshes by name."""
+        self.states = MeshStates()
+        """What is known of the meshes' elements."""
+        self.progress: bool | None = None
+        """Whether long waits are shown; see `loom_proxy.display.progress.wanted`."""
+        self.away = False
+        """Whether the connection is lost, and is to be made again."""
+        self.ended = threading.Event()
+        """Set when the connection is over, for whatever reason."""
+        self._events = events
+        self._stream = stream
+        self._sender = sender
+        self._ids = itertools.count(welcome.next_id)
+        self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
+        self._forgotten: deque[int] = deque()
+        self._error: LoomError | None = None
+        self._lock = threading.Lock()
+
+    def _make(self, made: Made) -> Any:
+        return made if self.make_proxy is None else self.make_proxy(made)
+
+    @property
+    def error(self) -> LoomError | None:
+        """What ended the connection, if something has."""
+        return self._error
+
+    def check_open(self) -> None:
+        """Raise what ended the connection, if something has."""
+        if self._error is not None:
+            raise self._error
+
+    def next_id(self) -> int:
+        """Return a new id, for a mesh or an operation."""
+        return next(self._ids)
+
+    def send(
+        self, operation: Body, parts: Sequence[Buffer] = (), key: OrderKey = BARRIER, ident: int | None = None
+    ) -> int:
+        """Send an operation that has no answer, unless it fails; return its id, which is new unless given."""
+        if ident is None:
+            ident = self.next_id()
+        self._put(operation.message(ident, parts), key, eager=not self._waiting)
+        return ident
+
+    def ask(
+        self,
+        operation: Body,
+        parts: Sequence[Buffer] = (),
+        key: OrderKey = BARRIER,
+        ident: int | None = None,
+        convert: Callable[[Any], Any] | None = None,
+    ) -> FutureProxy[Any]:
+        """Send an operation and return the future of its answer; its id is new unless given.
+
+        Args:
+            operation: what is asked.
+            parts: its payload.
+            key: the id of the mesh that orders it; see `loom.wire.mux`.
+            ident: its id.
+            convert: makes the future's result of the answer.
+        """
+        if ident is None:
+            ident = self.next_id()
+        future: FutureProxy[Any] = FutureProxy(self, operation, ident, convert)
+        eager = not self._waiting
+        self._waiting[ident] = future
+        self._put(operation.message(ident, parts), key, eager, ident)
+        if self._error is not None:  # it ended meanwhile, and may have missed this future
+            future._complete(Raise(self._error))
+        return future
+
+    def ask_many(
+        self, count: int, operation: Body, parts: Sequence[Buffer] = (), key: OrderKey = BARRIER
+    ) -> list[FutureProxy[Any]]:
+        """Send an operation that has ``count`` answers, and return a future for each."""
+        futures: list[FutureProxy[Any]] = [FutureProxy(self, operation) for _ in range(count)]
+        ident = self.next_id()
+        waiting = self._waiting[ident] = StreamFutures(operation, futures)
+        self._put(operation.message(ident, parts), key, True, ident)
+        if self._error is not None:
+            self._waiting.pop(ident, None)
+            waiting.fail(Raise(self._error))
+        return futures
+
+    def tell(self, operation: Body, ident: int, key: OrderKey) -> None:
+        """Send something about what has the id; never wait, and do nothing when the connection is over."""
+        if self._error is None:
+            self._sender.put(operation.message(ident), key)
+
+    def withdraw(self, ident: int) -> bool:
+        """Take back an operation that has not been started; if that is in time, it has no answer.
+
+        If it has left this machine, the driver is asked, which takes a round trip.
+        """
+        if ident not in self._waiting:
+            return False
+        try:
+            with Uninterrupted():
+                withdrawn = self._sender.withdraw(ident)
+            if not withdrawn:
+                operation = CancelOperation(ident, self._sender.first_chunk(ident) or None)
+                withdrawn = self.ask(operation, key=None).get()
+        except LoomError:  # the connection is over; the operation's own future says how
+            return False
+        if withdrawn:
+            self._waiting.pop(ident, None)
+        return bool(withdrawn)
+
+    def forget(self, mesh: int) -> None:
+        """Have the driver let go of a mesh that came in a result, with the next operation.
+
+        Called when a proxy is collected, which may be in the middle of anything: so nothing is sent here.
+        """
+        self._forgotten.append(mesh)
+        self.states.forget(mesh)
+
+    def _send_forgotten(self) -> None:
+        if self.watching:
+            self._forgotten.clear()  # the meshes are the other client's
+            return
+        meshes = []
+        while self._forgotten:
+            meshes.append(self._forgotten.popleft())
+        self._sender.put(ForgetMeshes(meshes).message(self.next_id()), BARRIER, False)
+
+    def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
+        refusal = self._why_not(message)
+        if refusal is not None:
+            if ident is not None:
+                self._waiting.pop(ident, None)
+            raise refusal
+        on_loop = asyncio._get_running_loop() is not None  # which must not be held up
+        # As with Monarch, the caller may change an array as soon as the call has been made.
+        borrowed = borrowed_bytes(message) if len(message.parts) > 1 else 0
+        if borrowed and (on_loop or borrowed <= COPIED):
+            message, borrowed = with_copies(message), 0
+        with Uninterrupted():
+            if self._forgotten:
+                self._send_forgotten()
+            self._sender.put(message, key, eager)
+        if on_loop:
+            return
+        if not self._sender.wait_for_room(progress.AFTER):
+            progress.wait(self._sender.wait_for_room, None, self)
+        if borrowed:
+            taken = functools.partial(self._sender.wait_until_taken, message.id)
+            if not taken(progress.AFTER):
+                progress.wait(taken, None, self)
+
+    def _why_not(self, message: Message) -> LoomError | None:
+        """Return what is raised instead of sending a message."""
+        if self._error is not None:
+            return self._error
+        if self.watching and message.kind not in READING:
+            return ReadOnlySession(
+                f"this job watches session {self.welcome.session!r}: attach with mode='drive' to change something"
+            )
+        if message.parts and message.size > self.welcome.max_message:
+            return TooLarge(
+                f"a message of {message.size} bytes is over the gateway's --max-message "
+                f"{self.welcome.max_message}; nothing of it was sent"
+            )
+        return None
+
+    def flush(self) -> None:
+        """Send what has been gathered, as far as the socket takes it at once."""
+        if self._stream.ready:
+            with Uninterrupted():
+                self._sender.flush()
+
+    def moving(self) -> tuple[int, int, int]:
+        """Return (bytes to send, bytes received of large results, their total size)."""
+        return self._stream.outbox.pending_bytes, *self._stream.incoming()
+
+    def take_result(self, message: Message) -> None:
+        """Complete the future of an operation that succeeded."""
+        waiting = self._waiting.get(message.id)
+        if waiting is None:
+            return
+        result = OperationResult.from_body(message.body)
+        self.states.answered(waiting.operation, result.index)
+        self._complete(message, waiting, Success(self.decoder, message.parts), result)
+
+    def take_error(self, message: Message) -> None:
+        """Complete the future of an operation that failed, or tell of it if nobody waits."""
+        waiting = self._waiting.get(message.id)
+        if waiting is None:  # a spawn, a view or a broadcast
+            error = error_of(self.decoder, message)
+            self.states.not_made(message.id, str(error))
+            self._events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
+            return
+        failed = OperationError.from_body(message.body)
+        self.states.failed(waiting.operation, failed.code, text_of(message), failed.index)
+        self._complete(message, waiting, Failure(self.decoder, message), failed)
+
+    def _complete(
+        self,
+        message: Message,
+        waiting: FutureProxy[Any] | StreamFutures,
+        unpack: Callable[[], Any],
+        answer: OperationResult | OperationError,
+    ) -> None:
+        if isinstance(waiting, FutureProxy):
+            del self._waiting[message.id]
+            waiting._complete(unpack, answer.rpc_ms)
+        elif waiting.complete(answer.index, unpack, answer.rpc_ms):
+            del self._waiting[message.id]
+
+    def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
+        """Return the exception that a code and the payload of an `OperationError` stand for."""
+        return error_of(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
+
+    def over(self, error: LoomError) -> LoomError:
+        """Refuse what is sent from now on; return why, which is the first error that this was given."""
+        with self._lock:
+            self._error = self._error or error
+            return self._error
+
+    def fail(self, error: LoomError) -> LoomError:
+        """Fail whatever waits for an answer, since the connection is over; return the error that it gets."""
+        error = self.over(error)
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        self.ended.set()
+        self._sender.close()
+        for future in waiting.values():
+            if isinstance(future, FutureProxy):
+                future._complete(Raise(error))
+            else:
+                future.fail(Raise(error))
+        return error

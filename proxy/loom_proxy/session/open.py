@@ -1,0 +1,108 @@
+"""Opening a session on a gateway, or attaching to a living one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
+from loom.wire.handshake import Hello
+from loom_proxy.job import Job
+from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
+from loom_proxy.session.connection import Address, Connection
+from loom_proxy.session.handshake import client_name
+from loom_proxy.transport.websocket import normalise_url
+
+__all__ = ["connect"]
+
+MODES = ("drive", "watch")
+
+ATTEMPTS = 3
+"""Sessions that `connect` tries to open where the workers accept connections but do not answer."""
+
+
+def connect(
+    url: str | None = None,
+    token: str | None = None,
+    session: str | None = None,
+    *,
+    mode: str = "drive",
+    take_over: bool = False,
+    persist: bool = False,
+    timeout: float = 30.0,
+    reconnect_timeout: float | None = None,
+    ca: str | None = None,
+    transport: str | None = None,
+) -> Job:
+    """Open a session on a gateway, or attach to a living one.
+
+    A connection that is lost is made again by itself. Meanwhile `FutureProxy.get` takes longer, and calls wait to
+    be sent; each runs once, whatever becomes of the connections. `Job.events` tells of it.
+
+    Args:
+        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
+            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, started again when it
+            ends or nobody answers through it.
+        token: default ``LOOM_TOKEN``.
+        session: name of a living session to attach to; None opens a new one.
+        mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
+            and runs, and everything else raises `ReadOnlySession`.
+        take_over: put out the session's client, if it has one; it is told so.
+        persist: the session lives on without a client until it is closed, not only for the gateway's linger time.
+        timeout: seconds to wait for the gateway to accept the connection.
+        reconnect_timeout: seconds for which a lost connection is tried again before it counts as lost; None: for as
+            long as the session can live without a client.
+        ca: file with the certificate (PEM) of the authority that vouches for the gateway, where that is your own;
+            default ``LOOM_CA``, else the authorities that this machine trusts.
+        transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
+            ``"auto"``: HTTP where the WebSocket cannot be opened and HTTP can. Default ``LOOM_TRANSPORT``, or auto.
+
+    Raises:
+        InvalidAddress: there is no URL, or it is not one.
+        UnknownTransport: ``transport`` is none of these.
+        GatewayUnreachable: nobody answers there.
+        NotAGateway: what answers is not a Loom gateway.
+        UntrustedGateway: TLS does not vouch for what answers.
+        AuthenticationError: the token is missing or wrong, or, as `TokenRevoked`, not good any more.
+        ScopeError: the token is not for this.
+        LimitReached: the token has as many sessions as it may; or, as `RateLimited`, too much comes from here.
+        UnknownSession: no living session has the name.
+        SessionInUse: the session has a client already.
+        WorkerUnreachable: the gateway's workers do not answer.
+        ProtocolMismatch: the gateway's major version of the protocol is another.
+        MissingDependency: a ``kube://`` address needs kubectl.
+        PortForwardFailed: kubectl does not forward.
+    """
+    url = url or os.environ.get("LOOM_URL")
+    if not url:
+        raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
+    if mode not in MODES:
+        raise WrongArguments(f"mode is {mode!r}: give 'drive' or 'watch'")
+    if mode == "watch" and session is None:
+        raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
+    token = token or os.environ.get("LOOM_TOKEN")
+    transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
+    if url.startswith("kube://"):
+        return _connect_by_kubectl(
+            url, token, session, mode=mode, take_over=take_over, persist=persist, timeout=timeout,
+            reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
+        )  # fmt: skip
+    address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
+    hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
+        except WorkersSilent:
+            continue  # the next session's driver has another port
+    return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
+
+
+def _connect_by_kubectl(url: str, token: str | None, session: str | None, **options: Any) -> Job:
+    forward = PortForward(parse_kube_address(url))
+    try:
+        job = connect(forward.url, token, session, **options)
+    except BaseException:
+        forward.close()
+        raise
+    job._reach_by(forward, url)
+    return job
