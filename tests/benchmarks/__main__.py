@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def _report(
 def _page(findings: Findings) -> str:
     suite = sys.argv[1]
     about = next(inspect.getdoc(one.callback) for one in app.registered_commands if one.name == suite)
-    return results_page(suite, about or "", findings.as_table(), datetime.now(timezone.utc))
+    return results_page(suite, about or "", findings.as_table(), datetime.now(timezone.utc), os.getloadavg()[1])
 
 
 def _command() -> str:

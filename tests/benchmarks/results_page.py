@@ -12,7 +12,7 @@ from rich.text import Text
 __all__ = ["results_page"]
 
 
-def results_page(suite: str, about: str, found: RenderableType, at: datetime) -> str:
+def results_page(suite: str, about: str, found: RenderableType, at: datetime, load: float) -> str:
     """Return the page as Markdown.
 
     Args:
@@ -20,8 +20,10 @@ def results_page(suite: str, about: str, found: RenderableType, at: datetime) ->
         about: what it measures, in a sentence.
         found: the tables and lines of its report.
         at: when it was run.
+        load: the machine's load average meanwhile, in processes that want to run.
     """
-    head = [f"# Results: {suite}", about, f"Written by the benchmark itself, on {at:%Y-%m-%d at %H:%M} UTC."]
+    ran = f"Written by the benchmark itself, on {at:%Y-%m-%d at %H:%M} UTC, at a load average of {load:.1f}."
+    head = [f"# Results: {suite}", about, ran]
     return "\n\n".join([*head, *_parts(found)]) + "\n"
 
 

@@ -19,10 +19,10 @@ def test_tables_and_lines_become_markdown() -> None:
     table.add_row("through [bold]Loom[/bold]", Text("0.88", style="green"))
     found = Group(table, Text("2 cores", style="dim"))
 
-    assert results_page("calls", "One call.", found, AT) == (
+    assert results_page("calls", "One call.", found, AT, 1.25) == (
         "# Results: calls\n\n"
         "One call.\n\n"
-        "Written by the benchmark itself, on 2026-02-03 at 04:05 UTC.\n\n"
+        "Written by the benchmark itself, on 2026-02-03 at 04:05 UTC, at a load average of 1.2.\n\n"
         "## calls, 5 rounds\n\n"
         "|  | one call p50, ms |\n"
         "| --- | ---: |\n"
@@ -35,4 +35,4 @@ def test_a_bar_in_a_cell_does_not_end_it() -> None:
     table = Table("a")
     table.add_row("x | y")
 
-    assert "| x / y |" in results_page("calls", "", table, AT)
+    assert "| x / y |" in results_page("calls", "", table, AT, 1.25)
