@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import typer
@@ -26,7 +27,7 @@ This page has the commands for clusters, sessions and tokens; [the other page](c
 watch, steer and break a training. `loom --help` and `loom COMMAND --help` print the same. Every command has
 the same [exit codes](exit-codes.md).
 
-Both pages are written by `python -m tests.support.cli_page`.
+`loom --version` prints the version. Both pages are written by `python -m tests.support.cli_page`.
 """
 
 TRAINING = """\
@@ -50,6 +51,7 @@ SHARED_HELP = """\
 """
 
 
+@cache
 def commands() -> dict[str, Any]:
     """Every command that does something, by its words: Typer's objects, whose base class is not always click's."""
     return dict(_leaves(typer.main.get_command(app), ("loom",)))
