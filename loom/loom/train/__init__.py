@@ -1,4 +1,4 @@
-"""Training on a mesh that survives what happens to it: checkpoints, actors that train, and what looks after them.
+"""Training that survives failures: jobs of replica groups, actors that train, checkpoints.
 
 Names are imported when they are first used (PEP 562), as most of them need torch: extra ``train``.
 """

@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one."""
+"""Addresses by which other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["address_towards", "own_address"]
 
 
 def address_towards(url: str) -> str:
-    """The address of this host on its way to a URL's host."""
+    """Return the address of this host on its way to a URL's host."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))  # sends nothing
@@ -21,6 +21,6 @@ def address_towards(url: str) -> str:
 
 
 def own_address() -> str:
-    """The address of this host on its way to the weaver, which other hosts have, too."""
+    """Return the address of this host on its way to the weaver, which other hosts reach too."""
     weaver = os.environ.get(ADDRESS_VARIABLE)
     return address_towards(weaver) if weaver else socket.gethostbyname(socket.gethostname())

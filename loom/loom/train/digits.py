@@ -1,4 +1,4 @@
-"""A training that can be watched, changed and broken: it learns to read scikit-learn's 1,797 digits."""
+"""`digits_job`: a training to watch, change and break, which learns to read scikit-learn's 1,797 digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loom.train.trainer import TrainerActor
 __all__ = ["DigitsTrainer", "digits_job", "start"]
 
 TEST_DIGITS = 360
-"""How many of the digits are kept back for `DigitsTrainer.evaluate`."""
+"""Digits that are kept back for `DigitsTrainer.evaluate`."""
 
 SEED = 0
 
@@ -25,7 +25,7 @@ class DigitsTrainer(TrainerActor):
     """Learns to read digits.
 
     Args:
-        pace: seconds that a step takes at least: the model is tiny, and real ones take longer.
+        pace: seconds that a step takes at least, as the model is tiny and real ones take longer.
         hidden: units of the one hidden layer.
     """
 
@@ -45,13 +45,13 @@ class DigitsTrainer(TrainerActor):
         self.images, self.labels = images[training], labels[training]
 
     def build(self) -> Any:
-        """A network of one hidden layer."""
+        """Return a network of one hidden layer."""
         from torch import nn
 
         return nn.Sequential(nn.Linear(64, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 10))
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """The cross entropy on random digits."""
+        """Return the cross entropy on random digits."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -63,7 +63,7 @@ class DigitsTrainer(TrainerActor):
         return loss
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """The share of the test digits that are read correctly, between 0 and 1."""
+        """Return the share of the test digits that are read correctly, between 0 and 1."""
         guesses = model(self.test_images).argmax(dim=1)
         return {"accuracy": float((guesses == self.test_labels).float().mean())}
 
@@ -71,14 +71,14 @@ class DigitsTrainer(TrainerActor):
 def digits_job(
     groups: int = 3, steps: int = 1000, *, pace: float = 0.0, config: LiveConfig | None = None, **settings: Any
 ) -> FaultTolerantJob:
-    """A job that learns to read digits.
+    """Return a job that learns to read digits.
 
     Args:
         groups: replica groups.
         steps: optimizer steps.
         pace: seconds that a step takes at least.
-        config: what can be changed meanwhile.
-        settings: others of `FaultTolerantJob`.
+        config: the first values of what can be changed while the job runs.
+        settings: other fields of `FaultTolerantJob`.
     """
     timeouts = Timeouts(collective=5.0, quorum=10.0, connect=5.0)
     defaults = {"spares": 1, "evaluate_every": 50, "hash_every": 10, "stuck": 10.0, "timeouts": timeouts}
@@ -93,12 +93,15 @@ def digits_job(
 
 
 def start(job: Any, groups: int = 3, steps: int = 1000, **settings: Any) -> Any:
-    """Begin to learn in a session's driver; the `loom.RunHandle`. Arguments are those of `digits_job`."""
+    """Start `digits_job` in a session's driver; return its `loom.RunHandle`."""
     return digits_job(groups, steps, **settings).start(job)
 
 
 def _digits() -> tuple[Any, Any]:
-    """The images (n x 64, between 0 and 1) and labels; importing scikit-learn for them would take two seconds."""
+    """Return the images (n x 64, between 0 and 1) and labels.
+
+    They are read from scikit-learn's file, as importing it would take two seconds.
+    """
     import numpy
     import torch
 

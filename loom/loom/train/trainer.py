@@ -24,7 +24,7 @@ _here: TrainerActor | None = None
 
 
 def here() -> TrainerActor | None:
-    """The trainer of this process, if it has one."""
+    """Return the trainer of this process, if it has one."""
     return _here
 
 
@@ -43,55 +43,56 @@ def adamw(parameters: Iterable[Any], learning_rate: float) -> Any:
 
 
 class TrainerActor(Actor):
-    """A process of a replica group. Subclasses give at least `build` and `loss`.
+    """A process of a replica group. A subclass gives at least `build` and `loss`.
 
-    Whatever of torch they need they import in their methods, so that a laptop can define them without it. A step
-    that is computed again, as its result could not be applied, gets the same `Batch` again.
+    Import torch inside the methods, so that a laptop without torch can define the class. A step whose result could
+    not be applied is computed again, with the same `Batch`.
     """
 
     seed = 0
-    """Of torch, before `build`."""
+    """Seed of torch, before `build`."""
     device = "cpu"
+    """Where the model is put."""
     optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"sgd": sgd, "adamw": adamw}
-    """What ``optimizer`` of the configuration may be: functions of parameters and a learning rate."""
+    """Functions of parameters and a learning rate, by the names that `LiveConfig.optimizer` may have."""
 
     def __init__(self) -> None:
         self.before_step: list[Callable[[Batch], object]] = []
         """Called with each batch before it is trained on, in the training thread."""
         self.after_loss: list[Callable[[Any], Any]] = []
-        """Called with each loss, for one to go on with."""
+        """Called with each loss; each returns the loss to go on with."""
         self.replica = ""
-        """What this process trains as, such as ``train_0``; empty before it does."""
+        """Name of the replica, such as ``train_0``; empty before the training begins."""
         self._loop: TrainingLoop | None = None
         self._store: Any = None
         self._joined = False
 
-    # -- what a subclass gives ----------------------------------------------------------------------------------
+    # What a subclass gives.
 
     def build(self) -> Any:
-        """The model, a ``torch.nn.Module``: the same in each process."""
+        """Return the model, a ``torch.nn.Module``, which has to be the same in each process."""
         raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """The loss of a model on a batch: a tensor that can be differentiated."""
+        """Return the loss of a model on a batch: a tensor that can be differentiated."""
         raise NotImplementedError(f"{type(self).__name__} has to give loss(self, model, batch)")
 
     def warm_up(self) -> None:
-        """Do what takes long and needs no model, such as reading data. A spare has done it before it is needed."""
+        """Do what takes long and needs no model, such as reading data; a spare does it before it is needed."""
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """How good a model is, such as ``{"accuracy": 0.97}``. Called by all processes, without gradients."""
+        """Return metrics of a model, such as ``{"accuracy": 0.97}``. All processes call this, without gradients."""
         return {}
 
     def save(self) -> dict[str, Any]:
-        """What belongs to the state beside model and optimizer; for `load`."""
+        """Return the state besides model and optimizer, for `load`."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another process, or an earlier one, gave in `save`."""
+        """Go on from what `save` returned in another process, or an earlier one."""
 
     def step(self, model: Any, batch: Batch) -> Any:
-        """The loss to differentiate."""
+        """Return the loss to differentiate."""
         for function in self.before_step:
             function(batch)
         loss = self.loss(model, batch)
@@ -99,11 +100,11 @@ class TrainerActor(Actor):
             loss = function(loss)
         return loss
 
-    # -- what the job calls -------------------------------------------------------------------------------------
+    # What the controller calls.
 
     @endpoint
     async def prepare(self) -> Member:
-        """Do what takes long and can be done before there is anything to train: importing."""
+        """Import everything and read the data, before there is anything to train."""
         global _here
         _here = self
         rank = current_rank().rank
@@ -112,7 +113,7 @@ class TrainerActor(Actor):
         return Member(os.getpid(), socket.gethostname(), address)
 
     def _warm_up(self) -> None:
-        # Others train meanwhile. Linux has a priority for each thread, which those that it starts inherit.
+        # Other groups train meanwhile. Linux has a priority for each thread, which the threads it starts inherit.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         os.environ.setdefault("RUST_LOG", "warn")  # torchft's native part logs several lines a step
         import torch
@@ -120,7 +121,7 @@ class TrainerActor(Actor):
 
         import loom.train.loop.loop  # noqa: F401
 
-        # That a group was lost is no error here, and told by others.
+        # The controller reports a group that is lost; here it is no error.
         logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
         torch.set_num_threads(1)
         weight = torch.nn.Parameter(torch.zeros(1))
@@ -137,7 +138,7 @@ class TrainerActor(Actor):
 
     @concurrent_endpoint
     async def train(self, assignment: Assignment) -> TrainerReport:
-        """Train until the end; how it was."""
+        """Train until the end; return the last report."""
         rank, members = current_rank().rank, math.prod(current_size().values())
         ended: asyncio.Future[TrainerReport] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
@@ -180,7 +181,7 @@ class TrainerActor(Actor):
 
     @endpoint
     async def report(self) -> TrainerReport:
-        """How far it is."""
+        """Return how far the training is."""
         return TrainerReport() if self._loop is None else self._loop.report()
 
     @endpoint

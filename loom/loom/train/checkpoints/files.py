@@ -1,8 +1,9 @@
-"""How a checkpoint lies on the disk: written aside, listed in a manifest with hashes, and then renamed.
+"""The files of a checkpoint: written aside, listed in a manifest with hashes, and then renamed.
 
-A folder of checkpoints holds ``NUMBER-step-STEP`` for each whole one, numbered in the order in which they were
-written (a step may be written again, and clocks jump), and ``.aside-…`` for what is being written or removed.
-Whoever works on one of these holds a lock in it, which the kernel lets go when that process dies.
+A folder of checkpoints holds ``NUMBER-step-STEP`` for each whole one, and ``.aside-…`` for each that is being
+written or removed. The numbers say in which order checkpoints were written, as a step may be written again and
+clocks jump.
+A process that works on an ``.aside-…`` folder holds a lock in it, which the kernel releases if the process dies.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What belongs to a checkpoint."""
+    """The list of a checkpoint's files."""
 
     step: int
     time: float
     """When it was written, in seconds since the epoch."""
     files: dict[str, tuple[int, str]]
-    """The size in bytes and the SHA-256 of each."""
+    """The size in bytes and the SHA-256 of each file."""
 
     @classmethod
     def of(cls, folder: Path, step: int, time: float) -> Manifest:
-        """List the files of a folder, and have the disk hold what they contain."""
+        """Return the list of a folder's files, after they were synced to the disk."""
         files = {}
         for path in sorted(folder.iterdir()):
             if path.name == _LOCK:
@@ -52,7 +53,7 @@ class Manifest:
         return cls(step, time, files)
 
     def write(self, folder: Path) -> None:
-        """Add itself to the folder."""
+        """Write the manifest into the folder."""
         with open(folder / MANIFEST, "w") as file:
             json.dump({"format": FORMAT, "step": self.step, "time": self.time, "files": self.files}, file, indent=1)
             file.flush()
@@ -61,11 +62,11 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a folder.
+        """Return the manifest of a folder.
 
         Raises:
-            FileNotFoundError: it has none.
-            ValueError: it is none.
+            FileNotFoundError: the folder has no manifest.
+            ValueError: the file is no manifest.
         """
         found = json.loads((folder / MANIFEST).read_bytes())
         try:
@@ -78,11 +79,11 @@ class Manifest:
 
 
 def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
-    """Why a checkpoint is not whole; None where it is.
+    """Return why a checkpoint is not whole; None if it is.
 
     Args:
         folder: of the checkpoint.
-        hashes: whether to read it all and compare; or else only the sizes.
+        hashes: whether to compare hashes, for which all files are read, or only sizes.
     """
     try:
         manifest = Manifest.read(folder)
@@ -102,7 +103,7 @@ def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
 
 
 def numbered(folder: Path) -> list[tuple[int, int, Path]]:
-    """Number, step and path of each checkpoint, whole or not, the one that was written last first."""
+    """Return number, step and path of each checkpoint, whole or not, the newest first."""
     found = []
     for path in folder.glob("*-step-*"):
         if match := _NAME.fullmatch(path.name):
@@ -111,13 +112,13 @@ def numbered(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def named(folder: Path, step: int) -> Path:
-    """Where the next checkpoint goes."""
+    """Return the path of the next checkpoint."""
     last = max((number for number, _, _ in numbered(folder)), default=0)
     return folder / f"{last + 1:06}-step-{step}"
 
 
 class Aside:
-    """A folder beside the checkpoints, held by this process: it is nobody's leftover. A context manager.
+    """A folder beside the checkpoints that this process works in, and locks. A context manager that removes it.
 
     Args:
         folder: of the checkpoints.
@@ -137,10 +138,10 @@ class Aside:
                 return
 
     def become(self, checkpoint: Path) -> None:
-        """Rename it to what it is when it is whole.
+        """Rename the folder, which is whole now, to a checkpoint.
 
         Raises:
-            OSError: there is one of that name, or the disk refuses.
+            OSError: a checkpoint of that name exists, or the disk refuses.
         """
         self.path.rename(checkpoint)
         (checkpoint / _LOCK).unlink(missing_ok=True)
@@ -155,13 +156,13 @@ class Aside:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint: at no moment is there half of one."""
+    """Remove a checkpoint, of which half is there at no moment."""
     with Aside(checkpoint.parent) as aside, contextlib.suppress(FileNotFoundError):
         checkpoint.rename(aside.path / checkpoint.name)
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove what dead processes were writing or removing, and return what that was."""
+    """Remove what dead processes were writing or removing; return the folders."""
     removed = []
     for path in folder.glob(f"{_ASIDE}*"):
         lock = _hold(path, wait=False)
@@ -173,7 +174,7 @@ def remove_leftovers(folder: Path) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk hold the names in a folder."""
+    """Sync the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -182,7 +183,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _hold(folder: Path, wait: bool) -> int | None:
-    """Lock a folder; None where another process holds it, or has removed it meanwhile."""
+    """Lock a folder; return None if another process holds it, or has removed it meanwhile."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:

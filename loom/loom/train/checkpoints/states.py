@@ -1,7 +1,7 @@
-"""What a checkpoint holds: dicts and lists of tensors and plain values, as named tensors and bytes for the rest.
+"""The state in a checkpoint: named tensors, and bytes for all else.
 
-The rest is msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and what
-is read cannot run code.
+The bytes are msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and
+reading them cannot run code.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from loom.errors import UnstorableState
 __all__ = ["join", "split"]
 
 _TENSOR, _TUPLE, _BIG_INT = 1, 2, 3
-"""What msgpack has no type for."""
+"""Codes of the types that msgpack lacks."""
 
 
 def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """Copy a state, so that it may be changed at once.
+    """Copy a state, which may be changed as soon as this returns.
 
     Args:
         state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None.
 
     Returns:
-        The state without its tensors, for `join`, and copies of these on the CPU, by the path that leads to each.
+        The state without its tensors, for `join`, and copies of the tensors on the CPU, by the path to each.
 
     Raises:
-        UnstorableState: it holds something else; the text says where.
+        UnstorableState: the state holds something else; the text says where.
     """
     tensors: dict[str, torch.Tensor] = {}
     rest = _packed(_without_tensors(state, ("state",), tensors))
@@ -38,7 +38,7 @@ def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:
 
 
 def join(rest: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The state that was split."""
+    """Return the state that `split` took apart."""
 
     def found(code: int, data: bytes) -> Any:
         if code == _TENSOR:
@@ -89,7 +89,7 @@ def _key(key: Any, path: tuple[str, ...]) -> str | int:
 
 
 def _free_name(wanted: str, taken: Mapping[str, Any]) -> str:
-    """``{"a.b": x}`` and ``{"a": {"b": x}}`` lead to the same name."""
+    """Return a name that is free: ``{"a.b": x}`` and ``{"a": {"b": x}}`` lead to the same one."""
     name, number = wanted, 1
     while name in taken:
         number += 1

@@ -12,8 +12,8 @@
         if step % 100 == 0:
             store.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
-The tensors are written by ``torch.distributed.checkpoint``, whose tools read them. Whoever may write to the folder
-may run code in who loads from it: that module's own index is a pickle.
+``torch.distributed.checkpoint`` writes the tensors, and its tools read them. Its index is a pickle: who can write
+to the folder can run code in the processes that load from it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = ["CheckpointStore", "FoundCheckpoint", "PendingCheckpoint", "SkippedCh
 
 _log = logging.getLogger("loom")
 
-# It says so on each checkpoint, and it is what is wanted.
+# torch says so with each checkpoint, and it is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable", category=UserWarning)
 
 _REST = "state.msgpack"
 _AT_ONCE = 2
-"""Copies of the state that there are at most: one that is written, and one that waits."""
+"""Most copies of the state at a time: one that is written, and one that waits."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SkippedCheckpoint:
     path: Path
     step: int
     reason: str
-    """Which file is missing, or has another size or hash."""
+    """What is wrong, such as a file that is missing or has another hash."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class FoundCheckpoint:
     time: float
     """When it was written, in seconds since the epoch."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    """Those that were written later, and are not whole."""
+    """Newer checkpoints that are not whole."""
 
     def load(self) -> dict[str, Any]:
-        """The state, with its tensors on the CPU.
+        """Return the state, with its tensors on the CPU.
 
         Raises:
-            CheckpointBroken: it is not whole any more, or was removed, as too many newer ones were written.
+            CheckpointBroken: the checkpoint is not whole any more, or was removed after newer ones were written.
         """
         if reason := whats_wrong(self.path):
             raise CheckpointBroken(
@@ -99,7 +99,7 @@ class PendingCheckpoint:
 
     Args:
         step: of the state.
-        writing: what writes it.
+        writing: the result of the thread that writes.
     """
 
     def __init__(self, step: int, writing: futures.Future[FoundCheckpoint]) -> None:
@@ -108,25 +108,25 @@ class PendingCheckpoint:
 
     @property
     def done(self) -> bool:
-        """Whether it is written, or has failed."""
+        """Whether the checkpoint is written, or could not be."""
         return self._writing.done()
 
     @property
     def error(self) -> CheckpointNotWritten | None:
-        """Why it could not be written; None as long as nothing is known to have gone wrong."""
+        """Why the checkpoint could not be written; None if it was, or is still being written."""
         error = self._writing.exception() if self._writing.done() else None
         assert error is None or isinstance(error, CheckpointNotWritten)
         return error
 
     def wait(self, timeout: float | None = None) -> FoundCheckpoint:
-        """Wait until it is written.
+        """Wait until the checkpoint is written.
 
         Args:
             timeout: seconds to wait at most; None for as long as it takes.
 
         Raises:
-            CheckpointNotWritten: it could not be written; the checkpoints before it are as they were.
-            WaitTimeout: it takes longer. It is still being written.
+            CheckpointNotWritten: the checkpoint could not be written; earlier ones are as they were.
+            WaitTimeout: the checkpoint is still being written.
         """
         try:
             return self._writing.result(timeout)
@@ -135,14 +135,14 @@ class PendingCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one job, in a folder that every process which saves or loads them reaches.
+    """The checkpoints of one job, in a folder that all processes of the job reach.
 
-    What was left half written by processes that have died is removed. A program that ends waits until what it has
-    saved is written.
+    What processes that died left half written is removed. A program that ends waits until its checkpoints are
+    written.
 
     Args:
-        folder: it is made when it is first written to.
-        keep: how many whole checkpoints to keep, the newest ones.
+        folder: of the checkpoints, made with the first one.
+        keep: how many of the newest whole checkpoints to keep.
 
     Raises:
         WrongArguments: ``keep`` is less than 1, or the folder is a file.
@@ -163,12 +163,12 @@ class CheckpointStore:
     def save(self, state: Mapping[str, Any], step: int) -> PendingCheckpoint:
         """Copy a state, and write it in the background.
 
-        Where the disk is slower than the training, the third one waits until the first is written.
+        While two states wait to be written, the call waits.
 
         Args:
-            state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None. A sharded tensor
-                has to be gathered first.
-            step: the last one that the state contains.
+            state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None. Gather a sharded
+                tensor first.
+            step: the last step that the state contains.
 
         Raises:
             UnstorableState: the state contains something else.
@@ -187,9 +187,9 @@ class CheckpointStore:
         return PendingCheckpoint(step, writing)
 
     def newest(self) -> FoundCheckpoint | None:
-        """The checkpoint that was written last and is whole; None where there is none.
+        """Return the newest checkpoint that is whole; None if there is none.
 
-        It is read once, to compare the hashes.
+        All its files are read, to compare the hashes.
         """
         skipped: list[SkippedCheckpoint] = []
         for _, step, path in numbered(self.folder):
@@ -232,7 +232,7 @@ class CheckpointStore:
                 return path
 
     def _prune(self) -> None:
-        """Remove what is older than the checkpoints to keep. Broken ones do not count, but for newer ones."""
+        """Remove the checkpoints that are older than those to keep; broken ones do not count as kept."""
         whole = 0
         for _, _, path in numbered(self.folder):
             if whole == self.keep:
@@ -242,7 +242,7 @@ class CheckpointStore:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error of the disk behind those that wrap it."""
+    """Return the error of the disk behind the errors that wrap it."""
     while not isinstance(error, OSError):
         failures = getattr(error, "failures", None)
         inner = next(iter(failures.values()))[0] if failures else error.__cause__ or error.__context__

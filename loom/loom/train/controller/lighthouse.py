@@ -1,4 +1,4 @@
-"""torchft's lighthouse, at which replica groups find out who else is there, as an actor."""
+"""`LighthouseActor`: torchft's lighthouse, where replica groups find each other, as an actor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LighthouseActor(Actor):
     """Runs a lighthouse in its process.
 
     Args:
-        timeouts: after which it leaves a group out.
+        timeouts: say after how long it leaves a group out.
     """
 
     def __init__(self, timeouts: Timeouts) -> None:
@@ -32,11 +32,12 @@ class LighthouseActor(Actor):
 
     @endpoint
     async def open(self, port: int = 0) -> str:
-        """Listen, on any free port unless one is given; the URL for managers."""
+        """Listen, on any free port unless one is given; return the URL for managers."""
         return await asyncio.to_thread(self._open, port)
 
     @endpoint
     async def pid(self) -> int:
+        """Return the process id."""
         return os.getpid()
 
     def _open(self, port: int) -> str:
@@ -52,7 +53,7 @@ class LighthouseActor(Actor):
 
 
 def _torchft() -> Any:
-    """torchft's native part without the rest, which would import torch: seconds that a lighthouse need not take."""
+    """Return torchft's native part without the rest, which imports torch and takes seconds."""
     package = importlib.util.find_spec("torchft")
     if package is None or not package.submodule_search_locations:
         raise MissingDependency("a job needs torchft: pip install 'monarch-loom[train]'")

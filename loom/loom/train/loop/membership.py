@@ -1,4 +1,4 @@
-"""A process' place among all groups: torchft's manager, made anew where the lighthouse has moved."""
+"""`Membership`: the place of a process among all groups, by torchft's manager."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ __all__ = ["Membership"]
 _log = logging.getLogger("loom")
 
 RETRY_EVERY = 0.2
-"""Seconds after a quorum that could not be had, before the next attempt."""
+"""Seconds between two attempts to join a quorum."""
 
 
 class Membership:
     """The groups that train, as one of their processes sees them.
 
+    Each lighthouse has a manager of its own, which is made when the lighthouse has moved.
+
     Args:
         assignment: of the process.
         rank: of the process in its group.
         members: processes of the group.
-        state: gives the state that a group which joins is sent.
-        load: takes it.
-        attend: called before another attempt to be part of a quorum; what it raises ends the training.
+        state: returns the state for a group that joins.
+        load: takes the state of another group.
+        attend: called before each further attempt to join a quorum; what it raises ends the training.
     """
 
     def __init__(
@@ -57,16 +59,16 @@ class Membership:
         self._manager = self._join()
 
     def move(self, lighthouse: str) -> None:
-        """Go to another lighthouse before the next step. By any thread."""
+        """Go to another lighthouse before the next step. Any thread may call."""
         self._lighthouse = lighthouse
         self._moved.set()
 
     def _join(self) -> Manager:
-        told = self._assignment
+        assignment = self._assignment
         own_address = address_towards(self._lighthouse)
-        timeouts = told.timeouts
-        group = (NcclGroup if told.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
-        host, port = told.store
+        timeouts = assignment.timeouts
+        group = (NcclGroup if assignment.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
+        host, port = assignment.store
         self._generation += 1
         store = TCPStore(host, port, is_master=False, wait_for_workers=False)
         # The first member's manager is found by a fixed key in the store, which may still be the one before.
@@ -87,7 +89,7 @@ class Membership:
             store_addr=host,
             store_port=port,
             lighthouse_addr=self._lighthouse,
-            replica_id=told.replica,
+            replica_id=assignment.replica,
             hostname=own_address,
             checkpoint_transport=PeerTransport(own_address, timeouts.collective),
         )
@@ -96,7 +98,7 @@ class Membership:
 
     @property
     def step(self) -> int:
-        """As torchft counts: of two groups, the one with the higher step gives the other its state."""
+        """torchft's count of steps: of two groups, the one with the higher step gives the other its state."""
         step: int = self._manager.current_step()
         return step
 
@@ -106,7 +108,7 @@ class Membership:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of this group among those that take part in this step, and how many these are."""
+        """The number of this group among those that take part in this step, and their number."""
         return self._manager.participating_rank() or 0, max(1, self._manager.num_participants())
 
     def gather(self) -> None:
@@ -132,9 +134,9 @@ class Membership:
             return
 
     def average(self, flat: torch.Tensor, row: list[float]) -> list[list[float]]:
-        """Replace a tensor by the mean of all groups'; exchange rows of numbers with them.
+        """Replace a tensor by the mean of all groups', and return the rows of numbers of all groups.
 
-        What comes of it counts only if `commit` says so.
+        The result counts only if `commit` returns True.
         """
         place, of = self.place
         rows = torch.zeros(of, len(row), dtype=torch.float64, device=flat.device)
@@ -146,11 +148,11 @@ class Membership:
         return exchanged
 
     def commit(self) -> bool:
-        """Whether all members of this group have what they need to apply the step."""
+        """Return whether all members of this group have what they need to apply the step."""
         return bool(self._manager.should_commit())
 
     def abort(self) -> None:
-        """Break the connections with the other groups, as a fault."""
+        """Break the connections with the other groups, as an injected fault."""
         from loom.chaos.training import abort
 
         group = self._manager._pg._pg
@@ -159,5 +161,5 @@ class Membership:
         abort(group)
 
     def leave(self) -> None:
-        """Be no member any more."""
+        """Leave the other groups."""
         self._manager.shutdown(wait=False)

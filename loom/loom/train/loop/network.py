@@ -1,4 +1,4 @@
-"""torchft's process groups and transport, on the address by which the other hosts reach this one.
+"""torchft's process groups and transport, found by this host's address.
 
 torchft tells peers this host's name, which other pods usually cannot resolve.
 """
@@ -15,7 +15,7 @@ import torchft.process_group
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torchft.checkpointing.http_transport import HTTPTransport
 
-# Said by torch about the state that a peer sends, which is only read.
+# torch warns of the state that a peer sends, which is only read.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
 __all__ = ["GlooGroup", "NcclGroup", "PeerTransport"]
@@ -30,7 +30,7 @@ class _Addressed:
     _handle_id: Any
 
     def get_reconfigure_handle(self) -> str:
-        """How peers find this member: as torchft's own, but with the address."""
+        """Return how peers find this member: torchft's own handle, with the address for the name."""
         if self._rendezvous_store is None:
             self._rendezvous_store = TCPStore(self.own_address, 0, is_master=True, wait_for_workers=False)
         store = f"{self.own_address}:{self._rendezvous_store.port}"
@@ -68,7 +68,7 @@ class NcclGroup(_Addressed, torchft.process_group.ProcessGroupNCCL):  # type: ig
 
 
 class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
-    """Gives a group that joins the state of one that is there."""
+    """Sends the state of a group that trains to a group that joins."""
 
     def __init__(self, own_address: str, timeout: float) -> None:
         self.own_address = own_address
@@ -76,10 +76,10 @@ class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
         self._server.RequestHandlerClass.log_message = _say_nothing
 
     def address(self) -> str:
-        """Where the state can be fetched."""
+        """Return the URL of the state."""
         port = self._server.socket.getsockname()[1]
         return f"http://{self.own_address}:{port}/checkpoint/"
 
 
 def _say_nothing(*_: Any) -> None:
-    """Each request would be a line on stderr."""
+    """Replace the log of requests, which has a line on stderr for each."""

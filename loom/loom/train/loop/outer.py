@@ -1,4 +1,4 @@
-"""The outer optimizer of DiLoCo, which follows how far all groups have gone since they last agreed."""
+"""`OuterOptimizer`: DiLoCo's optimizer for how far the groups have gone since they last agreed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ __all__ = ["OuterOptimizer"]
 
 
 class OuterOptimizer:
-    """SGD with Nesterov momentum on the parameters that all agreed on last.
+    """SGD with Nesterov momentum on the parameters that all groups agreed on last.
 
-    Rates are those of the paper (https://arxiv.org/abs/2311.08105), section 3.
+    The rates are those of the paper (https://arxiv.org/abs/2311.08105), section 3.
 
     Args:
-        parameters: which the groups change by themselves in between.
+        parameters: that the groups change by themselves in between.
+        learning_rate: of the outer step.
+        momentum: of the outer step.
     """
 
     def __init__(
@@ -29,12 +31,12 @@ class OuterOptimizer:
         self._sgd = torch.optim.SGD(self._anchors, lr=learning_rate, momentum=momentum, nesterov=True)
 
     def progress(self) -> list[torch.Tensor]:
-        """How far each parameter has gone, as a gradient: against the direction."""
+        """Return how far each parameter has gone, as a gradient: with the opposite sign."""
         pairs = zip(self._anchors, self._parameters, strict=True)
         return [anchor.detach() - local(parameter).detach() for anchor, parameter in pairs]
 
     def follow(self, progress: torch.Tensor) -> None:
-        """Step by the mean of all groups' progress, and begin from there."""
+        """Step by the mean of all groups' progress, and give the parameters the result."""
         for anchor in self._anchors:
             anchor.grad = torch.zeros_like(anchor)
         unflatten(progress, [anchor.grad for anchor in self._anchors if anchor.grad is not None])
@@ -44,11 +46,11 @@ class OuterOptimizer:
                 local(parameter).copy_(anchor)
 
     def state(self) -> dict[str, Any]:
-        """What another needs to go on from here."""
+        """Return what another process needs to go on from here."""
         return {"anchors": [anchor.detach() for anchor in self._anchors], "sgd": self._sgd.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Go on from another process's `state`."""
         with torch.no_grad():
             for anchor, value in zip(self._anchors, state["anchors"], strict=True):
                 anchor.copy_(value)

@@ -1,4 +1,4 @@
-"""Parameters and what belongs to them as plain tensors, also where FSDP2 has sharded them."""
+"""Parameters and optimizer states as plain tensors, whether FSDP2 has sharded them or not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["flatten", "hash_of", "load_model", "load_optimizer", "local", "plain
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor."""
+    """Return what this process has of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor; every process of the group has to ask."""
+    """Return all of a tensor; every process of the group has to call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def plain(tree: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A state with each tensor converted, by `local` for a peer or by `whole` for a checkpoint."""
+    """Return a state with each tensor converted, by `local` for a peer or by `whole` for a checkpoint."""
     if isinstance(tree, torch.Tensor):
         return convert(tree.detach())
     if isinstance(tree, Mapping):
@@ -73,9 +73,9 @@ def _like(tensor: torch.Tensor, value: torch.Tensor, of_whole: bool) -> torch.Te
 
 
 def flatten(tensors: Iterable[torch.Tensor], extra: Sequence[float] = ()) -> torch.Tensor:
-    """Tensors, and some numbers behind them, in a row."""
-    pieces = [local(tensor).detach().reshape(-1) for tensor in tensors]
-    return torch.cat([*pieces, pieces[0].new_tensor(list(extra))])
+    """Return tensors, and some numbers behind them, in a row."""
+    parts = [local(tensor).detach().reshape(-1) for tensor in tensors]
+    return torch.cat([*parts, parts[0].new_tensor(list(extra))])
 
 
 def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[float]:
@@ -91,7 +91,7 @@ def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[float
 
 
 def hash_of(model: torch.nn.Module) -> str:
-    """The SHA-256 of what this process has of a model's parameters and buffers."""
+    """Return the SHA-256 of what this process has of a model's parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
