@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import monarch.actor
@@ -72,6 +73,28 @@ def test_every_name_of_monarch_is_provided_or_listed_as_absent() -> None:
 def test_every_lazy_name_can_be_imported() -> None:
     for name in dir(loom):
         getattr(loom, name)
+
+
+def test_every_public_exception_is_a_name_of_loom() -> None:
+    classes = {name for name, value in vars(loom.errors).items() if inspect.isclass(value) and name[0] != "_"}
+    public = {name for name in classes if issubclass(getattr(loom.errors, name), loom.LoomError)}
+
+    assert public == {name for name in loom.errors.__all__ if inspect.isclass(getattr(loom.errors, name))}
+    assert set(loom.errors.__all__) <= set(dir(loom))
+    with pytest.raises(loom.NotInjectable):  # one of five that were not
+        raise loom.errors.NotInjectable
+
+
+def test_a_type_checker_sees_every_name_of_loom(tmp_path: Path) -> None:
+    uses = tmp_path / "uses.py"
+    uses.write_text("import loom\n" + "".join(f"loom.{name}\n" for name in [*dir(loom), "no_such_name"]))
+    sources = [ROOT / "loom" / "loom" / "__init__.pyi", *Path(loom.errors.__file__).parent.glob("errors*")]
+    command = [sys.executable, "-m", "mypy", "--follow-imports=skip", f"--cache-dir={tmp_path}", *sources, uses]
+
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+
+    unseen = [line.partition("error: ")[2] for line in checked.stdout.splitlines() if line.startswith(str(uses))]
+    assert unseen == ['Module has no attribute "no_such_name"  [attr-defined]']
 
 
 def test_names_that_actors_use_are_monarchs_own_where_it_is_installed() -> None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from loom._version import __version__
 from loom.chaos.durations import spoken
 from loom.chaos.following import Struck
 from loom.chaos.judging import Verdict, compute_share, goodput, judge
@@ -39,8 +40,6 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        from loom._version import __version__
-
         run = self.run
         return {
             "plan": run.plan.name,
