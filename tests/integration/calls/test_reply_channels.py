@@ -159,3 +159,78 @@ def test_what_the_driver_does_not_unpickle_cannot_fail_there(worker: Any) -> Non
     for _ in range(200):
         deep = [deep]
     assert worker.echo.call_one(deep).get(timeout=BOUND) == deep
+
+
+# -- many actors ----------------------------------------------------------------------------------------------
+
+
+def _channels() -> int:
+    """How many reply channels the driver has. Runs there."""
+    return sum(thread.name == "reply channel" for thread in threading.enumerate())
+
+
+def test_actors_have_a_channel_each_beyond_the_64th(job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs(per_host={"gpus": 2})
+    meshes = [procs.spawn(f"workers{number}", Worker) for number in range(17)]
+    workers = [mesh.slice(hosts=host, gpus=gpu) for mesh in meshes for host in range(2) for gpu in range(2)]
+
+    first = [worker.echo.call_one(number) for number, worker in enumerate(workers)]
+    again = [worker.echo.call_one(-number) for number, worker in enumerate(workers)]
+
+    assert [future.get(timeout=BOUND) for future in first] == list(range(68))
+    assert [-future.get(timeout=BOUND) for future in again] == list(range(68))
+    assert job.run(_channels) == 68
+
+
+def _with_room_for_two(workers: list[Any]) -> tuple[list[Any], list[bool], int]:
+    """Call actors over as many channels as there is room for. Runs in the driver."""
+    import asyncio
+    import queue
+
+    from loom_gateway.driver.monarch.fast_call import ReplyChannels
+    from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+
+    came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    class Replies:
+        def answer(self, reply: Any, value: Any, error: Any, eager: bool) -> None:
+            came.put((reply, value, error))
+
+        def gathered(self, more: bool) -> None:
+            pass
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    channels = ReplyChannels(loop, Replies(), MeshTable(), most=2, idle=10 * BOUND)  # type: ignore[arg-type]
+    before, answers = _channels(), []
+
+    def call(number: int) -> bool:
+        entry = Entry("actors", "workers", workers[number], number, ranks=(number,))
+        channel = channels.to(number, entry)
+        if channel is None:
+            return False
+        endpoint = workers[number].echo
+        assert channel.takes("echo", endpoint)
+        channel.call((number, None), "echo", endpoint, (number,), {})
+        answers.append(came.get(timeout=BOUND))
+        return True
+
+    taken = [call(0), call(1), call(2)]  # the third has to be called in Monarch's own way
+    for channel in channels._channels.values():
+        channel.used -= 11 * BOUND
+    taken += [call(0), call(2), call(1)]  # the third has the place of the second, and the second none now
+    deadline = threading.Event()
+    while _channels() > before + 2 and not deadline.wait(0.01):
+        pass
+    return answers, taken, _channels() - before
+
+
+def test_an_idle_channel_gives_way_to_another_actor(job: loom.Job) -> None:
+    workers = job.hosts.spawn_procs(per_host={"gpus": 2}).spawn("workers", Worker)
+    three = [workers.slice(hosts=0, gpus=0), workers.slice(hosts=0, gpus=1), workers.slice(hosts=1, gpus=0)]
+
+    answers, taken, left = job.run(_with_room_for_two, three)
+
+    assert taken == [True, True, False, True, True, False]
+    assert answers == [((number, None), number, None) for number in (0, 1, 0, 2)]
+    assert left == 2

@@ -74,18 +74,22 @@ def test_a_client_that_stays_resumes_with_the_next_gateway(gateway: Gateway) -> 
         assert [list(value.get(BOUND).values()) for value in values] == [[n, n] for n in range(1, 41)]
 
 
-def test_a_pod_that_goes_takes_its_sessions_with_it(gateway: Gateway) -> None:
+def test_sessions_go_with_a_gateway_that_is_lost_with_all_its_processes_and_files(gateway: Gateway) -> None:
+    """As when its machine is lost, or its pod is deleted."""
     job = gateway.connect()
+    await_true(lambda: gateway.rest("/status")["spare_ready"])
     counters = counters_of(job)
     pids = list(counters.pid.call().get(BOUND).values())
-    drivers = gateway.drivers()
+    lost = [*gateway.drivers(), *gateway.weavers()]
+    assert len(lost) == 3  # of the session, of the next one, and the weaver
 
     gateway.end(signal.SIGKILL)
-    for driver in drivers:
-        driver.kill()
+    for process in lost:
+        process.kill()
     shutil.rmtree(gateway.state)
     gateway.start()
 
+    assert gateway.rest("/sessions")["sessions"] == []
     with pytest.raises(loom.UnknownSession):
         counters.add.call(1).get(BOUND)
     for pid in pids:

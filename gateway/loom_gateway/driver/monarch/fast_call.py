@@ -31,10 +31,10 @@ from loom_gateway.driver.session.replies import Replies, ReplyId
 __all__ = ["MOST_CHANNELS", "ReplyChannel", "ReplyChannels", "replies_once"]
 
 MOST_CHANNELS = 1024
-"""Reply channels of a session. Each has a thread, and takes about 90 KiB."""
+"""Reply channels of a session. Each has a thread, and takes about 60 KiB."""
 
 IDLE = 10.0
-"""Seconds without a call after which a channel gives way to another actor's, if there are too many."""
+"""Seconds without a call after which a channel may give way to another actor's."""
 
 STACK_SIZE = 512 << 10
 """Bytes of address space for the stack of a channel's thread, which only waits and passes on."""
@@ -63,9 +63,20 @@ class ReplyChannels:
         loop: the driver's event loop.
         replies: takes what comes.
         meshes: the session's.
+        most: channels at most; actors that are called after that are called in Monarch's own way.
+        idle: seconds without a call after which a channel gives way to another actor's, if there are ``most``.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, replies: Replies, meshes: MeshTable) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        replies: Replies,
+        meshes: MeshTable,
+        most: int = MOST_CHANNELS,
+        idle: float = IDLE,
+    ) -> None:
+        self._most = most
+        self._idle = idle
         self._loop = loop
         self._replies = replies
         self._meshes = meshes
@@ -85,10 +96,10 @@ class ReplyChannels:
             return channel
 
     def _has_room(self) -> bool:
-        if len(self._channels) < MOST_CHANNELS:
+        if len(self._channels) < self._most:
             return True
         mesh, oldest = next(iter(self._channels.items()))
-        if not oldest.idle or time.monotonic() - oldest.used < IDLE:
+        if not oldest.idle or time.monotonic() - oldest.used < self._idle:
             return False
         del self._channels[mesh]
         oldest.close()
