@@ -15,7 +15,7 @@ from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
-from loom_gateway.access.control import Doors, Visit, http_status, refusal_headers
+from loom_gateway.access.control import Doors, Visit, refusal_headers
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Pieces
@@ -262,7 +262,7 @@ async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
 
 def _error_response(error: LoomError) -> JSONResponse:
     content = {"error": {"code": error.code, "message": str(error)}}
-    return JSONResponse(content, status_code=http_status(error), headers=refusal_headers(error))
+    return JSONResponse(content, status_code=error.http_status, headers=refusal_headers(error))
 
 
 def _session_info(session: Session) -> SessionInfo:

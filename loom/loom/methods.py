@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from loom.errors import NoSuchMethod, WrongArguments
+from loom.errors import EndpointNotFound, WrongArguments
 from loom.signatures import CallSignature
 
 __all__ = ["Method", "constructor_of", "function_of", "methods_of", "no_method"]
@@ -89,10 +89,12 @@ def no_method(class_name: str, name: str, methods: Mapping[str, Method] | None, 
         NoSuchMethod: always.
     """
     if name.startswith("_"):
-        raise NoSuchMethod(f"{class_name}.{name} is private: only public methods can be called from here")
+        raise EndpointNotFound(
+            f"{class_name}.{name} is private: only public methods can be called from here", code="no_such_method"
+        )
     near = difflib.get_close_matches(name, methods or (), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     known = ", ".join(methods or ()) or "none"
     what = "is no method, and attributes cannot be read from here: write a method that returns it" if exists else ""
     text = f"{class_name}.{name} {what}" if exists else f"{class_name} has no method {name!r}"
-    raise NoSuchMethod(f"{text}{hint} Its methods: {known}")
+    raise EndpointNotFound(f"{text}{hint} Its methods: {known}", code="no_such_method")

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loom.errors import NotAnActor, WrongArguments
+from loom.errors import Invalid, WrongArguments
 
 __all__ = ["CallSignature", "check_actor", "constructor", "endpoints"]
 
@@ -104,14 +104,17 @@ def check_actor(cls: type) -> None:
     from loom.actor import Actor  # where torchmonarch is installed, this takes a second
 
     if not issubclass(cls, Actor):
-        raise NotAnActor(f"{cls.__module__}.{cls.__qualname__} is no actor: derive it from loom.Actor")
+        raise Invalid(
+            f"{cls.__module__}.{cls.__qualname__} is no actor: derive it from loom.Actor", code="not_an_actor"
+        )
     kinds: dict[bool, list[str]] = {False: [], True: []}
     for name in endpoints(cls):
         kinds[inspect.iscoroutinefunction(inspect.getattr_static(cls, name)._method)].append(name)
     if kinds[False] and kinds[True]:
-        raise NotAnActor(
+        raise Invalid(
             f"{cls.__name__} mixes endpoints that are def ({', '.join(kinds[False])}) and async def "
-            f"({', '.join(kinds[True])}): an actor has either, since a blocking one would hold up the others"
+            f"({', '.join(kinds[True])}): an actor has either, since a blocking one would hold up the others",
+            code="not_an_actor",
         )
     for hook in ("__cleanup__", "__supervise__"):
         method = getattr(cls, hook, None)
@@ -119,6 +122,6 @@ def check_actor(cls: type) -> None:
             continue
         is_async = inspect.iscoroutinefunction(method)
         if kinds[False] and is_async:
-            raise NotAnActor(f"{cls.__name__}.{hook} is async def, but its endpoints are def")
+            raise Invalid(f"{cls.__name__}.{hook} is async def, but its endpoints are def", code="not_an_actor")
         if kinds[True] and not is_async and hook == "__cleanup__":
-            raise NotAnActor(f"{cls.__name__}.{hook} is def, but its endpoints are async def")
+            raise Invalid(f"{cls.__name__}.{hook} is def, but its endpoints are async def", code="not_an_actor")

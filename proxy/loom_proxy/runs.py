@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.errors import LoomError, NoSuchRun, RunNameTaken
+from loom.errors import LoomError, NameTaken, NoSuchRun
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
@@ -242,8 +242,9 @@ class KnownRuns:
             raise ValueError(f"the name of a run is a text that is not empty, not {name!r}")
         same = next((run for run in list(self._handles.values()) if run.name == name and not run.done()), None)
         if same is not None:
-            raise RunNameTaken(
-                f"run {name!r} is still going (id {same.id}): wait for it, cancel it, or take another name"
+            raise NameTaken(
+                f"run {name!r} is still going (id {same.id}): wait for it, cancel it, or take another name",
+                code="run_name_taken",
             )
         parts = caller.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
         handle = self._handles[ident] = RunHandle(caller, ident, name)

@@ -18,28 +18,13 @@ from urllib.parse import urlsplit
 
 from loom.errors import (
     AuthenticationError,
-    ConnectionLost,
-    FaultRefused,
-    GatewayDraining,
     LimitReached,
     LoomError,
-    NoSuchMesh,
-    NoSuchRank,
-    NotInjectable,
     OriginRefused,
     ProtocolMismatch,
     RateLimited,
     ScopeError,
-    SessionLost,
     TokenRevoked,
-    TooLarge,
-    UnknownCommand,
-    UnknownDevice,
-    UnknownInjection,
-    UnknownReplica,
-    UnknownSession,
-    WeaverUnavailable,
-    WrongArguments,
 )
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
@@ -47,7 +32,7 @@ from loom_gateway.access.rate_limits import ADDRESSES, Limits, RateLimit, addres
 from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
 from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
 
-__all__ = ["Doors", "Visit", "http_status", "refusal_headers"]
+__all__ = ["Doors", "Visit", "refusal_headers"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,29 +41,6 @@ BURST = 5.0
 
 TICK = 1.0
 """Seconds between two looks at whether those who are in still may be."""
-
-_STATUS: dict[type[LoomError], int] = {
-    ProtocolMismatch: 400,
-    AuthenticationError: 401,
-    ScopeError: 403,
-    NotInjectable: 403,
-    OriginRefused: 403,
-    ConnectionLost: 404,
-    UnknownSession: 404,
-    UnknownReplica: 404,
-    UnknownDevice: 404,
-    UnknownCommand: 404,
-    UnknownInjection: 404,
-    NoSuchMesh: 404,
-    NoSuchRank: 404,
-    FaultRefused: 409,
-    SessionLost: 410,
-    TooLarge: 413,
-    WrongArguments: 422,
-    LimitReached: 429,
-    GatewayDraining: 503,
-    WeaverUnavailable: 503,
-}
 
 Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
 """Ends a connection and tells the client why."""
@@ -304,11 +266,6 @@ def peer_of(scope: MutableMapping[str, Any]) -> str:
     """Address that a request came from."""
     client = scope.get("client")
     return str(client[0]) if client else ""
-
-
-def http_status(error: LoomError) -> int:
-    """The HTTP status that an error is answered with."""
-    return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), 500)
 
 
 def refusal_headers(error: LoomError) -> dict[str, str]:

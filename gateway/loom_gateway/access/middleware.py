@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from loom.errors import LoomError
-from loom_gateway.access.control import Doors, http_status, refusal_headers
+from loom_gateway.access.control import Doors, refusal_headers
 
 __all__ = ["DONE", "DoorKeeper"]
 
@@ -65,12 +65,12 @@ class DoorKeeper:
         text = json.dumps({"error": {"code": error.code, "message": str(error)}})
         headers = {"content-type": "application/json", **refusal_headers(error)}
         if scope["type"] == "websocket":
-            scope["loom.socket"].refuse(http_status(error), headers, text)
+            scope["loom.socket"].refuse(error.http_status, headers, text)
             return
         body = text.encode()
         headers["content-length"] = str(len(body))
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": http_status(error), "headers": pairs})
+        await send({"type": "http.response.start", "status": error.http_status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
 
 

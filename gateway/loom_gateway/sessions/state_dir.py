@@ -10,7 +10,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from loom.errors import StateFolderInUse, UnsafeStateFolder
+from loom.errors import Conflict, UnsafeStateFolder
 from loom_gateway.sessions.driver_files import DriverFiles
 
 __all__ = ["StateFolder", "default_path"]
@@ -74,9 +74,10 @@ class StateFolder:
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
-            raise StateFolderInUse(
+            raise Conflict(
                 f"another gateway{f' (pid {holder})' if holder else ''} uses the state folder {path}: end it, or "
-                f"choose another folder with --state-dir"
+                f"choose another folder with --state-dir",
+                code="state_folder_in_use",
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

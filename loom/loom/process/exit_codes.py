@@ -24,44 +24,30 @@ import sys
 
 from loom import errors
 
-__all__ = ["FAILURE", "USAGE", "error_for_exit_code", "exit_code", "report"]
+__all__ = ["FAILURE", "USAGE", "error_for_exit_code", "report"]
 
 FAILURE = 1
 USAGE = 2
 
-_CODES: dict[type[errors.LoomError], int] = {
-    errors.InvalidAddress: USAGE,
-    errors.WrongArguments: USAGE,
-    errors.PortInUse: 3,
-    errors.MissingDependency: 4,
-    errors.GatewayUnreachable: 5,
-    errors.NotAGateway: 5,
-    errors.AuthenticationError: 6,
-    errors.ScopeError: 6,
-    errors.WorkerUnreachable: 7,
-    errors.UnknownSession: 8,
-    errors.WeaverUnavailable: 5,
-    errors.NatsUnreachable: 5,
-    errors.UnknownReplica: 9,
-    errors.UnknownDevice: 9,
-    errors.UnknownCommand: 9,
-    errors.UnknownInjection: 9,
-    errors.BadPlan: USAGE,
-    errors.NotInjectable: 6,
-}
-
-
-def exit_code(error: errors.LoomError) -> int:
-    """The exit code for an error."""
-    return next((code for cls, code in _CODES.items() if isinstance(error, cls)), FAILURE)
+_TOLD_BY = (
+    errors.InvalidAddress,
+    errors.PortInUse,
+    errors.MissingDependency,
+    errors.GatewayUnreachable,
+    errors.AuthenticationError,
+    errors.WorkerUnreachable,
+    errors.UnknownSession,
+    errors.UnknownReplica,
+)
+"""The class for each exit code that several share: what a process of Loom most likely ended with."""
 
 
 def error_for_exit_code(code: int) -> type[errors.LoomError]:
-    """The class of error that a process of Loom which ended with ``code`` has reported."""
-    return next((cls for cls, known in _CODES.items() if known == code), errors.LoomError)
+    """Return the class of error that a process of Loom which ended with ``code`` has reported."""
+    return next((cls for cls in _TOLD_BY if cls.exit_status == code), errors.LoomError)
 
 
 def report(error: errors.LoomError) -> int:
     """Say on standard error what went wrong and return the exit code for it."""
     print(f"error: {error}", file=sys.stderr)  # noqa: T201
-    return exit_code(error)
+    return error.exit_status

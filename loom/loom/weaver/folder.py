@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from loom.control.address import WeaverAddress
-from loom.errors import StateFolderInUse, UnsafeStateFolder
+from loom.errors import Conflict, UnsafeStateFolder
 
 __all__ = ["WeaverFolder"]
 
@@ -52,7 +52,9 @@ class WeaverFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise StateFolderInUse(f"another weaver uses the folder {path}: end it, or choose another") from None
+            raise Conflict(
+                f"another weaver uses the folder {path}: end it, or choose another", code="state_folder_in_use"
+            ) from None
         return cls(path, lock)
 
     def is_there(self) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from loom.errors import SyncFailed, SyncNameTaken, WaitTimeout, WrongArguments
+from loom.errors import NameTaken, SyncFailed, WaitTimeout, WrongArguments
 from loom.manifest import Entry, Manifest, check_sizes, human_size, size_limit
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
@@ -146,9 +146,10 @@ class SyncedFolders:
     def _check_name(self, name: str, folder: str) -> None:
         taken = self._folders.get(name)
         if taken is not None and taken.path != folder:
-            raise SyncNameTaken(
+            raise NameTaken(
                 f"the folder {taken.path} was synced under the name {name!r} already: give {folder} another with "
-                f"name=…"
+                f"name=…",
+                code="sync_name_taken",
             )
 
     def _sync(self, folder: str, name: str, exclude: Sequence[str], bar: _Bar) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from loom.errors import FileChanged, NotAFolder, UnreadableFile, UnsafeLink
+from loom.errors import FileChanged, Invalid, NotAFolder, UnreadableFile
 from loom.manifest import Entry
 
 __all__ = ["Found", "FoundFile", "UnchangedFile", "find_files", "hash_files"]
@@ -217,14 +217,15 @@ def _link(root: str, path: str, place: str) -> FoundFile:
     except FileNotFoundError:
         pass  # it dangles, which may be as it should
     except OSError as error:
-        raise UnsafeLink(
-            f"the link {path} leads in circles, to {target}: remove it or exclude=[{path!r}]"
+        raise Invalid(
+            f"the link {path} leads in circles, to {target}: remove it or exclude=[{path!r}]", code="unsafe_link"
         ) from error
     resolved = os.path.realpath(place)
     if resolved != root and not resolved.startswith(root + os.sep):
-        raise UnsafeLink(
+        raise Invalid(
             f"the link {path} leads outside of {root}, to {target}: copy what it leads to into the folder, or "
-            f"exclude=[{path!r}]"
+            f"exclude=[{path!r}]",
+            code="unsafe_link",
         )
     here = os.path.dirname(place)
     if os.path.isabs(target):

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import IO, NamedTuple
 
-from loom.errors import InvalidAddress, MissingDependency, PortForwardFailed
+from loom.errors import InvalidAddress, MissingDependency, Unavailable
 
 __all__ = ["KubeAddress", "PortForward", "parse_kube_address"]
 
@@ -144,9 +144,10 @@ class PortForward:
                 self.close()
                 said = "; ".join(self._said) or "it said nothing"
                 what = "ended" if ended else f"did not forward within {START_TIMEOUT:g} s"
-                raise PortForwardFailed(
+                raise Unavailable(
                     f"kubectl port-forward to {self.address.resource} in namespace {self.address.namespace} "
-                    f"{what}: {said}"
+                    f"{what}: {said}",
+                    code="port_forward_failed",
                 )
 
     # -- on its thread ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from loom.errors import NotAnEndpoint, NotOneActor, NotSupported, WrongArguments
+from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
 from loom.signatures import CallSignature
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
 from loom.wire.messages import Buffer
@@ -90,9 +90,10 @@ class EndpointProxy:
             NotOneActor: the mesh has several; select one with `slice`, or use `call` or `choose`.
         """
         if not self._single:
-            raise NotOneActor(
+            raise Invalid(
                 f"call_one needs exactly one actor, but this mesh has {len(self._mesh)} ({self._mesh.extent}): "
-                f"select one with slice(), or use call() or choose()"
+                f"select one with slice(), or use call() or choose()",
+                code="not_one_actor",
             )
         parts = self._payload(args, kwargs)
         return self._caller.ask(self._operation(CallOne), parts, self._key)

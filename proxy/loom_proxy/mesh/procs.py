@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 from loom.bootstrap import BootstrapCommand
 from loom.errors import (
-    EndpointNameTaken,
-    HostsNotOwned,
     InvalidLogOption,
-    MeshStopped,
+    NameTaken,
     NotOneProcess,
     WrongArguments,
+    WrongState,
 )
 from loom.shape import Point, Shape
 from loom.signatures import check_actor, constructor, endpoints
@@ -114,7 +113,9 @@ class HostMeshProxy(MeshProxy):
             HostsNotOwned: these are not all hosts; Monarch refuses this too.
         """
         if len(self) != len(self._whole.shape):
-            raise HostsNotOwned(f"{self!r} is a part of the hosts: stop its proc meshes one by one")
+            raise WrongState(
+                f"{self!r} is a part of the hosts: stop its proc meshes one by one", code="hosts_not_owned"
+            )
         return self._whole.caller.ask(StopHosts())
 
     def shutdown(self) -> FutureProxy[None]:
@@ -123,9 +124,10 @@ class HostMeshProxy(MeshProxy):
         Raises:
             HostsNotOwned: always. `stop` ends the session's processes, `Job.close` the session.
         """
-        raise HostsNotOwned(
+        raise WrongState(
             "the hosts belong to the gateway, and other sessions may use them: end this session's processes with "
-            "stop(), the session with Job.close(), or the workers where they were started"
+            "stop(), the session with Job.close(), or the workers where they were started",
+            code="hosts_not_owned",
         )
 
     async def __aenter__(self) -> HostMeshProxy:
@@ -170,8 +172,10 @@ class ProcMeshProxy(MeshProxy):
         signatures = endpoints(Class)
         taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label) and label not in GIVES_WAY)
         if taken:
-            raise EndpointNameTaken(
-                f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of that name"
+            raise NameTaken(
+                f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of "
+                "that name",
+                code="endpoint_name_taken",
             )
         constructor(Class).check(args, kwargs)
         caller = self._whole.caller
@@ -205,7 +209,7 @@ class ProcMeshProxy(MeshProxy):
 
     async def __aenter__(self) -> ProcMeshProxy:
         if self._whole.stopped:
-            raise MeshStopped(f"{self!r} has been stopped")
+            raise WrongState(f"{self!r} has been stopped", code="mesh_stopped")
         return self
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:

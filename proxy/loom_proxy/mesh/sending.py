@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
-from loom.errors import NotAMethod, UnknownSelection, WrongArguments
+from loom.errors import Invalid, NotAMethod, WrongArguments
 from loom.signatures import CallSignature
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
@@ -52,7 +52,7 @@ def send(
             return
         raise WrongArguments(f"send() takes an endpoint of an actor mesh, not {endpoint!r:.80}")
     if selection not in _SELECTIONS:
-        raise UnknownSelection(f"selection is {selection!r}; it can be 'all' or 'choose'")
+        raise Invalid(f"selection is {selection!r}; it can be 'all' or 'choose'", code="unknown_selection")
     if port is not None and not isinstance(port, Port):
         raise WrongArguments(f"send() takes a Port of Channel.open(), not {port!r:.80}")
     endpoint._send(tuple(args), dict(kwargs), selection, None if port is None else port.__loom_reference__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Generic, Protocol, TypeVar
 
-from loom.errors import NoOpenJob
+from loom.errors import WrongState
 from loom_proxy.mesh.native import in_cluster, monarchs
 from loom_proxy.ports.port import Port, Wire
 from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver, receiver
@@ -69,10 +69,15 @@ def _ports_of(job: HasPorts | None) -> Ports:
     if job is None:
         found = [one for one in open_jobs if not one.closed]
         if not found:
-            raise NoOpenJob("a channel needs an open job: call loom.local() or loom.connect() first")
+            raise WrongState(
+                "a channel needs an open job: call loom.local() or loom.connect() first", code="no_open_job"
+            )
         if len(found) > 1:
             names = ", ".join(sorted(repr(one.session) for one in found))
-            raise NoOpenJob(f"this program has several open jobs ({names}): say which, with job.channel() or job=…")
+            raise WrongState(
+                f"this program has several open jobs ({names}): say which, with job.channel() or job=…",
+                code="no_open_job",
+            )
         (job,) = found
     job._ports.caller.check_open()
     return job._ports

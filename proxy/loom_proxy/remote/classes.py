@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loom.errors import EndpointNameTaken, ObjectNameTaken, WrongArguments, WrongConnectionMode
+from loom.errors import Invalid, NameTaken, WrongArguments
 from loom.hosted import AsyncHosted, Hosted
 from loom.methods import constructor_of, function_of, methods_of
 from loom_proxy.job import Job
@@ -122,7 +122,10 @@ class RemoteClass:
         args, kwargs = _init(init_args, init_kwargs)
         methods = methods_of(target)
         if taken := sorted(OWN_NAMES & methods.keys()):
-            raise EndpointNameTaken(f"{target.__name__}.{taken[0]}: every remote object has that name itself")
+            raise NameTaken(
+                f"{target.__name__}.{taken[0]}: every remote object has that name itself",
+                code="endpoint_name_taken",
+            )
         signature = constructor_of(target)
         if signature is not None:
             signature.check(args, kwargs)
@@ -205,8 +208,9 @@ class _Place:
             numbered = (f"{default}_{number}" for number in itertools.count(2))
             return next(name for name in itertools.chain([default], numbered) if name not in taken)
         if wanted in taken:
-            raise ObjectNameTaken(
-                f"session {self._job.session!r} has a mesh {wanted!r} already: tear it down, or give another name"
+            raise NameTaken(
+                f"session {self._job.session!r} has a mesh {wanted!r} already: tear it down, or give another name",
+                code="object_name_taken",
             )
         return wanted
 
@@ -226,10 +230,14 @@ def _check_mode(job: Job, mode: str | None) -> None:
     if mode is None or mode == job.transport:
         return
     if mode not in CONNECTION_MODES:
-        raise WrongConnectionMode(f"connection_mode is {mode!r}: give 'websocket' or 'http', or leave it out")
-    raise WrongConnectionMode(
+        raise Invalid(
+            f"connection_mode is {mode!r}: give 'websocket' or 'http', or leave it out",
+            code="wrong_connection_mode",
+        )
+    raise Invalid(
         f"connection_mode is {mode!r}, but this job is connected over {job.transport!r}, and its calls take that: "
-        f"connect it with loom.connect(…, transport={mode!r}), or leave connection_mode out"
+        f"connect it with loom.connect(…, transport={mode!r}), or leave connection_mode out",
+        code="wrong_connection_mode",
     )
 
 

@@ -22,11 +22,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from loom.errors import (
+    EndpointNotFound,
     InvalidAddress,
     LoomError,
-    NoSuchMethod,
     RemoteException,
-    ServiceUnreachable,
+    Unavailable,
     UnpicklableError,
     WaitTimeout,
     WrongArguments,
@@ -77,7 +77,9 @@ class _Service:
         try:
             self.url = self.url if self._find is None else self._find().rstrip("/")
         except Exception as failure:  # Kubetorch's, of a kubectl that does not forward
-            raise ServiceUnreachable(f"Kubetorch does not reach {self.called}: {failure}") from failure
+            raise Unavailable(
+                f"Kubetorch does not reach {self.called}: {failure}", code="service_unreachable"
+            ) from failure
         path = "/".join(quote(part, safe="") for part in (self.called, method) if part is not None)
         headers = {
             "Content-Type": "application/json",
@@ -96,8 +98,9 @@ class _Service:
                 within = "in time" if timeout is None else f"within {timeout:g} s"
                 raise WaitTimeout(f"no answer from {self.url} {within}; the method may go on") from failure
             trust = "; LOOM_CA names the file of an authority of your own" * isinstance(reason, ssl.SSLError)
-            raise ServiceUnreachable(
-                f"no answer from {self.url} ({reason}): check the address and that the service runs{trust}"
+            raise Unavailable(
+                f"no answer from {self.url} ({reason}): check the address and that the service runs{trust}",
+                code="service_unreachable",
             ) from failure
         raise error
 
@@ -130,14 +133,15 @@ class _Service:
             return self._stranger(status)
         if {"error_type", "message", "traceback"} <= answer.keys():
             return self._raised(answer, method)
-        return ServiceUnreachable(
-            f"{self.url} does not serve {self.called}: {answer.get('detail', answer)} ({status})"
+        return Unavailable(
+            f"{self.url} does not serve {self.called}: {answer.get('detail', answer)} ({status})",
+            code="service_unreachable",
         )
 
     def _raised(self, answer: Mapping[str, Any], method: str | None) -> Exception:
         kind, text, traceback = (str(answer[key]) for key in ("error_type", "message", "traceback"))
         if kind == "HTTPException" and "not found in class" in text:
-            return NoSuchMethod(f"{self.url}: {text}")
+            return EndpointNotFound(f"{self.url}: {text}", code="no_such_method")
         error: Exception = RemoteException(kind, text)
         for where in (builtins, sys.modules.get(self.home or "")):
             found = getattr(where, kind, None)
@@ -154,7 +158,10 @@ class _Service:
 
     def _stranger(self, status: int | None = None) -> LoomError:
         shown = "" if status is None else f" ({status})"
-        return ServiceUnreachable(f"what answers at {self.url} is no pod server of Kubetorch{shown}: check the URL")
+        return Unavailable(
+            f"what answers at {self.url} is no pod server of Kubetorch{shown}: check the URL",
+            code="service_unreachable",
+        )
 
 
 def _unpickled(answer: Any) -> Any:

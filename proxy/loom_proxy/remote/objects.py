@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from loom.errors import ActorError, LoomError, MeshStopped, RemoteException, WaitTimeout
+from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, WrongState
 from loom.hosted import HostedObject
 from loom.methods import Method, no_method
 from loom_proxy.futures.future import FutureProxy
@@ -121,7 +121,7 @@ class _Remote:
 
     def _check_alive(self) -> None:
         if self._gone:
-            raise MeshStopped(f"{self!r} has been torn down: put it up again with .to(job)")
+            raise WrongState(f"{self!r} has been torn down: put it up again with .to(job)", code="mesh_stopped")
 
     def teardown(self) -> None:
         """End its processes, and what it holds; waits 15 s at most. Once it is over, nothing is done."""

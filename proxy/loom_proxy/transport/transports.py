@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from loom.errors import LoomError, UnknownTransport
+from loom.errors import Invalid, LoomError
 from loom.wire.sender import Wire
 from loom_proxy.transport.http import HttpTransport
 from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
@@ -70,7 +70,10 @@ def open_transport(kind: str, url: str, token: str | None, timeout: float, ca: s
     if kind != "auto":
         if kind not in _OPENERS:
             known = ", ".join(("auto", *_OPENERS))
-            raise UnknownTransport(f"no transport {kind!r} (transport=… or LOOM_TRANSPORT); there are: {known}")
+            raise Invalid(
+                f"no transport {kind!r} (transport=… or LOOM_TRANSPORT); there are: {known}",
+                code="unknown_transport",
+            )
         return _OPENERS[kind](url, token, timeout, ca)
     try:
         return WebSocketTransport.open(url, token, timeout, ca)

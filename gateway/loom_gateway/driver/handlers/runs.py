@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from loom.errors import LoomError, NoSuchRun, OperationCancelled, OperationFailed, RunNameTaken, TooManyRuns
+from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
@@ -142,7 +142,7 @@ class Runs:
             text = (
                 f"run {run.name!r} is still going (id {same.ident}): wait for it, cancel it, or take another name"
             )
-            self._refuse(run, RunNameTaken(text))
+            self._refuse(run, NameTaken(text, code="run_name_taken"))
         elif len(going) >= MOST_RUNNING:
             self._refuse(run, TooManyRuns(f"{len(going)} functions run in the driver; no more than that may"))
         else:

@@ -1,0 +1,96 @@
+"""Exceptions about a gateway: reaching it, being let in, starting it."""
+
+from __future__ import annotations
+
+from loom.errors.base import Conflict, Denied, Invalid, LimitReached, LoomError, NotFound, Unavailable
+
+
+class GatewayUnreachable(Unavailable, code="gateway_unreachable", exit_status=5):
+    """Nothing answered at the gateway's address (refused, timed out, name not found)."""
+
+
+class GatewayDraining(LoomError, code="gateway_draining", http_status=503):
+    """The gateway was told to stop and takes no new sessions; the ones that it has go on until it ends."""
+
+
+class NotAGateway(Unavailable, code="not_a_gateway", exit_status=5):
+    """Something answered at the address, but it is not a Loom gateway."""
+
+
+class UntrustedGateway(NotAGateway, code="untrusted_gateway"):
+    """TLS does not vouch for what answered: its certificate is of an unknown authority, another host or too old."""
+
+
+class AuthenticationError(Denied, code="authentication", http_status=401):
+    """The gateway refused the token, or none was given."""
+
+
+class TokenRevoked(AuthenticationError, code="token_revoked"):
+    """The token was revoked, or has expired. Its connections are closed and its sessions end."""
+
+
+class ScopeError(Denied, code="scope"):
+    """The token is good, but not for this; the text names the scope that it has and the one that is needed."""
+
+
+class OriginRefused(Denied, code="origin", exit_status=1):
+    """A web page of another origin asked for a WebSocket, and the gateway does not allow that origin."""
+
+
+class RateLimited(LimitReached, code="rate_limited"):
+    """Too many connections or wrong tokens came from this address; the text says which, and when to try again.
+
+    ``retry_after`` is in how many seconds, or 0.0 where it is not known.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TokenFileError(LoomError, OSError, code="token_file"):
+    """The file with the gateway's tokens cannot be used; the text names it and says why."""
+
+
+class UnknownToken(NotFound, code="unknown_token", http_status=500, exit_status=1):
+    """The file of tokens has none with that id."""
+
+
+class ProtocolMismatch(LoomError, code="protocol_mismatch", http_status=400):
+    """The two sides speak different major versions of Loom's protocol, or what came is not Loom's protocol."""
+
+
+class PythonVersionMismatch(LoomError, code="python_version"):
+    """Code has to travel by value, but the cluster runs another minor version of Python than this process."""
+
+
+class TooLarge(LoomError, ValueError, code="too_large", http_status=413):
+    """A message is larger than a limit of the other side; the text names both sizes in bytes."""
+
+
+class PortInUse(LoomError, OSError, code="port_in_use", exit_status=3):
+    """A server could not listen because its port is taken."""
+
+
+class UnsafeStateFolder(LoomError, code="unsafe_state_folder"):
+    """The folder that a gateway was to keep its state in cannot be used, or not safely; the text says why."""
+
+
+class MissingDependency(LoomError, ImportError, code="missing_dependency", exit_status=4):
+    """A package that this part of Loom needs is not installed; the text names the extra that brings it."""
+
+
+class InvalidAddress(Invalid, code="invalid_address", exit_status=2):
+    """An address is not of the form ``tcp://HOST:PORT``."""
+
+
+class WorkerUnreachable(Unavailable, code="worker_unreachable", exit_status=7):
+    """Nobody answers at a worker's address; the text names each address that was tried."""
+
+
+class WorkersSilent(WorkerUnreachable, code="workers_silent"):
+    """The workers accept connections, but do not answer a new session. `connect` tries again by itself."""
+
+
+StateFolderInUse = Conflict
+UnknownTransport = Invalid
