@@ -195,8 +195,8 @@ def test_a_relative_import_in_a_package_is_of_the_package() -> None:
         "loom_proxy.local",
         "loom.cli.app",
         "loom.train",
-        "loom.chaos.reports",
-        "loom.chaos.plan_files",
+        "loom.chaos.runs.reports",
+        "loom.chaos.plans.files",
     ],
 )
 def test_the_laptops_side_needs_neither_torch_nor_monarch_nor_fastapi(name: str) -> None:

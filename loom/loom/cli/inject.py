@@ -63,8 +63,8 @@ def check(
     ca: Ca = None,
 ) -> None:
     """See whether a plan makes sense, and touch nothing."""
-    from loom.chaos.plan_files import read_plan
-    from loom.chaos.runs import Run
+    from loom.chaos.plans.files import read_plan
+    from loom.chaos.runs.run import Run
 
     read = read_plan(plan)
     if url is not None:
@@ -92,9 +92,9 @@ def run(
     """Carry a plan out and write a report. Exits with 1 unless all held that the plan expects."""
     from dataclasses import replace
 
-    from loom.chaos.plan_files import read_plan
-    from loom.chaos.reports import Report
-    from loom.chaos.runs import Run
+    from loom.chaos.plans.files import read_plan
+    from loom.chaos.runs.reports import Report
+    from loom.chaos.runs.run import Run
 
     read = read_plan(plan)
     if seed is not None:
@@ -141,10 +141,10 @@ def once(
     ca: Ca = None,
 ) -> None:
     """Inject one fault, and show the proof of it. Exits with 1 where nobody has it."""
-    from loom.chaos.durations import parse_time
     from loom.chaos.faults import Place, check_fault
-    from loom.chaos.plans import Target
-    from loom.chaos.targets import check_target, chosen, living, matching
+    from loom.chaos.plans.durations import parse_time
+    from loom.chaos.plans.plan import Target
+    from loom.chaos.plans.targets import check_target, chosen, living, matching
     from loom.errors import WaitTimeout
 
     kind, given, seconds = check_fault(

@@ -7,8 +7,9 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from loom.chaos import keeper, training
+from loom.chaos import training
 from loom.chaos.faults import FAULTS, Place, check_fault
+from loom.chaos.host import agent as keeper
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind

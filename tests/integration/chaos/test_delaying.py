@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.chaos.delaying import Line
+from loom.chaos.host.delay import Line
 
 
 def test_a_frame_arrives_after_its_time_and_not_before() -> None:

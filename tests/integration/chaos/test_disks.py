@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.chaos import disks
+from loom.chaos.host import disks
 from loom.errors import FaultRefused
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from loom.chaos import delaying, keeper, network
-from loom.chaos.proc import state_of
+from loom.chaos.host import agent as keeper
+from loom.chaos.host import delay as delaying
+from loom.chaos.host import network
+from loom.chaos.host.proc import state_of
 from loom.errors import FaultRefused
 from tests.support.network.namespaces import Hosts, missing
 

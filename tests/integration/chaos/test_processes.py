@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from loom.chaos import processes
+from loom.chaos.host import processes
 from loom.errors import FaultRefused
 from tests.integration.chaos.conftest import Struck
 from tests.unit.loom.threadlet.fake_weaver import BOUND, eventually

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.following import Follower, Struck
-from loom.chaos.judging import lost_twice
-from loom.chaos.observing import Life, Observer
-from loom.chaos.plan_files import parse_plan
-from loom.chaos.runs import Run
+from loom.chaos.plans.files import parse_plan
+from loom.chaos.runs.observer import Life, Observer
+from loom.chaos.runs.run import Run
+from loom.chaos.runs.tracker import Follower, Struck
+from loom.chaos.runs.verdicts import lost_twice
 from loom.errors import BadPlan
 from loom.weaver.views import ReplicaInfo
 from loom_proxy.local import LocalCluster

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 import loom
-from loom.chaos import hosts
-from loom.chaos.plan_files import parse_plan
-from loom.chaos.proc import state_of
-from loom.chaos.reports import Report
-from loom.chaos.runs import Run
+from loom.chaos.host import lost_host as hosts
+from loom.chaos.host.proc import state_of
+from loom.chaos.plans.files import parse_plan
+from loom.chaos.runs.reports import Report
+from loom.chaos.runs.run import Run
 from loom.errors import FaultRefused
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import loom
-from loom.chaos.plan_files import parse_plan
-from loom.chaos.reports import Report
-from loom.chaos.runs import Run
+from loom.chaos.plans.files import parse_plan
+from loom.chaos.runs.reports import Report
+from loom.chaos.runs.run import Run
 from loom.train import CheckpointStore, FaultTolerantJob, JobStatus, JobSummary, status
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import RunHandle

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.expectations import FORMS, Kind, parse_expectation
 from loom.chaos.faults import FAULTS, check_fault
-from loom.chaos.plan_files import parse_plan, read_plan
-from loom.chaos.plans import Plan, PlannedFault, Target, When
+from loom.chaos.plans.durations import parse_rate, parse_time
+from loom.chaos.plans.expectations import FORMS, Kind, parse_expectation
+from loom.chaos.plans.files import parse_plan, read_plan
+from loom.chaos.plans.plan import Plan, PlannedFault, Target, When
 from loom.errors import BadPlan, WrongArguments
 
 WHOLE = """\

@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from loom.chaos.durations import spoken
-from loom.chaos.expectations import Expectation, Kind
-from loom.chaos.following import Struck
-from loom.chaos.observing import Life
-from loom.chaos.runs import Run
+from loom.chaos.plans.durations import spoken
+from loom.chaos.plans.expectations import Expectation, Kind
+from loom.chaos.runs.observer import Life
+from loom.chaos.runs.run import Run
+from loom.chaos.runs.tracker import Struck
 
 __all__ = ["Verdict", "compute_share", "goodput", "judge", "lost_twice"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loom.chaos.runs import Run
+from loom.chaos.runs.run import Run
 
 __all__ = ["draw"]
 

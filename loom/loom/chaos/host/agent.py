@@ -1,4 +1,4 @@
-"""``python -m loom.chaos.keeper``: a process on a host that injects one fault there, holds it, and removes it.
+"""``python -m loom.chaos.host.agent``: a process on a host that injects one fault there, holds it, and removes it.
 
 It outlives the training process that it was started from, which the fault may have stopped or cut off. The fault
 is removed when its time is over, or when somebody on the host asks for it (`remove`), which is SIGTERM. It prints a
@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loom.chaos.carried_out import carry_out, prepare
 from loom.chaos.faults import FAULTS
+from loom.chaos.host.dispatch import carry_out, prepare
+from loom.chaos.host.proc import ProcessId
 from loom.chaos.injected import Evidence
-from loom.chaos.proc import ProcessId
 from loom.errors import FaultRefused, UnknownInjection
 
 __all__ = ["keep", "remove"]
@@ -59,7 +59,7 @@ def keep(
     """
     order = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
     process = subprocess.Popen(
-        [sys.executable, "-m", "loom.chaos.keeper", order],
+        [sys.executable, "-m", "loom.chaos.host.agent", order],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -124,9 +124,9 @@ def _folder() -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loom.chaos.keeper", description="Inject one fault and hold it."
+        prog="python -m loom.chaos.host.agent", description="Inject one fault and hold it."
     )
-    parser.add_argument("order", help="JSON, as loom.chaos.keeper.keep writes it")
+    parser.add_argument("order", help="JSON, as loom.chaos.host.agent.keep writes it")
     order = json.loads(parser.parse_args().order)
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

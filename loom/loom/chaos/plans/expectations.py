@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from loom.chaos.durations import parse_time
+from loom.chaos.plans.durations import parse_time
 from loom.errors import WrongArguments
 
 __all__ = ["Expectation", "Kind", "parse_expectation"]

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
+from loom.chaos.host.proc import ProcessId, state_of
 from loom.chaos.injected import Evidence, Injected
-from loom.chaos.proc import ProcessId, state_of
 from loom.errors import FaultRefused
 
 __all__ = ["kill", "stop"]

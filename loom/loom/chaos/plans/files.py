@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.expectations import Expectation, parse_expectation
 from loom.chaos.faults import FaultKind, check_duration, check_fault, fault_kind
-from loom.chaos.plans import Mark, Plan, PlannedFault, Target, When
+from loom.chaos.plans.durations import parse_rate, parse_time
+from loom.chaos.plans.expectations import Expectation, parse_expectation
+from loom.chaos.plans.plan import Mark, Plan, PlannedFault, Target, When
 from loom.errors import BadPlan, LoomError
 from loom.extras import require
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loom.chaos import disks, hosts, network, processes
+from loom.chaos.host import disks, network, processes
+from loom.chaos.host import lost_host as hosts
 from loom.chaos.injected import Evidence, Injected
 
 __all__ = ["carry_out", "prepare"]

@@ -1,4 +1,4 @@
-"""``python -m loom.chaos.delaying``: a process that has what goes out of a network device go out later.
+"""``python -m loom.chaos.host.delay``: a process that has what goes out of a network device go out later.
 
 For kernels without netem. An nftables table hands each frame that is about to leave the device to a TAP device of
 the process, which keeps it for as long as it was told to, and then sends it out of the device by a packet socket,
@@ -30,8 +30,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from loom.chaos.host.nftables import Nftables
 from loom.chaos.injected import Evidence, Injected
-from loom.chaos.nftables import Nftables
 from loom.errors import FaultRefused
 
 __all__ = ["Line", "delay"]
@@ -86,7 +86,7 @@ def delay(milliseconds: float, device: str, duration: float | None = None) -> In
             no ``/dev/net/tun``, or none for this process, or no nftables that hands on what goes out (Linux 5.16).
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "loom.chaos.delaying", device, repr(milliseconds)],
+        [sys.executable, "-m", "loom.chaos.host.delay", device, repr(milliseconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -315,7 +315,7 @@ def _dropped_by_device(name: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loom.chaos.delaying", description="Delay what goes out of a network device."
+        prog="python -m loom.chaos.host.delay", description="Delay what goes out of a network device."
     )
     parser.add_argument("device")
     parser.add_argument("milliseconds", type=float)

@@ -1,5 +1,5 @@
 """Faults of a host's network, made by the kernel: nftables drops packets, ``tc`` holds them up, a device goes down.
-Where the kernel has no netem, a process of ours holds up packets (`loom.chaos.delaying`).
+Where the kernel has no netem, a process of ours holds up packets (`loom.chaos.host.delay`).
 
 They strike the network namespace of this process, and need root (``CAP_NET_ADMIN``) and the programs ``ip``,
 ``tc`` and ``nft``.
@@ -16,8 +16,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from loom.chaos import delaying
 from loom.chaos.faults import MAX_DELAY
+from loom.chaos.host import delay as delaying
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 

@@ -1,6 +1,6 @@
 """A plan of faults: what strikes whom, when and for how long, and what has to hold.
 
-In Python a plan is a `Plan`; `loom.chaos.plan_files` reads one from YAML, or from a Python file.
+In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from loom.chaos.expectations import Expectation, parse_expectation
 from loom.chaos.faults import FaultKind, check_fault, fault_kind
+from loom.chaos.plans.expectations import Expectation, parse_expectation
 from loom.errors import BadPlan, LoomError, WrongArguments
 
 __all__ = ["Mark", "Plan", "PlannedFault", "Target", "When"]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from loom.chaos.plans import Target
+from loom.chaos.plans.plan import Target
 from loom.errors import NotInjectable, UnknownReplica
 
 if TYPE_CHECKING:

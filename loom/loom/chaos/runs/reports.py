@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from loom._version import __version__
-from loom.chaos.durations import spoken
-from loom.chaos.following import Struck
-from loom.chaos.judging import Verdict, compute_share, goodput, judge
-from loom.chaos.runs import Run
+from loom.chaos.plans.durations import spoken
+from loom.chaos.runs.run import Run
+from loom.chaos.runs.tracker import Struck
+from loom.chaos.runs.verdicts import Verdict, compute_share, goodput, judge
 
 __all__ = ["Report"]
 
@@ -166,7 +166,7 @@ class Report:
         written = [folder / "report.json", folder / "report.md"]
         picture = None
         if find_spec("matplotlib") is not None:
-            from loom.chaos.pictures import draw
+            from loom.chaos.runs.plots import draw
 
             picture = folder / "report.png"
             draw(self.run, picture)

@@ -8,9 +8,9 @@ import re
 import subprocess
 from pathlib import Path
 
+from loom.chaos.host.proc import ancestors, start_of, state_of
+from loom.chaos.host.processes import kill
 from loom.chaos.injected import Evidence, Injected
-from loom.chaos.proc import ancestors, start_of, state_of
-from loom.chaos.processes import kill
 from loom.errors import FaultRefused
 
 __all__ = ["WORKER_MODULE", "lose", "worker_of"]

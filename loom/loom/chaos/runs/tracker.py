@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.chaos.observing import DETECTS, Observer
-from loom.chaos.plans import PlannedFault
-from loom.chaos.targets import ENDED
+from loom.chaos.plans.plan import PlannedFault
+from loom.chaos.plans.targets import ENDED
+from loom.chaos.runs.observer import DETECTS, Observer
 
 __all__ = ["Follower", "Struck", "Victim"]
 

@@ -1,0 +1,1 @@
+"""Faults of a host: its processes, its network and its disks. The agent is the process that holds them."""

@@ -1,0 +1,1 @@
+"""Runs of plans: each fault injected at its moment, what becomes of it, and the report."""
