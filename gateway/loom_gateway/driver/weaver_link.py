@@ -109,17 +109,28 @@ class WeaverLink:
         if self._telling is None:
             self._telling = self._loop.create_task(self._run(self._files.socket))
 
-    async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+    async def ask(self, operation: str, arguments: dict[str, Any], timeout: float | None = None) -> Any:
         """Ask the weaver something.
 
+        Args:
+            operation: one that `loom.weaver` knows.
+            arguments: of the operation.
+            timeout: seconds that it has to answer; None: any number.
+
         Raises:
-            WeaverUnavailable: it is away, or there is none.
+            WeaverUnavailable: it is away, there is none, or it does not answer in time.
             LoomError: what it answers.
         """
         if self._files is None:
             raise WeaverUnavailable("this gateway has no weaver")
         try:
-            reader, writer = await asyncio.open_unix_connection(self._files.socket)
+            return await asyncio.wait_for(self._ask(self._files.socket, operation, arguments), timeout)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
+
+    async def _ask(self, path: str, operation: str, arguments: dict[str, Any]) -> Any:
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
             try:
                 writer.write(pack(["ask", 1, operation, arguments]))
                 answer = await _answer(reader, Splitter())

@@ -68,6 +68,7 @@ class Kind(enum.IntEnum):
     CANCEL = 46
     RECONFIGURE = 47
     END = 48
+    ASK_WEAVER = 49
     PORT_OPEN = 50
     PORT_SEND = 51
     PORT_CREDIT = 52

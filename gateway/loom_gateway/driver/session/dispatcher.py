@@ -20,9 +20,9 @@ from loom_gateway.driver.handlers.logs import Logs
 from loom_gateway.driver.handlers.meshes import MeshOperations
 from loom_gateway.driver.handlers.ports import Ports
 from loom_gateway.driver.handlers.processes import Processes
-from loom_gateway.driver.handlers.reconfigure import Reconfigure
 from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
+from loom_gateway.driver.handlers.weaver import WeaverOperations
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
@@ -79,7 +79,7 @@ class Dispatcher:
             **self._syncs.handlers,
             **self.hosts.handlers,
             **logs.handlers,
-            **Reconfigure(context).handlers,
+            **WeaverOperations(context).handlers,
         }
 
     # -- what clients ask -----------------------------------------------------------------------------------

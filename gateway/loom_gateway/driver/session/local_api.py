@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loom.errors import WeaverUnavailable
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry
@@ -75,12 +73,8 @@ class LocalSession:
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
         """Ask the weaver."""
-        asking = self._context.weaver.ask(operation, dict(arguments))
-        answer = asyncio.run_coroutine_threadsafe(asyncio.wait_for(asking, timeout), self._context.loop)
-        try:
-            return answer.result()
-        except (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError):
-            raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
+        asking = self._context.weaver.ask(operation, dict(arguments), timeout)
+        return asyncio.run_coroutine_threadsafe(asking, self._context.loop).result()
 
 
 class SpawnedHere:

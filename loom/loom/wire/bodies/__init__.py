@@ -9,6 +9,7 @@ from loom.wire.bodies import answers, calls, connection, logs, meshes, ports, ru
 from loom.wire.bodies.answers import Notice, OperationError, OperationResult, SessionEnded
 from loom.wire.bodies.base import Body, Id
 from loom.wire.bodies.calls import (
+    AskWeaver,
     Broadcast,
     Call,
     CallOne,
@@ -53,6 +54,7 @@ BODIES: dict[Kind, type[Body]] = {
 
 __all__ = [
     "BODIES",
+    "AskWeaver",
     "AwaitInitialized",
     "AwaitRun",
     "BeginSync",

@@ -14,6 +14,7 @@ from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
 
 __all__ = [
+    "AskWeaver",
     "Broadcast",
     "Call",
     "CallOne",
@@ -128,6 +129,19 @@ class ReconfigureActors(Body):
     mesh: Id
     config: Mapping[str, Any]
     """New values by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskWeaver(Body):
+    """Ask the weaver something. Result: what it gives."""
+
+    KIND: ClassVar[Kind] = Kind.ASK_WEAVER
+
+    operation: str
+    """One that `loom.weaver` knows, such as ``command``."""
+    arguments: Mapping[str, Any]
+    timeout: float
+    """Seconds that the weaver has to answer."""
 
 
 @dataclass(frozen=True, slots=True)

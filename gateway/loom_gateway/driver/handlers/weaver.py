@@ -1,4 +1,4 @@
-"""Giving the replicas in actors new configuration: a command of the weaver's to those that live in the actors."""
+"""What a client asks of the weaver: anything, or new configuration for the replicas in actors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
-from loom.wire.bodies import ReconfigureActors
+from loom.wire.bodies import AskWeaver, ReconfigureActors
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Reconfigure"]
+__all__ = ["WeaverOperations"]
 
 ASK_FOR = 30.0
 """Seconds that the weaver is asked to wait for acknowledgements at once."""
@@ -21,12 +21,17 @@ REGISTERS_WITHIN = 2.0
 """Seconds that a threadlet has to register after its actor was made."""
 
 
-class Reconfigure:
-    """The operation of one session."""
+class WeaverOperations:
+    """The operations of one session that the weaver answers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.handlers: dict[int, Handler] = {Kind.RECONFIGURE: self._reconfigure}
+        self.handlers: dict[int, Handler] = {Kind.ASK_WEAVER: self._ask, Kind.RECONFIGURE: self._reconfigure}
+
+    def _ask(self, message: Message, started: float) -> None:
+        request = AskWeaver.from_body(message.body)
+        asking = self._context.weaver.ask(request.operation, dict(request.arguments), request.timeout)
+        self._context.replies.answer_with(message, started, asking)
 
     def _reconfigure(self, message: Message, started: float) -> None:
         request = ReconfigureActors.from_body(message.body)
