@@ -75,8 +75,9 @@ class LoomPod:
 
         Returns:
             ``pods``: for each its ``name``, ``address``, ``mesh``, ``versions``, its ``worker`` (``address``,
-            ``pid``, ``listening``, ``starts``, ``problem``), whether it has the ``gateway``, and
-            ``gateway_problem``; ``gateway``: the address of the pod that has it and whose gateway listens, or None.
+            ``pid``, ``listening``, ``starts``, ``problem`` and ``state``, a `ProcessState`), whether it has the
+            ``gateway``, and ``gateway_problem``; ``gateway``: the address of the pod that has it and whose gateway
+            listens, or None.
         """
         pods: list[dict[str, Any]] = self._ask("GET", "/pods")["pods"]
         held = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]

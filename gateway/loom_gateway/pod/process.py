@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from loom.process.state import ProcessState
+
 __all__ = ["KeptProcess", "who_listens"]
 
 logger = logging.getLogger(__name__)
@@ -72,10 +74,14 @@ class KeptProcess:
         self._changed = asyncio.Event()
         self.starts = 0
         """How often it was started by this keeper."""
-        self.listening = False
-        """Whether it has said so, or was found."""
+        self.state = ProcessState.STARTING
         self.problem = ""
-        """Why it does not run; empty while it does."""
+        """Why the process does not run; empty while it does."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether the process has reported that it listens, or was found to."""
+        return self.state is ProcessState.LISTENING
 
     @property
     def kept(self) -> bool:
@@ -121,7 +127,8 @@ class KeptProcess:
             elif self._is_ours(found):
                 await self._watch(found)
             else:
-                self._fail(f"port {self._port} is in use, by process {found.pid} ({_command(found)}): end it")
+                problem = f"port {self._port} is in use, by process {found.pid} ({_command(found)}): end it"
+                self._fail(ProcessState.PORT_TAKEN, problem)
             if time.monotonic() - began > LONGEST_WAIT:
                 wait = FIRST_WAIT
             await asyncio.sleep(wait)
@@ -134,12 +141,12 @@ class KeptProcess:
     async def _watch(self, found: psutil.Process) -> None:
         logger.info("the %s runs already, as process %d", self.name, found.pid)
         self._found, self.problem = found, ""
-        self._set_listening(True)
+        self._become(ProcessState.LISTENING)
         try:
             await asyncio.to_thread(_await_end, found)
         finally:
             self._found = None
-            self._set_listening(False)
+            self._become(ProcessState.ENDED)
         self.problem = f"process {found.pid} has ended"
 
     async def _run_once(self) -> None:
@@ -157,16 +164,16 @@ class KeptProcess:
         logger.info("the %s is process %d", self.name, process.pid)
         self.starts += 1
         self.problem = "it is starting"
-        self._changed.set()
+        self._become(ProcessState.STARTING)
         reading = asyncio.create_task(self._read(process))
         try:
             code = await process.wait()
             with contextlib.suppress(asyncio.TimeoutError):  # what it started may have its output
                 await asyncio.wait_for(asyncio.shield(reading), 1.0)
             last = self._lines[-1] if self._lines else "it said nothing"
-            self._fail(f"it ended with code {code}: {last.removeprefix('error: ')}")
+            self._fail(ProcessState.ENDED, f"it ended with code {code}: {last.removeprefix('error: ')}")
         finally:
-            self._set_listening(False)
+            self._become(ProcessState.ENDED)
             if process.returncode is not None:
                 self._process = None
 
@@ -181,19 +188,19 @@ class KeptProcess:
                 return
             if line.startswith('{"event": "listening"'):
                 self.problem = ""  # the line itself may have a token in it
-                self._set_listening(True)
+                self._become(ProcessState.LISTENING)
                 continue
             self._lines.append(line.rstrip())
             logger.info("%s: %s", self.name, line.rstrip())
 
-    def _set_listening(self, listening: bool) -> None:
-        self.listening = listening
+    def _become(self, state: ProcessState) -> None:
+        self.state = state
         self._changed.set()
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, state: ProcessState, problem: str) -> None:
         logger.warning("the %s does not run: %s", self.name, problem)
         self.problem = problem
-        self._changed.set()
+        self._become(state)
 
     async def _end(self, number: int) -> None:
         process, found = self._process, self._found

@@ -128,6 +128,7 @@ class Keeper:
                 "pid": self.worker.pid,
                 "starts": self.worker.starts,
                 "listening": self.worker.listening,
+                "state": self.worker.state.value,
                 "problem": self.worker.problem,
             },
             "versions": _versions(),

@@ -9,9 +9,13 @@ from typing import Any
 
 from loom._version import __version__
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
+from loom.process.state import ProcessState
 
 __all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
 
+
+_FINAL = frozenset({"ImportError", "MissingDependency", "WrongArguments"})
+"""Errors of a pod that comes back to life only with another image or other arguments."""
 
 _NO_LOOM = re.compile(r"No module named '?loom(_gateway|_proxy)?\b")
 
@@ -23,7 +27,7 @@ class NotLoaded(LoomError):
 
 
 def answer(status: Any) -> dict[str, Any]:
-    """What `LoomPod.status` gave.
+    """Return what `LoomPod.status` gave.
 
     Raises:
         NotLoaded: it is what a pod says that has not loaded it.
@@ -35,7 +39,7 @@ def answer(status: Any) -> dict[str, Any]:
 
 
 def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
-    """Why a job cannot be used yet; empty if it can."""
+    """Return why a job cannot be used yet; empty if it can."""
     pods = status["pods"]
     wrong = [f"pod {pod['name']}: {pod['worker']['problem']}" for pod in pods if pod["worker"]["problem"]]
     wrong += [f"pod {pod['name']}: {pod['gateway_problem']}" for pod in pods if pod["gateway_problem"]]
@@ -47,10 +51,10 @@ def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
 
 
 def fails_again(status: Mapping[str, Any]) -> bool:
-    """Whether a process of a pod has been started several times, and does not run."""
+    """Return whether a process of a pod has been started several times and does not run, or cannot be started."""
     for pod in status["pods"]:
         worker = pod["worker"]
-        if not worker["listening"] and (worker["starts"] > 2 or "in use" in worker["problem"]):
+        if worker["state"] == ProcessState.PORT_TAKEN or (not worker["listening"] and worker["starts"] > 2):
             return True
         if pod["gateway"] and not pod["gateway_listening"] and pod["gateway_starts"] > 2:
             return True
@@ -58,7 +62,7 @@ def fails_again(status: Mapping[str, Any]) -> bool:
 
 
 def check_versions(pod: Mapping[str, Any]) -> None:
-    """Raise `PythonVersionMismatch` or `ProtocolMismatch` where a pod has what this program cannot work with."""
+    """Raise `PythonVersionMismatch` or `ProtocolMismatch` if this program does not work with a pod's."""
     versions = pod["versions"]
     here = ".".join(map(str, sys.version_info[:2]))
     there = ".".join(versions["python"].split(".")[:2])
@@ -76,15 +80,17 @@ def check_versions(pod: Mapping[str, Any]) -> None:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether a pod has answered that it cannot: nothing is gained by asking again."""
-    text = f"{type(error).__name__}: {error}"
-    return any(
-        word in text for word in ("MissingDependency", "ModuleNotFoundError", "ImportError", "WrongArguments")
-    )
+    """Return whether a pod has answered that it cannot run: nothing is gained by asking again."""
+    return not _FINAL.isdisjoint(_class_names(error))
+
+
+def _class_names(error: BaseException) -> set[str]:
+    """Return the names of an error's classes. Kubetorch's client makes a class of the name that the pod raised."""
+    return {cls.__name__ for cls in type(error).__mro__}
 
 
 def what_a_pod_says(error: BaseException) -> str:
-    """An error that is final, for the user: which pod, why, and what to do."""
+    """Return the text of a final error: which pod, why, and what to do."""
     reason = str(error).strip().partition("\n\n")[0]  # Kubetorch's client has the traceback behind it
     pod = f"pod {name}" if (name := getattr(error, "pod_name", None)) else "a pod"
     if missing := _NO_LOOM.search(str(error)):
@@ -92,5 +98,5 @@ def what_a_pod_says(error: BaseException) -> str:
             f"{pod} has no Loom in its image ({missing[0]}): use loom.images.cpu_image() or gpu_image(), or "
             "install monarch-loom[gateway] in yours"
         )
-    advice = "" if "WrongArguments" in type(error).__name__ else _INSTALL
+    advice = "" if "WrongArguments" in _class_names(error) else _INSTALL
     return f"{pod} cannot run a worker: {reason}{advice}"

@@ -11,7 +11,7 @@ import pytest
 
 import loom
 from loom_proxy.kubernetes import rollout as pod_waiting
-from loom_proxy.kubernetes.pod_answers import answer
+from loom_proxy.kubernetes.pod_answers import answer, fails_again, is_final
 from loom_proxy.kubernetes.pod_status import PodState
 from loom_proxy.kubernetes.rollout import MOST_AGAIN, PodStart
 
@@ -83,12 +83,24 @@ def state(mesh: Mesh, n: int, gateway: bool) -> dict[str, Any]:
         "address": mesh.address(n),
         "mesh": mesh.name,
         "versions": {"python": ".".join(map(str, sys.version_info[:3])), "monarch-loom": loom.__version__},
-        "worker": {"listening": True, "starts": 1, "problem": ""},
+        "worker": {"listening": True, "state": "listening", "starts": 1, "problem": ""},
         "gateway": gateway,
         "gateway_listening": gateway,
         "gateway_starts": 1,
         "gateway_problem": "",
     }
+
+
+def raised_in_a_pod(error_type: str, message: str) -> Exception:
+    """What Kubetorch's own client raises for an error of a pod."""
+    httpx = pytest.importorskip("httpx")
+    http_client = pytest.importorskip("kubetorch.serving.http_client")
+    answer = {"error_type": error_type, "message": message, "traceback": "Traceback …", "pod_name": "me-1"}
+    try:
+        http_client.CustomResponse(500, json=answer, request=httpx.Request("POST", "http://pod")).raise_for_status()
+    except Exception as error:  # noqa: BLE001 - of a class that Kubetorch has made
+        return error
+    raise AssertionError("Kubetorch's client has raised nothing")
 
 
 def wait(*meshes: Mesh, timeout: float = 60.0) -> PodStart:
@@ -182,16 +194,32 @@ def test_a_pod_that_gives_a_reason_is_not_deployed_again() -> None:
 
 def test_a_pod_whose_image_lacks_something_ends_the_wait_at_once() -> None:
     def lack() -> Any:
-        raise RuntimeError("ModuleNotFoundError: No module named 'loom_gateway'")
+        raise raised_in_a_pod("ModuleNotFoundError", "No module named 'loom_gateway'")
 
     mesh = Mesh("trainers", loads_at=1, says=lack)
 
     with pytest.raises(
-        loom.DeploymentFailed, match=r"a pod has no Loom in its image \(No module .*use loom\.images\.cpu"
+        loom.DeploymentFailed, match=r"pod me-1 has no Loom in its image \(No module .*use loom\.images\.cpu"
     ):
         wait(Mesh("loaders"), mesh)
 
     assert mesh.deployed == 0
+
+
+@pytest.mark.parametrize(
+    ("error_type", "final"),
+    [("ImportError", True), ("MissingDependency", True), ("WrongArguments", True), ("RuntimeError", False)],
+)
+def test_what_a_pod_raised_is_known_by_its_class_not_by_its_words(error_type: str, final: bool) -> None:
+    assert is_final(raised_in_a_pod(error_type, "after an ImportError")) is final
+
+
+def test_a_worker_whose_port_is_taken_is_not_waited_for() -> None:
+    pod = state(Mesh(), 0, gateway=False)
+    of_a_port = {**pod["worker"], "listening": False, "starts": 0, "problem": "process 7 listens there"}
+
+    assert not fails_again({"pods": [{**pod, "worker": {**of_a_port, "state": "starting"}}]})
+    assert fails_again({"pods": [{**pod, "worker": {**of_a_port, "state": "port_taken"}}]})
 
 
 def test_pods_that_are_not_ready_yet_are_not_deployed_again() -> None:
