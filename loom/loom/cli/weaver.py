@@ -19,7 +19,8 @@ from loom.process.exit_codes import FAILURE
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
     from loom.weaver.views import WeaverEvent
-    from loom_proxy.weaver.client import CommandProxy, WeaverProxy
+    from loom_proxy.weaver.client import WeaverProxy
+    from loom_proxy.weaver.command import CommandProxy
 
 __all__ = [
     "COMMANDS",
@@ -33,6 +34,9 @@ __all__ = [
     "watch",
     "weaver",
 ]
+
+FIRST_WAIT = 1.0
+"""Seconds that the request which gives a command waits for acknowledgements; most come in that time."""
 
 config_app = typer.Typer(help="The configuration that training processes run with.", no_args_is_help=True)
 
@@ -76,9 +80,8 @@ def config_set(
 
     Exits with 1 unless every one did.
     """
-    command = _weaver(url, token, ca).command(
-        "update_config", read_assignments(values, "KEY=VALUE, such as learning_rate=0.002"), replica
-    )
+    config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
+    command = _weaver(url, token, ca).command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
     _report(command, replica, timeout, as_json)
 
 
@@ -93,7 +96,8 @@ def _command(kind: str, text: str) -> Callable[..., None]:
         as_json: Json = False,
         ca: Ca = None,
     ) -> None:
-        _report(_weaver(url, token, ca).command(kind, target=replica), replica, timeout, as_json)
+        command = _weaver(url, token, ca).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
+        _report(command, replica, timeout, as_json)
 
     give.__name__, give.__doc__ = kind, text
     return give

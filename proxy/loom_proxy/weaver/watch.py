@@ -100,9 +100,9 @@ class WeaverWatch:
             yield Away(reason)
             time.sleep(wait)
 
-    async def updates_async(self) -> AsyncIterator[WeaverUpdate]:
-        """As `updates`, for an event loop; it goes on for ever. Bound a wait with `asyncio.wait_for`."""
-        updates: AsyncIterator[WeaverUpdate] = self._watch(_read)
+    async def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
+        """As `updates`, for an event loop."""
+        updates: AsyncIterator[WeaverUpdate] = self._watch(_read, timeout)
         async for update in updates:
             yield update
 
@@ -111,27 +111,36 @@ class WeaverWatch:
         async for message in self._watch(_read_json):
             yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
 
-    async def _watch(self, read: Callable[[str | bytes], V | None]) -> AsyncIterator[V | Away]:
+    async def _watch(
+        self, read: Callable[[str | bytes], V | None], timeout: float | None = None
+    ) -> AsyncIterator[V | Away]:
         first = True
         waits = delays()
+        until = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 async with await self._open_async() as socket:
                     waits = delays()
                     first = False
-                    async for text in socket:
-                        update = read(text)
+                    while True:
+                        left = None if until is None else max(0.0, until - time.monotonic())
+                        update = read(await asyncio.wait_for(socket.recv(), left))
+                        until = None if timeout is None else time.monotonic() + timeout
                         if update is not None:
                             yield update
-                    reason = "the gateway has closed the connection"
+            except asyncio.TimeoutError:
+                return
             except ConnectionClosed as closed:
                 reason = str(_lost(closed))
             except _TRANSIENT as error:
                 if first:
                     raise
                 reason = str(error)
+            wait = next(waits)
+            if until is not None and time.monotonic() + wait > until:
+                return
             yield Away(reason)
-            await asyncio.sleep(next(waits))
+            await asyncio.sleep(wait)
 
     def _open(self) -> Any:
         try:

@@ -20,7 +20,8 @@ from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.weaver_process import WeaverKeeper
 from loom_gateway.workers.registry_file import WorkerList
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.client import CommandProxy, WeaverProxy
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.command import CommandProxy
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.support.weaver_training import training, weaver_address, weavers
 
@@ -209,7 +210,7 @@ def test_who_waits_for_a_weaver_that_stays_away_is_told(gateway: Gateway, monkey
         os.kill(trainer.pid, signal.SIGSTOP)
         command = weaver.pause("train_0")
         gateway.end(signal.SIGKILL)
-        monkeypatch.setattr("loom_proxy.weaver.client.AWAY", 1.0)
+        monkeypatch.setattr("loom_proxy.weaver.command.AWAY", 1.0)
 
         with pytest.raises(loom.GatewayUnreachable):
             command.get()

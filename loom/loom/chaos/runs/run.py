@@ -19,7 +19,8 @@ from loom.errors import LoomError
 
 if TYPE_CHECKING:
     from loom.weaver.views import ReplicaInfo
-    from loom_proxy.weaver.client import InjectionProxy, WeaverProxy
+    from loom_proxy.weaver.client import WeaverProxy
+    from loom_proxy.weaver.command import InjectionProxy
 
 __all__ = ["Run"]
 

@@ -1,0 +1,138 @@
+"""`WeaverFeed`: what happens to replicas and devices, over the weaver's WebSocket or by polling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from loom.rest import Gateway
+from loom.weaver.views import Snapshot, WeaverEvent, WeaverUpdate
+from loom_proxy.transport.websocket import NoUpgrade
+from loom_proxy.weaver.polling import poll
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver.watch import WeaverWatch
+
+__all__ = ["WeaverFeed"]
+
+PAGE = 1000
+"""Events that one request reads."""
+
+
+class WeaverFeed:
+    """The updates and the events of one weaver.
+
+    Args:
+        gateway: answers requests.
+        token: to show.
+        ca: as `loom.tls.client_context`.
+        transport: ``"websocket"``, ``"http"`` or ``"auto"``, as for `WeaverProxy`.
+        look: returns the state of all replicas and devices, for polling.
+    """
+
+    def __init__(
+        self, gateway: Gateway, token: str | None, ca: str | None, transport: str, look: Callable[[], Snapshot]
+    ) -> None:
+        self._gateway = gateway
+        self._token, self._ca = token, ca
+        self._transport = transport
+        self._look = look
+
+    def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
+        """As `WeaverProxy.watch`."""
+        if self._transport != "http":
+            try:
+                yield from self._socket().updates(timeout)
+                return
+            except NoUpgrade:  # which only the first connection raises
+                if self._transport != "auto":
+                    raise
+        yield from poll(self._look, self.after, timeout)
+
+    async def watch_async(self, timeout: float | None) -> AsyncIterator[WeaverUpdate]:
+        """As `watch`, for an event loop."""
+        if self._transport != "http":
+            try:
+                async for update in self._socket().updates_async(timeout):
+                    yield update
+                return
+            except NoUpgrade:
+                if self._transport != "auto":
+                    raise
+        polled = poll(self._look, self.after, timeout)
+        while (polled_update := await asyncio.to_thread(next, polled, None)) is not None:
+            yield polled_update
+
+    def events(self, after: int | None, follow: bool, *, limit: int, **wanted: str | None) -> Iterator[WeaverEvent]:
+        """As `WeaverProxy.events`."""
+        reader = _Reader(self, wanted)
+        yield from reader.first(after, limit)
+        if follow:
+            for update in self.watch(None):
+                yield from reader.new(update)
+
+    async def events_async(
+        self, after: int | None, follow: bool, *, limit: int, **wanted: str | None
+    ) -> AsyncIterator[WeaverEvent]:
+        """As `events`, for an event loop."""
+        reader = _Reader(self, wanted)
+        for event in await asyncio.to_thread(list, reader.first(after, limit)):
+            yield event
+        if follow:
+            async for update in self.watch_async(None):
+                for event in await asyncio.to_thread(list, reader.new(update)):
+                    yield event
+
+    def page(self, **wanted: Any) -> list[WeaverEvent]:
+        """Return the events that one request gives."""
+        return [WeaverEvent.from_body(one) for one in self._gateway.weaver("events", "events", **wanted)["events"]]
+
+    def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:
+        """Read all events after the one with an id."""
+        while page := self.page(after=after, limit=PAGE, **wanted):
+            yield from page
+            after = page[-1].id
+            if len(page) < PAGE:
+                return
+
+    def _socket(self) -> WeaverWatch:
+        from loom_proxy.weaver.watch import WeaverWatch  # which few programs need, and takes a while
+
+        return WeaverWatch(self._gateway.url, self._token, self._ca)
+
+
+class _Reader:
+    """Reads events without a gap, first by requests and then from updates.
+
+    Args:
+        feed: gives pages of events.
+        wanted: the ``kind`` and the ``replica`` of the events to read; None for any.
+    """
+
+    def __init__(self, feed: WeaverFeed, wanted: dict[str, str | None]) -> None:
+        self._feed = feed
+        self._wanted = wanted
+        self._last = 0
+
+    def first(self, after: int | None, limit: int) -> Iterator[WeaverEvent]:
+        """Read the events after the one with an id; for None, the newest ones."""
+        if after is None:
+            yield from self._noted(self._feed.page(after=None, limit=limit, **self._wanted))
+        else:
+            self._last = after
+            yield from self._noted(self._feed.after(after, **self._wanted))
+
+    def new(self, update: WeaverUpdate) -> Iterator[WeaverEvent]:
+        """Read the events of an update that have not been read yet."""
+        if isinstance(update, Snapshot):  # of a new connection: there may have been events before it
+            yield from self._noted(self._feed.after(self._last, **self._wanted))
+        elif isinstance(update, WeaverEvent) and update.id > self._last:
+            if all(value in (None, getattr(update, name)) for name, value in self._wanted.items()):
+                yield update
+            self._last = update.id
+
+    def _noted(self, events: Iterable[WeaverEvent]) -> Iterator[WeaverEvent]:
+        for event in events:
+            self._last = event.id
+            yield event
