@@ -1,14 +1,15 @@
-"""The gateway's REST interface, as the commands and `Job.weaver` use it; with the standard library only."""
+"""`Gateway`: a client of the gateway's REST interface. As sessions do, it connects without an HTTP proxy."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import select
+import socket
 import ssl
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -29,12 +30,15 @@ _SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 STACK_WAIT = 30.0
 """Seconds that it may take to get a stack, besides those of any call."""
 
+IDLE = 4.0
+"""Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
+
 _NOBODY_BEHIND = (502, 503, 504)
 """What an ingress answers while the gateway behind it does not."""
 
 
 class Gateway:
-    """REST calls to one gateway.
+    """REST calls to one gateway, from any thread. A connection is kept for the calls that follow soon.
 
     Args:
         url: the gateway's address, as for `loom.connect`: ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``.
@@ -45,8 +49,8 @@ class Gateway:
     Raises:
         InvalidAddress: the URL has another scheme, no host or a wrong port.
 
-    A call raises `GatewayUnreachable` or `NotAGateway` where that is what it found, and the gateway's own error,
-    such as `AuthenticationError`, where it refused.
+    A call raises `GatewayUnreachable` if nothing answers, `NotAGateway` if something else answers, and the
+    gateway's own error, such as `AuthenticationError`, if the gateway refuses.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float = 10.0, ca: str | None = None) -> None:
@@ -55,6 +59,12 @@ class Gateway:
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        """Connections that no thread uses, with the time since which they are idle; the last one is the newest."""
+
+    def __del__(self) -> None:
+        for connection, _ in self.__dict__.get("_idle", ()):
+            connection.close()
 
     def status(self) -> dict[str, Any]:
         """The gateway's version, workers and number of sessions."""
@@ -100,8 +110,6 @@ class Gateway:
                         raise self._not_a_gateway()
                     yield entry
 
-    # -- the weaver -----------------------------------------------------------------------------------------
-
     def weaver(
         self, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0, **wanted: Any
     ) -> dict[str, Any]:
@@ -138,8 +146,6 @@ class Gateway:
         with self._open("GET", f"/weaver/replicas/{quoted(replica)}/stacks", patience=STACK_WAIT) as response:
             return response.read().decode()
 
-    # -- all of it ------------------------------------------------------------------------------------------
-
     def _call(
         self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
     ) -> dict[str, Any]:
@@ -153,34 +159,58 @@ class Gateway:
     def _open(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
     ) -> Iterator[http.client.HTTPResponse]:
-        request = urllib.request.Request(self._base + path, method=method)
-        if self._token:
-            request.add_header("Authorization", f"Bearer {self._token}")
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        content = None
         if body is not None:
-            request.data = _body(body)
-            request.add_header("Content-Type", "application/json")
+            content = _body(body)
+            headers["Content-Type"] = "application/json"
+        connection = self._connection(self._timeout + patience)
+        whole = False
         try:
-            timeout = self._timeout + patience
-            with urllib.request.urlopen(request, timeout=timeout, context=self._context) as response:
-                yield response
+            connection.request(method, urlsplit(self._base).path + path, content, headers)
+            response = connection.getresponse()
+            if response.status >= 300:
+                refusal = self._refusal(response)
+                whole = not response.will_close
+                raise refusal
+            yield response
+            response.read()
+            whole = not response.will_close
         except LoomError:
             raise
-        except urllib.error.HTTPError as error:
-            raise self._refusal(error) from error
+        except ssl.SSLError as error:
+            raise tls_error(self.url, error) from error
         except OSError as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLError):
-                raise tls_error(self.url, reason) from error
-            raise self._unreachable(reason) from error
+            raise self._unreachable(error) from error
         except http.client.HTTPException as error:
             raise self._not_a_gateway() from error
+        finally:
+            if whole:
+                self._idle.append((connection, time.monotonic()))
+            else:
+                connection.close()
 
-    def _refusal(self, error: urllib.error.HTTPError) -> LoomError:
-        described = _json_object(error.read()).get("error")
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        """Return a connection for one request: an idle one that the gateway has not closed, or a new one."""
+        with suppress(IndexError):  # of the pop, which is atomic
+            while True:
+                connection, since = self._idle.pop()
+                if time.monotonic() - since < IDLE and not _readable(connection.sock):
+                    connection.sock.settimeout(timeout)
+                    return connection
+                connection.close()
+        parts = urlsplit(self._base)
+        assert parts.hostname is not None
+        if self._context is None:
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._context)
+
+    def _refusal(self, response: http.client.HTTPResponse) -> LoomError:
+        described = _json_object(response.read()).get("error")
         if isinstance(described, dict):
             return error_for_code(str(described.get("code")), str(described.get("message")))
-        if error.code in _NOBODY_BEHIND:
-            return self._unreachable(f"{error.code} {error.reason}")
+        if response.status in _NOBODY_BEHIND:
+            return self._unreachable(f"{response.status} {response.reason}")
         return self._not_a_gateway()
 
     def _unreachable(self, reason: object) -> GatewayUnreachable:
@@ -195,6 +225,14 @@ class Gateway:
 def quoted(part: str) -> str:
     """A part of a path."""
     return quote(part, safe="")
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Return whether something has come: on an idle connection, that is its end."""
+    try:
+        return bool(select.select([sock], [], [], 0)[0])
+    except (OSError, ValueError):  # a number of a file that select does not take
+        return True
 
 
 def _query(wanted: Mapping[str, Any]) -> str:

@@ -123,7 +123,7 @@ class Job:
     def progress(self, show: bool | None) -> None:
         self._calls.progress = show
 
-    @property
+    @functools.cached_property
     def weaver(self) -> WeaverProxy:
         """The gateway's weaver: every replica and device, those of other sessions too, and how to change them.
 

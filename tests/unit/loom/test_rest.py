@@ -1,0 +1,112 @@
+"""`loom.rest.Gateway` keeps its connection for the next request, as long as that is there."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+import loom
+from loom import rest
+from loom.rest import Gateway
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers as a gateway does to `/status`, and counts the connections."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.connections = 0
+        self.close_each = False
+        """Whether to close a connection, without saying so, after an answer."""
+        self.closed = threading.Event()
+
+    def shutdown_request(self, request: object) -> None:
+        super().shutdown_request(request)  # type: ignore[arg-type]
+        self.closed.set()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_GET(self) -> None:
+        refused = "ended" in self.path
+        error = {"error": {"code": "authentication_failed", "message": "no such token"}}
+        body = json.dumps(error if refused else {"workers": []}).encode()
+        self.send_response(401 if refused else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = self.server.close_each
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing of a test's requests is worth a line."""
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Server, Gateway]]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server, Gateway(f"ws://127.0.0.1:{server.server_port}", "a token")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_requests_share_a_connection_also_after_a_refusal() -> None:
+    with serving() as (server, gateway):
+        gateway.status()
+        with pytest.raises(loom.LoomError, match="no such token"):
+            gateway.ended_sessions()
+        gateway.status()
+
+        assert server.connections == 1
+
+
+def test_a_connection_that_the_gateway_has_closed_is_not_used() -> None:
+    with serving() as (server, gateway):
+        server.close_each = True
+        gateway.status()
+        assert server.closed.wait(10)
+        gateway.status()
+
+        assert server.connections == 2
+
+
+def test_a_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "IDLE", 0.0)
+    with serving() as (server, gateway):
+        gateway.status()
+        gateway.status()
+
+        assert server.connections == 2
+
+
+def test_threads_do_not_share_a_connection_at_the_same_time() -> None:
+    with serving() as (server, gateway), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: gateway.status(), range(40)))
+
+        assert found == [{"workers": []}] * 40
+        assert server.connections <= 4
+
+
+def test_a_gateway_that_is_gone_is_unreachable() -> None:
+    with serving() as (_, gateway):
+        gateway.status()
+
+    with pytest.raises(loom.GatewayUnreachable):
+        Gateway(gateway.url, None, timeout=1.0).status()
