@@ -60,7 +60,7 @@ class Session(Protocol):
         """What `loom.Threadlet` takes as ``weaver``; empty where there is no weaver."""
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
-        """Ask the weaver, see `loom.weaver.asking`.
+        """Ask the weaver, see `loom.weaver.serving.requests`.
 
         Raises:
             WeaverUnavailable: it is away, or does not answer in ``timeout`` seconds.

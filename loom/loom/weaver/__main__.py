@@ -20,10 +20,10 @@ import threading
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
-from loom.weaver.folder import WeaverFolder
 from loom.weaver.registry import Registry
-from loom.weaver.server import Server, monotonic_clock
-from loom.weaver.store import Store
+from loom.weaver.serving.server import Server, monotonic_clock
+from loom.weaver.storage.folder import WeaverFolder
+from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Timing, Weaver
 
 _log = logging.getLogger("loom.weaver")

@@ -18,13 +18,13 @@ from loom.control.reports import Row
 from loom.errors import UnknownReplica
 from loom.weaver.commands import Commands, GivenCommand
 from loom.weaver.device_map import DeviceReplicaMap
-from loom.weaver.events import EventLog
-from loom.weaver.goodput import Goodput
-from loom.weaver.history import History
+from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.store import Store
+from loom.weaver.storage.events import EventLog
+from loom.weaver.storage.history import History
+from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
 
 __all__ = ["Registry"]

@@ -8,9 +8,9 @@ import pytest
 
 from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch
-from loom.weaver import goodput as goodput_module
-from loom.weaver.goodput import MAX_FAULTS, MAX_SAMPLES, NEW_RUN_AFTER, Goodput
-from loom.weaver.store import Store
+from loom.weaver.goodput import goodput as goodput_module
+from loom.weaver.goodput.goodput import MAX_FAULTS, MAX_SAMPLES, NEW_RUN_AFTER, Goodput
+from loom.weaver.storage.store import Store
 
 START = 1_700_000_000.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from loom.errors import MissingDependency
-from loom.weaver.goodput import Goodput
+from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.goodput_plot import save_plot
-from loom.weaver.store import Store
+from loom.weaver.storage.store import Store
 from loom.weaver.views import GoodputRecord
 from tests.support.processes import run
 from tests.unit.loom.weaver.test_goodput import START, Bench

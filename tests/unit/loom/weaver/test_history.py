@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from loom.errors import ProtocolMismatch, UnsafeStateFolder
-from loom.weaver.events import EventLog
-from loom.weaver.history import CHUNK, History, Level
-from loom.weaver.store import Store
+from loom.weaver.storage.events import EventLog
+from loom.weaver.storage.history import CHUNK, History, Level
+from loom.weaver.storage.store import Store
 
 START = 1_700_000_000.0
 

@@ -11,7 +11,7 @@ import pytest
 from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
 from loom.weaver.registry import Registry
-from loom.weaver.store import Store
+from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Peer, Weaver
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 

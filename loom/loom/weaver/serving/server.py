@@ -19,10 +19,10 @@ from loom.control.commands import Acknowledgement
 from loom.control.frame import Frame
 from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
-from loom.weaver.asking import Asking
 from loom.weaver.commands import GivenCommand
 from loom.weaver.processes import LocalProcess, py_spy
 from loom.weaver.replicas import Replica
+from loom.weaver.serving.requests import Asking
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState
 from loom.weaver.weaver import Output, Peer, Weaver

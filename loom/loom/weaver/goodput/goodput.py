@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.control.time_account import MAX_REASONS, OTHER, REASONS, TimeAccount
-from loom.weaver.store import Store
+from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
 __all__ = ["Death", "Goodput"]

@@ -1,0 +1,1 @@
+"""How much of the time that replicas had was spent on steps that count."""
