@@ -20,11 +20,12 @@ import threading
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
+from loom.weaver.liveness import Timing
 from loom.weaver.registry import Registry
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.storage.folder import WeaverFolder
 from loom.weaver.storage.store import Store
-from loom.weaver.weaver import Timing, Weaver
+from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger("loom.weaver")
 

@@ -167,7 +167,7 @@ class Replica:
         self.progress = now
         return True
 
-    def usual_step_time(self) -> float | None:
+    def baseline_step_time(self) -> float | None:
         """Seconds that one of its steps takes: the median of the last ones, which a checkpoint or a slow start does
         not move. None before there are a few."""
         if len(self._step_times) < _FEW_STEPS:
@@ -210,7 +210,7 @@ class Replica:
             state=self.state,
             devices=tuple(devices),
             connected=self.connected,
-            step_time=self.usual_step_time(),
+            step_time=self.baseline_step_time(),
         )
 
     def changing(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Asking:
             devices=len(self._known.devices),
             commands=sum(not command.done for command in self._known.commands),
             event=self._known.events.last,
-            reports=self._weaver.reports,
+            reports=self._weaver.reports.taken,
         ).to_body()
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ class Asking:
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
         kind = CommandKind.read(_text(arguments, "kind"))
-        command = self._weaver.command(kind, arguments.get("params") or {}, target, by, now)
+        command = self._weaver.dispatcher.give(kind, arguments.get("params") or {}, target, by, now)
         return {"id": command.id, "replicas": command.replicas}
 
     def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
@@ -151,17 +151,17 @@ class Asking:
         params = {
             name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
         }
-        command = self._weaver.command(CommandKind.INJECT, params, target, by, now)  # type: ignore[arg-type]
+        command = self._weaver.dispatcher.give(CommandKind.INJECT, params, target, by, now)  # type: ignore[arg-type]
         return {"id": command.id, "replicas": command.replicas}
 
     def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         by = _text_or_none(arguments, "by") or "gateway"
-        command = self._weaver.remove_fault(_text(arguments, "injection"), by, now)
+        command = self._weaver.dispatcher.remove_fault(_text(arguments, "injection"), by, now)
         return {"id": command.id, "replicas": command.replicas}
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         reason, by = _text_or_none(arguments, "reason") or "", _text_or_none(arguments, "by") or "gateway"
-        return self._weaver.fail_device(_text(arguments, "device"), reason, by, now).to_body()
+        return self._weaver.failures.fail(_text(arguments, "device"), reason, by, now).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         by = _text_or_none(arguments, "by") or "gateway"
@@ -178,10 +178,10 @@ class Asking:
         return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]
 
     def _spawned(self, arguments: dict[str, Any], now: float) -> None:
-        self._weaver.spawned(arguments, now)
+        self._weaver.registration.spawned(arguments, now)
 
     def _supervision(self, arguments: dict[str, Any], now: float) -> list[str]:
-        return self._weaver.supervision(arguments, now)
+        return self._weaver.registration.supervision(arguments, now)
 
     def _note(self, arguments: dict[str, Any], now: float) -> int:
         data = arguments.get("data")
@@ -205,7 +205,7 @@ class Asking:
         kept = self._known.goodput
         return {
             **self.status(arguments, now),
-            "command_latency": self._weaver.latencies.to_dict(),
+            "command_latency": self._weaver.dispatcher.latencies.to_dict(),
             "call_latency": self._calls,
             "history_bytes": self._known.history.size,
             "of_replicas": {

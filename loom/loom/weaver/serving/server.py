@@ -20,12 +20,13 @@ from loom.control.frame import Frame
 from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
 from loom.weaver.commands import GivenCommand
+from loom.weaver.outbox import Output, Peer
 from loom.weaver.processes import LocalProcess, py_spy
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.requests import Asking
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState
-from loom.weaver.weaver import Output, Peer, Weaver
+from loom.weaver.weaver import Weaver
 
 __all__ = ["Server"]
 
@@ -172,7 +173,7 @@ class Server:
             if not came.done():
                 came.set_result(text)
 
-        self.weaver.want_stack(replica, tell=tell)
+        self.weaver.stacks.want(replica, tell=tell)
         self.plan_commit()
         return await came
 
@@ -254,11 +255,11 @@ class Server:
         if isinstance(link, ThreadletLink) and link.process is not None and link.process.alive():
             async with self._py_spies:
                 text = await py_spy(replica.pid)
-        if text is None and self.weaver.ask_for_stack(id):
+        if text is None and self.weaver.stacks.ask_threadlet(id):
             self.plan_commit()
             await asyncio.sleep(STACK_WITHIN)
             text = "its threadlet did not answer: the interpreter may be held by native code"
-        self.weaver.take_stack(id, text or "it is not connected")
+        self.weaver.stacks.take(id, text or "it is not connected")
         self.plan_commit()
 
     async def _see_whether_dead(self, replica: Replica, instance: str, process: LocalProcess) -> None:

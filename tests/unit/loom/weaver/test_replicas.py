@@ -92,7 +92,7 @@ def test_the_usual_step_time_is_not_moved_by_a_few_slow_steps() -> None:
         time += 30.0 if step in (5, 11) else 0.5
         replica.take_step(step, time, time)
 
-    assert replica.usual_step_time() == pytest.approx(0.5)
+    assert replica.baseline_step_time() == pytest.approx(0.5)
 
 
 def test_steps_that_were_not_reported_count() -> None:
@@ -100,7 +100,7 @@ def test_steps_that_were_not_reported_count() -> None:
     for step in range(0, 60, 10):
         replica.take_step(step, START + step * 0.25, START)
 
-    assert replica.usual_step_time() == pytest.approx(0.25)
+    assert replica.baseline_step_time() == pytest.approx(0.25)
 
 
 def test_there_is_no_usual_step_time_before_there_are_a_few_steps() -> None:
@@ -108,7 +108,7 @@ def test_there_is_no_usual_step_time_before_there_are_a_few_steps() -> None:
     for step in range(3):
         replica.take_step(step, START + step, START)
 
-    assert replica.usual_step_time() is None
+    assert replica.baseline_step_time() is None
 
 
 def test_going_back_to_a_checkpoint_is_progress_but_no_step_time() -> None:
@@ -118,7 +118,7 @@ def test_going_back_to_a_checkpoint_is_progress_but_no_step_time() -> None:
 
     assert progress
     assert replica.step == 4
-    assert replica.usual_step_time() == pytest.approx(1.0)
+    assert replica.baseline_step_time() == pytest.approx(1.0)
 
 
 def test_the_same_step_again_is_no_progress() -> None:
@@ -134,7 +134,7 @@ def test_a_clock_that_was_turned_back_makes_no_step_time() -> None:
     for step in range(10):
         replica.take_step(step, START - step, START)
 
-    assert replica.usual_step_time() is None
+    assert replica.baseline_step_time() is None
 
 
 def test_a_replica_is_stored_and_read_back() -> None:
@@ -156,4 +156,4 @@ def test_a_new_process_begins_without_what_the_one_before_reported() -> None:
 
     replica.begin_instance("two")
 
-    assert (replica.step, replica.seq, replica.metrics, replica.usual_step_time()) == (None, 0, {}, None)
+    assert (replica.step, replica.seq, replica.metrics, replica.baseline_step_time()) == (None, 0, {}, None)

@@ -10,9 +10,10 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
+from loom.weaver.outbox import Peer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
-from loom.weaver.weaver import Peer, Weaver
+from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 
 START = 1_700_000_000.0
@@ -183,7 +184,7 @@ def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -
     threadlet = Threadlet(bench, "train_0", session="s", procs="trainers", rank=3)
     Threadlet(bench, "train_1", session="s", procs="trainers", rank=4)
 
-    ended = bench.weaver.supervision(
+    ended = bench.weaver.registration.supervision(
         {
             "session": "s",
             "procs": "trainers",
@@ -207,13 +208,18 @@ def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -
 def test_a_mesh_that_was_stopped_has_finished(bench: Bench) -> None:
     Threadlet(bench, "train_0", session="s", procs="trainers", rank=0)
 
-    bench.weaver.supervision({"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now)
+    bench.weaver.registration.supervision(
+        {"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now
+    )
 
     assert bench.state() == "finished"
 
 
 def test_news_of_processes_without_replicas_are_only_logged(bench: Bench) -> None:
-    assert bench.weaver.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now) == []
+    assert (
+        bench.weaver.registration.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now)
+        == []
+    )
     bench.commit()
     assert bench.event("supervision")["replicas"] == []
 
@@ -271,7 +277,7 @@ def test_a_replica_that_takes_no_step_while_it_beats_is_stalled_until_it_does(be
     bench.wait(0.75, threadlet)
     stalled = bench.state()
     id, replica = bench.stacks[-1]
-    bench.weaver.take_stack(id, "in all_reduce()")
+    bench.weaver.stacks.take(id, "in all_reduce()")
     bench.commit()
     bench.wait(30, threadlet)
     threadlet.step(10)
@@ -303,7 +309,7 @@ def test_a_replica_that_is_paused_is_not_stalled(bench: Bench) -> None:
     for step in range(10):
         bench.wait(0.25)
         threadlet.step(step)
-    bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     for _ in range(40):
@@ -311,7 +317,7 @@ def test_a_replica_that_is_paused_is_not_stalled(bench: Bench) -> None:
         threadlet.beat(phase="paused")
     paused = bench.state()
 
-    bench.weaver.command(CommandKind.RESUME, {}, "train_0", "test", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.RESUME, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     bench.wait(1, threadlet)
@@ -344,7 +350,7 @@ def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     threadlet = Threadlet(bench, "train_0")
 
-    bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     before = threadlet.commands()
     bench.commit()
 
@@ -355,7 +361,7 @@ def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
 def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     threadlet.lose()
-    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
 
     again = Threadlet(bench, "train_0", instance=threadlet.instance)
@@ -371,7 +377,7 @@ def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> Non
     threadlet = Threadlet(bench, "train_0")
     threadlet.say("bye", "out of memory", "failed")
 
-    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
 
     assert command.done
     assert command.acknowledgements["train_0"].reason == "replica 'train_0' has failed: out of memory"
@@ -379,7 +385,7 @@ def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> Non
 
 def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.say("bye", "killed", "failed")
     second = Threadlet(bench, "train_0")
@@ -392,7 +398,7 @@ def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) ->
 def test_a_command_to_a_process_that_another_replaced_is_answered(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     threadlet.lose()
-    command = bench.weaver.command(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
     bench.commit()
 
     second = Threadlet(bench, "train_0")
@@ -403,7 +409,7 @@ def test_a_command_to_a_process_that_another_replaced_is_answered(bench: Bench) 
 
 def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1, "momentum": 0.9})
-    command = bench.weaver.command(
+    command = bench.weaver.dispatcher.give(
         CommandKind.UPDATE_CONFIG, {"learning_rate": 0.2, "x": 1}, "*", "anna", bench.now
     )
     bench.commit()
@@ -419,19 +425,19 @@ def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
 
 def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    command = bench.weaver.command(CommandKind.PAUSE, {}, "*", "test", bench.now)
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "test", bench.now)
     bench.commit()
 
     threadlet.ack(command.id)
     threadlet.ack(command.id)
 
     assert bench.kinds().count("applied") == 1
-    assert bench.weaver.latencies.to_dict()["counts"][0] == 1  # type: ignore[index]
+    assert bench.weaver.dispatcher.latencies.to_dict()["counts"][0] == 1  # type: ignore[index]
 
 
 def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    bench.weaver.command(CommandKind.DRAIN, {}, "train_0", "test", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.DRAIN, {}, "train_0", "test", bench.now)
     bench.commit()
     threadlet.ack(threadlet.last_command())
     threadlet.step(3)
@@ -453,7 +459,7 @@ def test_a_device_failure_shows_the_device_the_replicas_and_what_was_done(bench:
     elsewhere = Threadlet(bench, "train_1", group="trainers", devices=[shared[1]])
     bench.weaver.set_policy("trainers", "pause", "anna", bench.now)
 
-    event = bench.weaver.fail_device("GPU-0", "ECC errors", "dcgm", bench.now)
+    event = bench.weaver.failures.fail("GPU-0", "ECC errors", "dcgm", bench.now)
     bench.commit()
 
     failure = {"device": "GPU-0", "reason": "ECC errors"}
@@ -475,7 +481,7 @@ def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> Non
     threadlet = Threadlet(bench, "train_0", group="trainers", session="s", procs="p", rank=2)
     bench.weaver.set_policy("trainers", "respawn", "anna", bench.now)
 
-    failure = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    failure = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
     wanted = bench.event("respawn_wanted")
     threadlet.say("bye", "device lost", "failed")
@@ -487,17 +493,17 @@ def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> Non
 
 def test_a_failure_of_a_device_that_nobody_has_is_refused(bench: Bench) -> None:
     with pytest.raises(UnknownDevice, match="no device 'GPU-0'; registered: none"):
-        bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+        bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
 
 
 def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_is_there(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    first = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
-    again = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    first = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    again = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
     threadlet.lose()
     second = Threadlet(bench, "train_0")
 
-    later = bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    later = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
     assert again is first
@@ -507,9 +513,9 @@ def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_
 
 def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
-    bench.weaver.command(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
-    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
     assert [kind for kind, _ in threadlet.commands()] == ["device_failed", "reactivate", "device_failed"]
@@ -518,9 +524,9 @@ def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
 def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> None:
     Threadlet(bench, "train_0")
 
-    bench.weaver.command(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, "*", "anna", bench.now)
     inactive = bench.weaver.known.devices.state("GPU-0"), bench.weaver.known.devices.reason("GPU-0")
-    bench.weaver.command(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
+    bench.weaver.dispatcher.give(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
 
     assert inactive == ("inactive", "deactivated by anna")
     assert bench.weaver.known.devices.state("GPU-0") == "active"
@@ -553,7 +559,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     threadlet.step(7, loss=0.5)
     other.say("bye", "done", "finished")
     bench.weaver.set_policy("train*", "stop", "anna", bench.now)
-    bench.weaver.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
     before = {id: replica.to_dict() for id, replica in bench.weaver.known.replicas.items()}
 
@@ -568,7 +574,9 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         "device_failed",
         "stop",
     ]
-    assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
+    assert weaver.registration.supervision(
+        {"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now
+    ) == ["train_0"]
 
 
 def test_replicas_have_time_to_find_a_weaver_that_was_started_again(tmp_path: Path) -> None:
@@ -696,5 +704,5 @@ def test_looking_after_replicas_costs_the_same_for_few_and_many(bench: Bench) ->
         Threadlet(bench, f"train_{number}", devices=[])
     bench.weaver.tick(bench.now + 0.5)
 
-    assert len(bench.weaver._checks) == 200
-    assert bench.weaver._checks[0][0] > bench.now + 0.5
+    assert len(bench.weaver._liveness._checks) == 200
+    assert bench.weaver._liveness._checks[0][0] > bench.now + 0.5

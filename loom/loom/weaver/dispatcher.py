@@ -1,0 +1,151 @@
+"""Giving commands to replicas, and taking their acknowledgements."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
+from loom.errors import UnknownInjection
+from loom.latencies import Latencies
+from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
+from loom.weaver.outbox import Outbox
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.states import LIVING, ReplicaState
+
+__all__ = ["Dispatcher"]
+
+_CAUSES = {
+    CommandKind.PAUSE: Cause.PAUSED,
+    CommandKind.RESUME: Cause.RESUMED,
+    CommandKind.REACTIVATE: Cause.RESUMED,
+    CommandKind.DRAIN: Cause.DRAINED,
+}
+"""What happens to a replica by applying a command."""
+
+
+class Dispatcher:
+    """Gives commands.
+
+    Args:
+        known: what there is.
+        outbox: where commands go.
+    """
+
+    def __init__(self, known: Registry, outbox: Outbox) -> None:
+        self._known = known
+        self._outbox = outbox
+        self.latencies = Latencies()
+        """From giving a command to its acknowledgement."""
+
+    def give(
+        self,
+        kind: CommandKind,
+        params: dict[str, Any],
+        target: Target,
+        by: str,
+        now: float,
+        cause: int | None = None,
+    ) -> GivenCommand:
+        """Tell replicas to do something.
+
+        Args:
+            kind: what to do.
+            params: of the command.
+            target: whom.
+            by: who gives it.
+            now: the time.
+            cause: the event that led to it.
+
+        Raises:
+            WrongArguments: it makes no sense with these parameters or this target.
+            NotInjectable, UnknownReplica: it is a fault, and the target is not marked for that, or nobody.
+            UnknownDevice: it names a device that no replica has registered.
+        """
+        check_command(kind, params)
+        there, acknowledgements = select(target, self._known.replicas)
+        if kind in FAULT_COMMANDS:
+            check_injectable(there, acknowledgements, target)
+        if kind is CommandKind.DEACTIVATE_DEVICE:
+            self._known.devices.deactivate(params["device"], f"deactivated by {by}")
+            self._known.save_device(params["device"])
+        elif kind is CommandKind.REACTIVATE:
+            self._known.devices.reactivate(params["device"])
+            self._known.save_device(params["device"])
+        for replica in there:
+            if replica.state not in LIVING:
+                acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
+        unknown = (id for id in acknowledgements if id not in self._known.replicas)
+        names = [*(replica.id for replica in there), *unknown]
+        command = Command(uuid.uuid4().hex, kind, params)
+        given = GivenCommand(command, target, by, now, names)
+        about = {"command": command.id, "do": kind.value, "params": params, "target": target, "by": by}
+        given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
+        self._known.add_command(given, acknowledgements)
+        for replica in there:
+            if replica.link is not None and replica.id in given.waiting:
+                self._outbox.send(replica, command)  # the same for all, so that the server packs it once
+        self._outbox.urgent = True
+        return given
+
+    def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
+        """Remove a fault before its time is over, by a replica that can: one that it has stopped cannot.
+
+        Raises:
+            UnknownInjection: no fault of that id was injected, or it was long ago.
+            UnknownReplica: no replica that could lives.
+        """
+        command = self._known.commands.get(injection)
+        if command is None or command.kind is not CommandKind.INJECT:
+            raise UnknownInjection(f"no fault was injected with the id {injection!r:.80}")
+        on = [self._known.replicas[id] for id in command.replicas if id in self._known.replicas]
+        hosts = {replica.host for replica in on}
+        near = [one.id for one in self._known.replicas.values() if one.host in hosts and one.injectable]
+        living = [id for id in near if self._known.replicas[id].state in LIVING]
+        return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
+
+    def take(self, replica: Replica, told: Acknowledged, now: float) -> None:
+        """Take what a replica made of a command."""
+        made = told.acknowledgement
+        command = self._acknowledge(replica, told.command, made)
+        if command is None:
+            return
+        self.latencies.add(now - command.time)
+        if made.changes:
+            replica.config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
+            self._known.save(replica)
+        about = {"command": command.id, "do": command.kind.value, "by": command.by, "cause": command.event}
+        event = self._known.events.append(
+            now, "applied" if made.ok else "refused", replica.id, **about, **made.to_body()
+        )
+        if made.ok and command.kind in _CAUSES:
+            self._known.move(replica, _CAUSES[command.kind], now, event.id)
+
+    def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement) -> GivenCommand | None:
+        command = self._known.acknowledge(replica, id, made)
+        if command is not None:
+            self._outbox.urgent = True
+            if command.done:
+                self._outbox.output.done.append(command)
+        return command
+
+    def end_all(self, replica: Replica, reason: str, now: float) -> None:
+        """Note that a replica will not acknowledge the commands that it has not acknowledged."""
+        for command in self._known.commands.unacknowledged(replica.id):
+            self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
+            self._known.events.append(
+                now,
+                "unanswered",
+                replica.id,
+                command=command.id,
+                do=command.kind.value,
+                cause=command.event,
+                reason=reason,
+            )
+
+    def why_ended(self, replica: Replica) -> str:
+        """Return why a replica that does not live takes no commands."""
+        if replica.state is ReplicaState.FINISHED:
+            return f"replica {replica.id!r} has finished"
+        return f"replica {replica.id!r} has failed: {replica.died_of}"

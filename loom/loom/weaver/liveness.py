@@ -1,0 +1,154 @@
+"""Which replicas live: connections that are lost, silence, stalls, and ends."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+from loom.weaver.device_failures import want_respawn
+from loom.weaver.dispatcher import Dispatcher
+from loom.weaver.outbox import Outbox
+from loom.weaver.policy import Action
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.stacks import Stacks
+from loom.weaver.states import LIVING, ReplicaState
+
+__all__ = ["Liveness", "Timing"]
+
+_MAX_STALL_STACKS = 16
+"""When a collective hangs, every replica stalls at once; the stacks of a few say why."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the weaver waits for replicas, in seconds."""
+
+    beat: float = 1.0
+    """Between two heartbeats of a replica."""
+    missed_beats: int = 3
+    """A replica that has not been connected for as many has failed; a connection on which nothing comes for as many
+    is given up."""
+    grace: float = 1.0
+    """In which a replica may be connected again before anybody is told."""
+    restart_grace: float = 10.0
+    """After the weaver's start, in which no replica fails because it is not connected yet."""
+    stall_factor: float = 10.0
+    """A running replica counts as stalled after this many median step times without a step,"""
+    stall_least: float = 2.0
+    """but never before this many seconds."""
+
+
+class Liveness:
+    """Looks after replicas.
+
+    Args:
+        known: what there is.
+        outbox: where connections are closed.
+        timing: how long to wait for what.
+        started: when the weaver started.
+        dispatcher: whose commands end with a replica.
+        stacks: that tell why a replica stalls.
+    """
+
+    def __init__(
+        self,
+        known: Registry,
+        outbox: Outbox,
+        timing: Timing,
+        started: float,
+        dispatcher: Dispatcher,
+        stacks: Stacks,
+    ) -> None:
+        self._known = known
+        self._outbox = outbox
+        self._timing = timing
+        self._started = started
+        self._dispatcher = dispatcher
+        self._stacks = stacks
+        self._checks: list[tuple[float, int, Replica]] = []
+        """Replicas by when to look after them; entries that a later one of the replica replaced are passed over."""
+        self._check_number = itertools.count()
+
+    def tick(self, now: float) -> None:
+        """Look after the replicas whose time has come."""
+        checks = self._checks
+        while checks and checks[0][0] <= now:
+            at, _, replica = heapq.heappop(checks)
+            if replica.check_at == at:
+                self._look_after(replica, now)
+
+    def _look_after(self, replica: Replica, now: float) -> None:
+        timing = self._timing
+        if replica.state not in LIVING:
+            return
+        silence = timing.beat * timing.missed_beats
+        if replica.link is None:
+            if replica.state is not ReplicaState.RECOVERING:
+                if now < replica.link_lost + timing.grace:
+                    return self.schedule(replica, replica.link_lost + timing.grace)
+                self._known.move(replica, Cause.LINK_LOST, now)
+            due = max(replica.link_lost + silence, self._started + timing.restart_grace)
+            if now < due:
+                return self.schedule(replica, due)
+            return self.fail(replica, Cause.SILENT, f"not connected for {now - replica.link_lost:.1f} s", now)
+        due = replica.heard + silence
+        if now >= due:
+            self._outbox.close(replica.link)
+            replica.link.replica = None
+            self._outbox.urgent = True
+            return self.unlink(replica, now)
+        if replica.state is ReplicaState.RUNNING:
+            baseline = replica.baseline_step_time()
+            if baseline is not None:
+                stalled = replica.progress + max(timing.stall_least, timing.stall_factor * baseline)
+                if now >= stalled:
+                    self._stall(replica, baseline, now)
+                else:
+                    due = min(due, stalled)
+        self.schedule(replica, due)
+
+    def _stall(self, replica: Replica, baseline: float, now: float) -> None:
+        about = {"step": replica.step, "seconds": now - replica.progress, "usual_step_time": baseline}
+        event = self._known.move(replica, Cause.NO_STEP, now, about={**about, "phase": replica.phase})
+        if len(self._stacks) < _MAX_STALL_STACKS:
+            self._stacks.want(replica, event)
+
+    def unlink(self, replica: Replica, now: float) -> None:
+        """Note that a replica has lost its connection."""
+        replica.link = None
+        if replica.state in LIVING:
+            replica.link_lost = now
+            self.schedule(replica, now + self._timing.grace)
+        self._known.touch(replica)
+
+    def fail(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
+        """Note that a replica has failed, and do what its group's policy says."""
+        action = self._known.policy.action(replica.group)
+        devices = self._known.devices.devices_of(replica.id)
+        about = {"reason": reason, "step": replica.step, "devices": devices, "action": action.value}
+        event = self._known.move(replica, cause, now, by, about)
+        heard, stepped = replica.heard, replica.progress
+        self._known.goodput.failed(replica.job, replica.id, reason, now, heard, stepped, replica.step)
+        replica.died_of = reason
+        self._end(replica, now)
+        if action is Action.RESPAWN:
+            want_respawn(self._known, replica, reason, event, now)
+
+    def finish(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
+        """Note that a replica came to its end as it was meant to."""
+        self._known.move(replica, cause, now, by, {"reason": reason, "step": replica.step})
+        self._known.drain(replica)
+        self._known.goodput.finished(replica.job, replica.id, now)
+        self._end(replica, now)
+
+    def _end(self, replica: Replica, now: float) -> None:
+        self._outbox.urgent = True
+        self._dispatcher.end_all(replica, self._dispatcher.why_ended(replica), now)
+        self._known.forget_surplus()
+
+    def schedule(self, replica: Replica, at: float) -> None:
+        """Look after a replica at a time, and not before."""
+        replica.check_at = at
+        heapq.heappush(self._checks, (at, next(self._check_number), replica))

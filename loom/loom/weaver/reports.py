@@ -1,0 +1,164 @@
+"""What replicas report: their status, heartbeats, time accounts, handlers and devices, and faults that are gone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from loom.control.commands import FaultRemoved
+from loom.control.frame import MAX_COUNT
+from loom.control.introduction import Handlers
+from loom.control.reports import DeviceReport, Heartbeat, Phase, Row, StatusReports, Stored
+from loom.control.time_account import TimeAccount
+from loom.errors import ProtocolMismatch
+from loom.weaver.outbox import Outbox
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.states import ReplicaState
+
+__all__ = ["Reports"]
+
+_STORED_AFTER = 0.25
+"""Seconds from a report to telling its threadlet what is stored: once for several, and soon for one that ends.
+
+Each has its own time: to tell thousands at once would hold up commands.
+"""
+
+_STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
+
+
+class Reports:
+    """Takes reports.
+
+    Args:
+        known: what there is.
+        outbox: where threadlets are told what is stored.
+    """
+
+    def __init__(self, known: Registry, outbox: Outbox) -> None:
+        self._known = known
+        self._outbox = outbox
+        self.taken = 0
+        """Status reports taken since the start."""
+        self._unacknowledged: dict[Replica, float] = {}
+        """When each began to report anew, the earliest first; until it is told what is stored."""
+        self.takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
+            StatusReports.KIND: self._status,
+            Heartbeat.KIND: self._beat,
+            TimeAccount.KIND: self._time_account,
+            DeviceReport.KIND: self._device_status,
+            Handlers.KIND: self._handlers,
+        }
+        """What takes each kind of report, with the time."""
+
+    def tell_stored(self, now: float) -> None:
+        """Tell threadlets, now that it is committed, up to where their reports are stored."""
+        while self._unacknowledged:
+            replica, since = next(iter(self._unacknowledged.items()))
+            if since > now - _STORED_AFTER:
+                break
+            del self._unacknowledged[replica]
+            if replica.link is not None:
+                self._outbox.send(replica, Stored(replica.seq))
+
+    def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
+        reports = StatusReports.from_body(frame).rows
+        before = replica.seq
+        self._unacknowledged.setdefault(replica, now)
+        try:
+            self._take_reports(replica, reports, now)
+        except (TypeError, ValueError) as error:
+            raise StatusReports.mismatch(frame) from error
+        finally:
+            # Where one of them is refused, those before it are taken.
+            if replica.seq > before:
+                self._keep_reports(replica, reports, before, now)
+
+    def _keep_reports(self, replica: Replica, reports: list[Row], before: int, now: float) -> None:
+        """Keep those reports that were not there and have been taken."""
+        if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
+            taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
+            reports = [report for report in taken if report[0] > before]
+        replica.reported = reports[-1][1]
+        self.taken += len(reports)
+        self._known.keep_reports(replica, reports, now)
+
+    def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
+        record, row, id = self._known.history.record, self._known.journal_id, replica.id
+        for seq, time, step, epoch, max_step, metrics, config in reports:
+            if type(seq) is not int or seq >= MAX_COUNT:
+                raise ProtocolMismatch(f"a status report has a number, not {seq!r:.40}")
+            if seq <= replica.seq:
+                continue
+            if type(time) is not float or type(metrics) is not dict or not (config is None or type(config) is dict):
+                raise ProtocolMismatch(f"not a status report: {[seq, time, step, metrics, config]!r:.80}")
+            if epoch is not None:
+                replica.epoch = _count("epoch", epoch)
+            if max_step is not None:
+                replica.max_step = _count("max_step", max_step)
+            if step is not None:
+                moved = replica.take_step(_count("step", step), time, now)
+                if moved and replica.state in _STEPS_MATTER:
+                    self._known.move(replica, Cause.STEPPED, now)
+            if metrics:
+                record(id, row, time, step, metrics)
+                replica.metrics.update(metrics)
+            if config:
+                self._report_config(replica, config, now)
+            replica.seq = seq
+
+    def _report_config(self, replica: Replica, config: dict[str, Any], now: float) -> None:
+        changes = {
+            key: {"old": replica.config.get(key), "new": value}
+            for key, value in config.items()
+            if key not in replica.config or replica.config[key] != value
+        }
+        if changes:
+            replica.config = {**replica.config, **config}
+            self._known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
+            self._known.save(replica)
+
+    def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
+        beat = Heartbeat.from_body(frame)
+        replica.phase = beat.phase.value
+        if beat.step is not None and replica.take_step(beat.step, beat.time, now):
+            self._known.move(replica, Cause.STEPPED, now)
+        if beat.phase is Phase.PAUSED:
+            self._known.move(replica, Cause.PAUSED, now)
+        self._known.touch(replica)
+
+    def _time_account(self, replica: Replica, frame: list[Any], now: float) -> None:
+        if self._known.goodput.wants(replica.job, replica.id, now):
+            self._known.goodput.account(replica.job, replica.id, TimeAccount.from_body(frame), now)
+
+    def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
+        replica.handlers = {**replica.handlers, **Handlers.from_body(frame).types}
+        self._known.save(replica)
+
+    def _device_status(self, replica: Replica, frame: list[Any], now: float) -> None:
+        for device, status in DeviceReport.from_body(frame).devices.items():
+            self._known.set_device_status(device, {**status, "time": now, "by": replica.id})
+
+    def fault_removed(self, replica: Replica, fault: FaultRemoved, now: float) -> None:
+        """Log that a fault is gone, unless that is logged already: it is said again with each hello."""
+        command = self._known.commands.get(fault.injection)
+        cause = None if command is None else command.event
+        logged = self._known.events.after(cause or 0, MAX_COUNT, replica.id, "fault_removed")
+        if any(event.data["injection"] == fault.injection for event in logged):
+            return
+        self._known.events.append(
+            now, "fault_removed", replica.id, injection=fault.injection, evidence=fault.evidence, cause=cause
+        )
+        self._outbox.urgent = True
+
+
+def _number(report: Any) -> int:
+    """Of a status report; over all others where it has none."""
+    return report[0] if type(report) is list and report and type(report[0]) is int else MAX_COUNT
+
+
+def _count(field_name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
+        raise ProtocolMismatch(f"{field_name} is a count or None, not {value!r:.80}")
+    return value
