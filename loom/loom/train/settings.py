@@ -128,6 +128,7 @@ class Assignment:
     config: LiveConfig
     averaging: Averaging
     restore: Restore
+    members: int
     parallel: str
     backend: str
     checkpoints: str | None

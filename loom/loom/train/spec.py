@@ -99,6 +99,7 @@ class JobSpec:
             config=self.config,
             averaging=self.averaging,
             restore=restore,
+            members=self.members,
             parallel=self.parallel,
             backend=self.backend,
             checkpoints=self.checkpoints,

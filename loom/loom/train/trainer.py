@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loom.actor import Actor, concurrent_endpoint, current_rank, current_size, endpoint
+from loom.actor import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.train.addresses import own_address
 from loom.train.settings import Assignment, Batch, Ending, Member, TrainerReport
 
@@ -139,32 +138,32 @@ class TrainerActor(Actor):
     @concurrent_endpoint
     async def train(self, assignment: Assignment) -> TrainerReport:
         """Train until the end; return the last report."""
-        rank, members = current_rank().rank, math.prod(current_size().values())
+        rank = current_rank().rank
         ended: asyncio.Future[TrainerReport] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
 
         def work() -> None:
-            report = self._train(assignment, rank, members)
+            report = self._train(assignment, rank)
             loop.call_soon_threadsafe(ended.set_result, report)
 
         threading.Thread(target=work, name="loom-training", daemon=True).start()
         return await ended
 
-    def _train(self, assignment: Assignment, rank: int, members: int) -> TrainerReport:
+    def _train(self, assignment: Assignment, rank: int) -> TrainerReport:
         import traceback
 
         self.replica = assignment.replica
         try:
-            if members > 1 and not self._joined:
-                self._join_group(assignment, rank, members)
+            if assignment.members > 1 and not self._joined:
+                self._join_group(assignment, rank)
             from loom.train.loop.loop import TrainingLoop
 
-            self._loop = TrainingLoop(self, assignment, rank, members)
+            self._loop = TrainingLoop(self, assignment, rank)
         except Exception:  # noqa: BLE001 - the job decides what follows
             return TrainerReport(ending=Ending.FAILED, error=traceback.format_exc(limit=-8))
         return self._loop.run()
 
-    def _join_group(self, assignment: Assignment, rank: int, members: int) -> None:
+    def _join_group(self, assignment: Assignment, rank: int) -> None:
         from datetime import timedelta
 
         from torch import distributed
@@ -174,7 +173,7 @@ class TrainerActor(Actor):
             assignment.backend,
             store=distributed.TCPStore(host, port, is_master=False, wait_for_workers=False),
             rank=rank,
-            world_size=members,
+            world_size=assignment.members,
             timeout=timedelta(seconds=assignment.timeouts.collective),
         )
         self._joined = True

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from loom.beside import Session
 from loom.errors import SupervisionError
@@ -22,40 +23,30 @@ SPARE_RETRY = 1.0
 """Seconds between two attempts to start a spare."""
 
 
+@dataclass
 class GroupPool:
-    """The groups of one job, wherever they are. For the controller's thread.
+    """The groups of one job, wherever they are. For the controller's thread."""
 
-    Args:
-        session: starts processes.
-        job: the job.
-        events: takes what happens to spares.
-        happened: takes the events of each group, called by other threads.
-    """
+    session: Session
+    job: JobSpec
+    events: JobEvents
+    happened: Callable[[ReplicaGroup, GroupEvent], None]
+    """Takes the events of each group, called by other threads."""
+    draining: set[int] = field(default_factory=set)
+    """Numbers of the hosts that get no groups."""
+    spares: list[ReplicaGroup] = field(default_factory=list)
 
-    def __init__(
-        self,
-        session: Session,
-        job: JobSpec,
-        events: JobEvents,
-        happened: Callable[[ReplicaGroup, GroupEvent], None],
-    ) -> None:
-        self._session = session
-        self._job = job
-        self._events = events
-        self._happened = happened
+    def __post_init__(self) -> None:
         self._numbers = itertools.count()
         self._groups: list[ReplicaGroup] = []
         self._spares_due = 0.0
-        self.draining: set[int] = set()
-        """Numbers of the hosts that get no groups."""
-        self.spares: list[ReplicaGroup] = []
 
     def hosts(self) -> list[int]:
         """Return the numbers of the hosts that groups may be started on."""
-        wanted = self._job.hosts
+        wanted = self.job.hosts
         return [
             host
-            for host in self._session.hosts()
+            for host in self.session.hosts()
             if host not in self.draining and (wanted is None or host in wanted)
         ]
 
@@ -73,7 +64,7 @@ class GroupPool:
             return None
         name = f"{name}-{next(self._numbers)}"
         try:
-            group = ReplicaGroup(self._session, self._job, name, host, self._happened)
+            group = ReplicaGroup(self.session, self.job, name, host, self.happened)
         except (SupervisionError, RuntimeError) as error:
             _log.warning("no group can be started on host %d: %s", host, error)
             return None
@@ -106,10 +97,10 @@ class GroupPool:
 
     def keep_spares(self, now: float) -> None:
         """Start a spare if there are fewer than wanted."""
-        if len(self.spares) >= self._job.spares or now < self._spares_due:
+        if len(self.spares) >= self.job.spares or now < self._spares_due:
             return
         self._spares_due = now + SPARE_RETRY
-        spare = self.start(f"{self._job.name}_spare")
+        spare = self.start(f"{self.job.name}_spare")
         if spare is not None:
             self.spares.append(spare)
 
@@ -121,7 +112,7 @@ class GroupPool:
             case ProcessLost() | Failed():
                 self.spares.remove(spare)
                 spare.stop("a spare was lost")
-                self._events.record("spare_lost", host=spare.host, pids=spare.pids)
+                self.events.record("spare_lost", host=spare.host, pids=spare.pids)
 
     def drain(self, host: int) -> None:
         """Start no groups on a host any more, and stop the spares that are there."""

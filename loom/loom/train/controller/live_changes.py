@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from loom.beside import Session
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet
@@ -14,25 +16,15 @@ from loom.train.spec import JobSpec
 __all__ = ["LiveChanges"]
 
 
+@dataclass
 class LiveChanges:
-    """Changes the number of groups, and the hosts that they are on. For the controller's thread.
+    """Changes the number of groups, and the hosts that they are on. For the controller's thread."""
 
-    Args:
-        session: knows the hosts.
-        job: the job.
-        slots: of the job.
-        pool: of the job.
-        events: takes what happens.
-    """
-
-    def __init__(
-        self, session: Session, job: JobSpec, slots: ReplicaSlots, pool: GroupPool, events: JobEvents
-    ) -> None:
-        self._session = session
-        self._job = job
-        self._slots = slots
-        self._pool = pool
-        self._events = events
+    session: Session
+    job: JobSpec
+    slots: ReplicaSlots
+    pool: GroupPool
+    events: JobEvents
 
     def register(self, threadlet: Threadlet) -> None:
         """Make the handlers ``groups``, ``drain_host`` and ``undrain_host``."""
@@ -47,49 +39,49 @@ class LiveChanges:
 
         @threadlet.handler("undrain_host")
         def undrain_host(value: int) -> None:
-            self._pool.draining.discard(value)
+            self.pool.draining.discard(value)
 
     def stop_all(self) -> None:
         """Let all groups leave for good."""
-        for slot in _staying(self._slots):
+        for slot in _staying(self.slots):
             if slot.state is not SlotState.LEAVING:
-                self._slots.remove(slot, "the job was told to stop")
+                self.slots.remove(slot, "the job was told to stop")
 
     def respawn(self, replica: str, reason: str) -> None:
         """Move the group of a replica whose device has failed."""
-        for slot in self._slots.training():
+        for slot in self.slots.training():
             if slot.replica == replica and slot.successor is None and slot.state is not SlotState.LEAVING:
-                self._slots.move(slot, f"its device has failed: {reason}")
+                self.slots.move(slot, f"its device has failed: {reason}")
 
     def _resize(self, groups: int) -> None:
         if groups < 1:
             raise WrongArguments(f"a job has 1 group at least, not {groups}; `loom stop` ends it")
-        staying = _staying(self._slots)
+        staying = _staying(self.slots)
         for slot in reversed(staying[groups:]):
-            self._slots.remove(slot, "the job is to be smaller")
+            self.slots.remove(slot, "the job is to be smaller")
         for _ in range(groups - len(staying)):
-            slot = self._slots.add()
-            self._events.record("group_added", slot.replica)
+            slot = self.slots.add()
+            self.events.record("group_added", slot.replica)
 
     def _drain(self, host: int) -> None:
         self._check_drain(host)
         why = f"host {host} is drained"
-        self._pool.drain(host)
-        for slot in self._slots.open():
+        self.pool.drain(host)
+        for slot in self.slots.open():
             if slot.successor is not None and slot.successor.host == host:
-                self._slots.replace_successor(slot, why)
+                self.slots.replace_successor(slot, why)
             elif slot.group is not None and slot.group.host == host and slot.successor is None:
-                self._slots.move(slot, why)
+                self.slots.move(slot, why)
 
     def _check_drain(self, host: int) -> None:
-        hosts = self._session.hosts()
+        hosts = self.session.hosts()
         if host not in hosts:
             raise WrongArguments(f"there is no host {host}; there are {hosts}")
-        if not set(self._pool.hosts()) - {host}:
+        if not set(self.pool.hosts()) - {host}:
             raise WrongArguments(f"host {host} is the last that groups can be on")
-        training = self._slots.training()
+        training = self.slots.training()
         there = [slot for slot in training if slot.group is not None and slot.group.host == host]
-        if self._job.checkpoints is None and there and len(training) == 1:
+        if self.job.checkpoints is None and there and len(training) == 1:
             raise WrongArguments(
                 f"{there[0].replica} is the only group, and nobody could give its state to another: add a group "
                 "first (groups=2), or give the job a folder for checkpoints"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import dataclass
 
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.group_events import Ended, Failed, GroupEvent, Prepared, ProcessLost, Reported, Silent
@@ -19,27 +20,22 @@ from loom.train.spec import JobSpec
 __all__ = ["ReplicaSlots"]
 
 
+@dataclass
 class ReplicaSlots:
-    """The slots of one job. For the controller's thread.
+    """The slots of one job. For the controller's thread."""
 
-    Args:
-        job: the job.
-        pool: has the groups.
-        support: has the lighthouse, and kills processes.
-        events: takes what happens.
-    """
+    job: JobSpec
+    pool: GroupPool
+    support: Support
+    events: JobEvents
+    failures: int = 0
+    """Groups that were lost."""
 
-    def __init__(self, job: JobSpec, pool: GroupPool, support: Support, events: JobEvents) -> None:
-        self._job = job
-        self._pool = pool
-        self._support = support
-        self._events = events
+    def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
-        self._stuck = StuckGroups(job.stuck)
+        self._stuck = StuckGroups(self.job.stuck)
         self._began = False
         """Whether the first groups have begun, which wait for each other."""
-        self.failures = 0
-        """Groups that were lost."""
 
     # What the slots are.
 
@@ -74,8 +70,8 @@ class ReplicaSlots:
     def add(self) -> ReplicaSlot:
         """Add a slot, with the lowest number that is free."""
         number = next(one for one in itertools.count() if one not in self._slots or self._slots[one].over)
-        replica = f"{self._job.name}_{number}"
-        slot = self._slots[number] = ReplicaSlot(number, replica, Retries(self._job.retries), time.monotonic())
+        replica = f"{self.job.name}_{number}"
+        slot = self._slots[number] = ReplicaSlot(number, replica, Retries(self.job.retries), time.monotonic())
         return slot
 
     def tick(self, now: float) -> None:
@@ -91,7 +87,7 @@ class ReplicaSlots:
             self._lose(by_group[group], f"it has made no step for {seconds:.1f} s, while others did")
         # A spare that starts would slow down the group that replaces a lost one.
         if all(slot.has_state for slot in self.open()):
-            self._pool.keep_spares(now)
+            self.pool.keep_spares(now)
 
     def take(self, group: ReplicaGroup, event: GroupEvent) -> None:
         """Take an event of a group."""
@@ -102,13 +98,13 @@ class ReplicaSlots:
                 return self._take(slot, group, event)
             if group is slot.successor:
                 return self._take_of_successor(slot, group, event)
-        self._pool.take(group, event)
+        self.pool.take(group, event)
 
     def lighthouse_moved(self) -> None:
         """Tell the groups that train where the lighthouse is now."""
         for slot in self.training():
             if slot.group is not None:
-                slot.group.move(self._support.lighthouse)
+                slot.group.move(self.support.lighthouse)
 
     def remove(self, slot: ReplicaSlot, why: str) -> None:
         """Let the group of a slot leave, and end the slot."""
@@ -117,7 +113,7 @@ class ReplicaSlots:
     def move(self, slot: ReplicaSlot, why: str) -> None:
         """Start another group elsewhere for a slot; the group that has it trains until the other one is ready."""
         left = None if slot.group is None else slot.group.host
-        slot.successor = self._pool.find_elsewhere(slot.replica, left)
+        slot.successor = self.pool.find_elsewhere(slot.replica, left)
         slot.moving = why
 
     def replace_successor(self, slot: ReplicaSlot, why: str) -> None:
@@ -125,14 +121,14 @@ class ReplicaSlots:
         assert slot.successor is not None
         left = slot.successor.host
         slot.successor.stop(why)
-        slot.successor = self._pool.start(slot.replica, rather_not=left)
+        slot.successor = self.pool.start(slot.replica, rather_not=left)
 
     # How a slot comes by a group, and how that begins.
 
     def _fill(self, slot: ReplicaSlot) -> None:
         group, slot.successor = slot.successor, None
         if group is None:
-            group = self._pool.find(slot.replica, slot.shunned)
+            group = self.pool.find(slot.replica, slot.shunned)
         if group is not None:  # else no host is there: another attempt follows with the next tick
             self._give(slot, group)
 
@@ -157,12 +153,12 @@ class ReplicaSlots:
 
     @property
     def _restore_without_peers(self) -> Restore:
-        return Restore.NOTHING if self._job.checkpoints is None else Restore.CHECKPOINT
+        return Restore.NOTHING if self.job.checkpoints is None else Restore.CHECKPOINT
 
     def _train(self, slot: ReplicaSlot, restore: Restore) -> None:
         group = slot.group
         assert group is not None
-        slot.begin(self._job.assignment(slot.replica, self._support.lighthouse, group.store, restore))
+        slot.begin(self.job.assignment(slot.replica, self.support.lighthouse, group.store, restore))
         self._record("group_started", slot, group, procs=group.procs.name, restore=restore.value)
 
     # How a slot loses its group.
@@ -173,7 +169,7 @@ class ReplicaSlots:
         assert group is not None
         self.failures += 1
         group.stop(reason)
-        self._support.kill(group)
+        self.support.kill(group)
         slot.lost_at = time.time()
         slot.shunned = group.host if hung or not group.members else None
         self._record("group_failed", slot, group, step=group.report.step, reason=reason)
@@ -185,12 +181,12 @@ class ReplicaSlots:
             slot.end(Ending.FAILED)
             left = [one.replica for one in self.open()]
             failures = slot.retries.failures
-            self._events.record(
+            self.events.record(
                 "job_smaller", slot.replica, groups=len(left), left=left, failures=failures, reason=reason
             )
         else:
             slot.vacate(time.monotonic() + wait)
-            self._events.record("group_retried", slot.replica, attempt=slot.retries.failures, wait=wait)
+            self.events.record("group_retried", slot.replica, attempt=slot.retries.failures, wait=wait)
 
     def _depart(self, slot: ReplicaSlot, departure: Departure) -> None:
         if slot.state is SlotState.TRAINING:
@@ -204,12 +200,12 @@ class ReplicaSlots:
         """Take note that a slot's group has left, and let its successor take the place if there is one."""
         if departure.reason is LeaveReason.REMOVED:
             slot.end(Ending.LEFT)
-            self._events.record("group_removed", slot.replica, step=slot.last.step, reason=departure.text)
+            self.events.record("group_removed", slot.replica, step=slot.last.step, reason=departure.text)
             return
         slot.vacate(time.monotonic())
         group, slot.successor = slot.successor, None
         host = None if group is None else group.host
-        self._events.record("group_moved", slot.replica, reason=departure.text, host=host)
+        self.events.record("group_moved", slot.replica, reason=departure.text, host=host)
         if group is not None:
             self._give(slot, group)
 
@@ -219,7 +215,7 @@ class ReplicaSlots:
         if successor is None or successor.state is not GroupState.READY or slot.state is SlotState.LEAVING:
             return
         others = any(one.has_state and one.state is not SlotState.LEAVING for one in self.open() if one is not slot)
-        if others or (self._job.checkpoints is not None and len(self.training()) == 1):
+        if others or (self.job.checkpoints is not None and len(self.training()) == 1):
             self._depart(slot, Departure(LeaveReason.MOVED, slot.moving))
 
     # What groups tell.
@@ -234,7 +230,7 @@ class ReplicaSlots:
             case Ended(report):
                 self._take_end(slot, group, report)
             case Silent(seconds):
-                if seconds >= self._job.silence:
+                if seconds >= self.job.silence:
                     self._lose(slot, f"its processes have not answered for {seconds:.1f} s", hung=True)
             case ProcessLost(rank):
                 self._lose(slot, f"process {group.pids[rank] if group.pids else rank} is gone")
@@ -251,9 +247,9 @@ class ReplicaSlots:
     def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
         before, group.report, slot.last = group.report, report, report
         if report.checkpoint_error is not None and report.checkpoint_error != before.checkpoint_error:
-            self._events.record("checkpoint_failed", slot.replica, step=report.step, reason=report.checkpoint_error)
+            self.events.record("checkpoint_failed", slot.replica, step=report.step, reason=report.checkpoint_error)
         if report.checkpoint_step is not None and report.checkpoint_step != before.checkpoint_step:
-            self._events.record("checkpoint_written", slot.replica, step=report.checkpoint_step)
+            self.events.record("checkpoint_written", slot.replica, step=report.checkpoint_step)
         if report.first_step_at is None:
             return
         if before.first_step_at is None:
@@ -292,7 +288,7 @@ class ReplicaSlots:
         assert report.ending is not None
         slot.end(report.ending)
         if report.ending is Ending.STOPPED:
-            self._events.record("group_stopped", slot.replica, step=report.step)
+            self.events.record("group_stopped", slot.replica, step=report.step)
 
     def _record(self, kind: str, slot: ReplicaSlot, group: ReplicaGroup, **data: object) -> None:
-        self._events.record(kind, slot.replica, host=group.host, pids=group.pids, **data)
+        self.events.record(kind, slot.replica, host=group.host, pids=group.pids, **data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loom.errors import WrongArguments
@@ -14,7 +14,7 @@ from loom.train.settings import Averaging, LiveConfig
 __all__ = ["AgreedConfig"]
 
 
-class AgreedConfig:
+class AgreedConfig(Agreement):
     """The live configuration of one group.
 
     Args:
@@ -27,49 +27,31 @@ class AgreedConfig:
         self._averaging = averaging
         self._names = sorted(optimizers)
         numbers = {**dataclasses.asdict(config), "optimizer": self._names.index(config.optimizer)}
-        self._agreement = Agreement({key: float(value) for key, value in numbers.items()})
+        super().__init__({key: float(value) for key, value in numbers.items()})
 
     @property
     def learning_rate(self) -> float:
-        return self._agreement["learning_rate"]
+        return self["learning_rate"]
 
     @property
     def batch_size(self) -> int:
-        return int(self._agreement["batch_size"])
+        return int(self["batch_size"])
 
     @property
     def gradient_clipping(self) -> float:
-        return self._agreement["gradient_clipping"]
+        return self["gradient_clipping"]
 
     @property
     def sync_every(self) -> int:
-        return int(self._agreement["sync_every"])
+        return int(self["sync_every"])
 
     @property
     def optimizer(self) -> str:
-        return self._names[int(self._agreement["optimizer"])]
+        return self._names[int(self["optimizer"])]
 
-    @property
-    def width(self) -> int:
-        """How many numbers a row has."""
-        return self._agreement.width
-
-    def row(self) -> list[float]:
-        """Return what the other groups are sent."""
-        return self._agreement.row()
-
-    def settle(self, rows: Sequence[Sequence[float]], step: int) -> dict[str, Any]:
-        """Adopt the newest values of all groups' rows; return the keys that changed, with their values."""
-        changed: dict[str, Any] = self._agreement.settle(rows, step)
+    def named(self, changed: Mapping[str, float]) -> dict[str, Any]:
+        """Return changes as others are told of them: an optimizer by its name."""
         return {key: self.optimizer if key == "optimizer" else value for key, value in changed.items()}
-
-    def state(self) -> dict[str, list[float]]:
-        """Return what has been adopted, for a group that joins and for a checkpoint."""
-        return self._agreement.state()
-
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take over what other groups have adopted."""
-        self._agreement.load(state)
 
     def register(self, threadlet: Threadlet) -> None:
         """Make a handler for each key, which proposes the value to the other groups."""
@@ -101,4 +83,4 @@ class AgreedConfig:
     def _propose(self, key: str, value: float, allowed: bool, rule: str) -> Deferred:
         if not allowed:
             raise WrongArguments(f"{key} {rule}")
-        return self._agreement.propose(key, float(value))
+        return self.propose(key, float(value))

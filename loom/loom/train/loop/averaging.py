@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -35,46 +36,36 @@ class StepStrategy(Protocol):
         """Whether all groups have the same parameters now."""
 
 
+@dataclass
 class SharedSteps:
-    """`Averaging.GRADIENTS`: all groups apply the same mean gradient in each step.
+    """`Averaging.GRADIENTS`: all groups apply the same mean gradient in each step."""
 
-    Args:
-        steps: that the job has.
-        gradients: of this process.
-        exchange: with the other groups.
-        progress: has the step.
-        clock: takes the time.
-    """
+    steps: int
+    gradients: Gradients
+    exchange: Exchange
+    progress: Progress
+    clock: StepClock
 
     groups_agree = True
-
-    def __init__(
-        self, steps: int, gradients: Gradients, exchange: Exchange, progress: Progress, clock: StepClock
-    ) -> None:
-        self._steps = steps
-        self._gradients = gradients
-        self._exchange = exchange
-        self._progress = progress
-        self._clock = clock
 
     def begin(self) -> None: ...
 
     def advance(self, step: Step) -> None:
         while True:
-            mark = self._clock.mark()
-            self._exchange.gather()
-            if self._progress.step >= self._steps:  # taken over from a group that says farewell
+            mark = self.clock.mark()
+            self.exchange.gather()
+            if self.progress.step >= self.steps:  # taken over from a group that says farewell
                 return
-            with self._clock.computing():
-                flat = self._gradients.compute()
-            if self._exchange.average_gradients(flat):
+            with self.clock.computing():
+                flat = self.gradients.compute()
+            if self.exchange.average_gradients(flat):
                 break
-            self._clock.lose(mark)
+            self.clock.lose(mark)
             step.discard()
-        with self._clock.computing():
-            self._exchange.settle()
-            self._gradients.apply(flat)
-        self._progress.step += 1
+        with self.clock.computing():
+            self.exchange.settle()
+            self.gradients.apply(flat)
+        self.progress.step += 1
 
     def finish(self) -> None: ...
 
@@ -89,80 +80,59 @@ class OuterStep(Protocol):
         """Go on from the mean."""
 
 
+@dataclass
 class ParameterMean:
-    """The outer step of local SGD: the mean of all groups' parameters.
+    """The outer step of local SGD: the mean of all groups' parameters."""
 
-    Args:
-        parameters: that the groups change by themselves in between.
-    """
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._parameters = parameters
+    parameters: Sequence[torch.Tensor]
 
     def progress(self) -> Sequence[torch.Tensor]:
-        return self._parameters
+        return self.parameters
 
     def follow(self, mean: torch.Tensor) -> None:
-        unflatten(mean, self._parameters)
+        unflatten(mean, self.parameters)
 
 
+@dataclass
 class LocalSteps:
-    """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps by itself, and all take an outer step after several.
+    """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps by itself, and all together after several steps."""
 
-    Args:
-        outer: the outer step, a `ParameterMean` or an `OuterOptimizer`.
-        config: says after how many steps.
-        gradients: of this process.
-        exchange: with the other groups.
-        progress: has the step.
-        clock: takes the time.
-    """
-
-    def __init__(
-        self,
-        outer: OuterStep,
-        config: AgreedConfig,
-        gradients: Gradients,
-        exchange: Exchange,
-        progress: Progress,
-        clock: StepClock,
-    ) -> None:
-        self._outer = outer
-        self._config = config
-        self._gradients = gradients
-        self._exchange = exchange
-        self._progress = progress
-        self._clock = clock
-        self._local_steps = 0
-        """Steps since the last outer step."""
+    outer: OuterStep
+    config: AgreedConfig
+    gradients: Gradients
+    exchange: Exchange
+    progress: Progress
+    clock: StepClock
+    local_steps: int = 0
+    """Steps since the last outer step."""
 
     @property
     def groups_agree(self) -> bool:
-        return self._local_steps == 0
+        return self.local_steps == 0
 
     def begin(self) -> None:
         self._step_outside()  # a group that joins takes over the state of the others here
 
     def advance(self, step: Step) -> None:
-        with self._clock.computing():
-            flat = self._gradients.compute()
-            self._exchange.average_in_group(flat)
-            self._gradients.apply(flat)
-        self._progress.step += 1
-        self._local_steps += 1
-        if self._local_steps >= self._config.sync_every:
+        with self.clock.computing():
+            flat = self.gradients.compute()
+            self.exchange.average_in_group(flat)
+            self.gradients.apply(flat)
+        self.progress.step += 1
+        self.local_steps += 1
+        if self.local_steps >= self.config.sync_every:
             self._step_outside()
 
     def finish(self) -> None:
-        if self._local_steps:
+        if self.local_steps:
             self._step_outside()
 
     def _step_outside(self) -> None:
         while True:
-            self._exchange.gather()
-            flat = flatten(self._outer.progress())
-            if self._exchange.average(flat):
+            self.exchange.gather()
+            flat = flatten(self.outer.progress())
+            if self.exchange.average(flat):
                 break
-        self._exchange.settle()
-        self._local_steps = 0
-        self._outer.follow(flat)
+        self.exchange.settle()
+        self.local_steps = 0
+        self.outer.follow(flat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.progress import Progress
@@ -13,27 +14,19 @@ from loom.train.settings import Assignment
 __all__ = ["Checkpointing"]
 
 
+@dataclass
 class Checkpointing:
-    """The checkpoints of one process; the first process of a group writes them, all take part.
+    """The checkpoints of one process; the first process of a group writes them, all take part."""
 
-    Args:
-        assignment: of the process.
-        rank: of the process in its group.
-        state: what is saved.
-        progress: told of checkpoints that were written, or not.
-        clock: takes the time.
-    """
+    assignment: Assignment
+    rank: int
+    state: TrainingState
+    progress: Progress
+    clock: StepClock
 
-    def __init__(
-        self, assignment: Assignment, rank: int, state: TrainingState, progress: Progress, clock: StepClock
-    ) -> None:
-        self._state = state
-        self._progress = progress
-        self._clock = clock
-        self._store: CheckpointStore | None = None
-        if assignment.checkpoints is not None:
-            self._store = CheckpointStore(assignment.checkpoints, keep=assignment.keep_checkpoints)
-        self._writes = rank == 0
+    def __post_init__(self) -> None:
+        folder, keep = self.assignment.checkpoints, self.assignment.keep_checkpoints
+        self._store = None if folder is None else CheckpointStore(folder, keep=keep)
         self._saved_step: int | None = None
         """The step that was saved last, written or not: the same in all processes of the group."""
         self._pending: PendingCheckpoint | None = None
@@ -43,20 +36,20 @@ class Checkpointing:
         found = None if self._store is None else self._store.newest()
         if found is None:
             return
-        self._state.take_from_checkpoint(found.load())
+        self.state.take_from_checkpoint(found.load())
         passed = "".join(f"; passed over {one.path.name}: {one.reason}" for one in found.skipped)
-        self._progress.restored = f"checkpoint {found.path.name}{passed}"
-        self._progress.restored_step = found.step
+        self.progress.restored = f"checkpoint {found.path.name}{passed}"
+        self.progress.restored_step = found.step
 
     def save(self) -> None:
         """Save the state, which is written in the background. All processes of the group have to call this."""
-        with self._clock.saving():
+        with self.clock.saving():
             self._save()
 
     def save_and_wait(self) -> None:
         """Save the state unless this step was saved, and wait until it is written, or could not be."""
-        with self._clock.saving():
-            if self._saved_step != self._progress.step:
+        with self.clock.saving():
+            if self._saved_step != self.progress.step:
                 self._save()
             if self._pending is not None:
                 with contextlib.suppress(OSError):  # which is in the report
@@ -67,17 +60,17 @@ class Checkpointing:
         self._take_note()
         if self._store is None:
             return
-        state = self._state.for_checkpoint()
-        self._saved_step = self._progress.step
-        if self._writes:
-            self._pending = self._store.save(state, self._progress.step)
+        state = self.state.for_checkpoint()
+        self._saved_step = self.progress.step
+        if self.rank == 0:
+            self._pending = self._store.save(state, self.progress.step)
 
     def _take_note(self) -> None:
         """Report what became of the last checkpoint, if that is known."""
         if self._pending is None or not self._pending.done:
             return
         error = self._pending.error
-        self._progress.checkpoint_error = None if error is None else str(error)
+        self.progress.checkpoint_error = None if error is None else str(error)
         if error is None:
-            self._progress.checkpoint_step = self._pending.step
+            self.progress.checkpoint_step = self._pending.step
         self._pending = None

@@ -38,13 +38,12 @@ class TrainingLoop:
         trainer: has the model and the data.
         assignment: what to do.
         rank: of this process in its group.
-        members: processes of the group.
     """
 
-    def __init__(self, trainer: TrainerModel, assignment: Assignment, rank: int, members: int) -> None:
+    def __init__(self, trainer: TrainerModel, assignment: Assignment, rank: int) -> None:
         self._trainer = trainer
         self._assignment = assignment
-        self._rank, self._members = rank, members
+        self._rank = rank
         self._leaving = threading.Event()
         self._config = AgreedConfig(assignment.config, assignment.averaging, trainer.optimizers)
         self._progress = Progress()
@@ -88,24 +87,16 @@ class TrainingLoop:
 
     def _train(self) -> Ending:
         assignment, progress = self._assignment, self._progress
-        state = TrainingState(self._trainer, assignment, self._members, self._config, progress)
+        state = TrainingState(self._trainer, assignment, self._config, progress)
         checkpoints = Checkpointing(assignment, self._rank, state, progress, self._clock)
         if assignment.restore is Restore.CHECKPOINT:
             checkpoints.restore()
         self._membership = membership = Membership(
-            assignment, self._rank, self._members, state.for_peers, state.take_from_peer, self._check_leave
+            assignment, self._rank, state.for_peers, state.take_from_peer, self._check_leave
         )
         membership.step = progress.step
         exchange = Exchange(
-            assignment,
-            self._rank,
-            self._members,
-            membership,
-            state,
-            self._config,
-            progress,
-            self._clock,
-            self._wanted_end,
+            assignment, self._rank, membership, state, self._config, progress, self._clock, self._wanted_end
         )
         strategy = self._strategy(state, exchange)
         with self._new_threadlet(membership) as threadlet:

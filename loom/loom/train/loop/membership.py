@@ -34,7 +34,6 @@ class Membership:
     Args:
         assignment: of the process.
         rank: of the process in its group.
-        members: processes of the group.
         state: returns the state for a group that joins.
         load: takes the state of another group.
         attend: called before each further attempt to join a quorum; what it raises ends the training.
@@ -44,13 +43,12 @@ class Membership:
         self,
         assignment: Assignment,
         rank: int,
-        members: int,
         state: Callable[[], Any],
         load: Callable[[Any], None],
         attend: Callable[[], None],
     ) -> None:
         self._assignment = assignment
-        self._rank, self._members = rank, members
+        self._rank = rank
         self._state, self._load, self._attend = state, load, attend
         self._moved = threading.Event()
         self._lighthouse = assignment.lighthouse
@@ -85,7 +83,7 @@ class Membership:
             quorum_timeout=timedelta(seconds=timeouts.quorum),
             connect_timeout=timedelta(seconds=timeouts.connect),
             rank=self._rank,
-            world_size=self._members,
+            world_size=assignment.members,
             store_addr=host,
             store_port=port,
             lighthouse_addr=self._lighthouse,

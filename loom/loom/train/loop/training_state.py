@@ -21,30 +21,17 @@ FROM_THE_BEGINNING = "the beginning"
 
 
 class TrainingState:
-    """Model, optimizers, step and configuration of a process.
-
-    Args:
-        trainer: builds the model.
-        assignment: of the process.
-        members: processes of the group.
-        config: what the groups have agreed on.
-        progress: has the step.
-    """
+    """Model, optimizers, step and configuration of a process."""
 
     def __init__(
-        self,
-        trainer: TrainerModel,
-        assignment: Assignment,
-        members: int,
-        config: AgreedConfig,
-        progress: Progress,
+        self, trainer: TrainerModel, assignment: Assignment, config: AgreedConfig, progress: Progress
     ) -> None:
         self._trainer = trainer
         self._config = config
         self._progress = progress
         torch.manual_seed(trainer.seed)
         self.model = trainer.build().to(trainer.device)
-        if members > 1 and assignment.parallel == "fsdp":
+        if assignment.members > 1 and assignment.parallel == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
             fully_shard(self.model)
