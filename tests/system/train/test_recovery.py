@@ -122,16 +122,18 @@ def test_a_job_whose_groups_all_fail_says_why(job: loom.Job) -> None:
 
 @pytest.mark.slow
 def test_a_group_that_hangs_is_killed_and_replaced(job: loom.Job) -> None:
-    watched = Watched(job, a_job(steps=250, spares=1, silence=2.0))
+    watched = Watched(job, a_job(steps=100_000, spares=1, silence=2.0))
     watched.await_spare()
     watched.await_steps()
 
     watched.kill("train_0", signal.SIGSTOP)
     failed = watched.await_event("group_failed")
-    summary = watched.run.result(BOUND)
+    watched.await_event("group_restored")
+    watched.await_steps(10)
+    summary = watched.stop()
 
     assert "not answered" in failed.data["reason"]
-    assert_finished(summary, 250, groups=2)
+    assert_exact(summary, groups=2)
 
 
 @pytest.mark.slow
