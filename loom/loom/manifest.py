@@ -10,10 +10,10 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -25,6 +25,8 @@ __all__ = [
     "Blob",
     "Entry",
     "Manifest",
+    "Span",
+    "batches",
     "bytes_from_environment",
     "check_sizes",
     "human_size",
@@ -224,3 +226,33 @@ def human_size(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+class Span(NamedTuple):
+    """Bytes of one content that travel together."""
+
+    digest: str
+    size: int
+    """Bytes of the whole content."""
+    offset: int
+    length: int
+
+
+def batches(blobs: Iterable[Blob], most_bytes: int, most_spans: int) -> Iterator[list[Span]]:
+    """Cut contents into spans, in batches of so many bytes and spans at most; one without bytes has one span."""
+    batch: list[Span] = []
+    room = most_bytes
+    for digest, size in blobs:
+        offset = 0
+        while True:
+            length = min(size - offset, room)
+            batch.append(Span(digest, size, offset, length))
+            offset += length
+            room -= length
+            if room == 0 or len(batch) == most_spans:
+                yield batch
+                batch, room = [], most_bytes
+            if offset >= size:
+                break
+    if batch:
+        yield batch

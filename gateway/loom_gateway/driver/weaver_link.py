@@ -1,7 +1,7 @@
 """What a session's processes are told of the weaver, and what the weaver is told of them.
 
 The driver knows at once of a process that is gone, also where its machine is; the weaver would have to wait for
-heartbeats. It is told over the socket that the gateway asks it by. While the weaver is away the news wait.
+heartbeats. It is told over the socket that the gateway asks it by. What it is to be told waits while it is away.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 FIRST_WEAVER = 3.0
 """Seconds for which the first processes of a session wait for a weaver that is just being started."""
 
-MOST_NEWS = 10_000
-"""News that wait for a weaver that is away; of more, the oldest are dropped."""
+MOST_REPORTS = 10_000
+"""Reports that wait for a weaver that is away; of more, the oldest are dropped."""
 
 FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
 """Seconds before the weaver is looked for again."""
@@ -54,11 +54,11 @@ class WeaverLink:
         self._finding: asyncio.Task[str] | None = None
         self._find_until = 0.0
         self._numbers = itertools.count(1)
-        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_NEWS)
-        self._has_news = asyncio.Event()
-        self._told = asyncio.Event()
-        self._told.set()
-        self._telling: asyncio.Task[None] | None = None
+        self._reports: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REPORTS)
+        self._has_reports = asyncio.Event()
+        self._all_reported = asyncio.Event()
+        self._all_reported.set()
+        self._reporting: asyncio.Task[None] | None = None
 
     # -- for the processes ----------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class WeaverLink:
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         """Tell of processes that have started."""
-        self._tell("spawned", procs, None, f"{len(ranks)} of {name}")
+        self._report("spawned", procs, None, f"{len(ranks)} of {name}")
 
     def gone(self, procs: int, rank: int, stopped: bool, reason: str) -> None:
         """Tell of a process that is gone.
@@ -96,18 +96,18 @@ class WeaverLink:
         Args:
             stopped: whether it was meant to end.
         """
-        self._tell("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
+        self._report("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
 
-    def _tell(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
+    def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
         if self._files is None:
             return
-        self._news.append(
+        self._reports.append(
             (operation, {"session": self.session, "procs": procs, "rank": rank, "what": what, **more})
         )
-        self._told.clear()
-        self._has_news.set()
-        if self._telling is None:
-            self._telling = self._loop.create_task(self._run(self._files.socket))
+        self._all_reported.clear()
+        self._has_reports.set()
+        if self._reporting is None:
+            self._reporting = self._loop.create_task(self._keep_reporting(self._files.socket))
 
     async def ask(self, operation: str, arguments: dict[str, Any], timeout: float | None = None) -> Any:
         """Ask the weaver something.
@@ -152,9 +152,9 @@ class WeaverLink:
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has been told everything, for so many seconds at most."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._told.wait(), timeout)
+            await asyncio.wait_for(self._all_reported.wait(), timeout)
 
-    async def _run(self, path: str) -> None:
+    async def _keep_reporting(self, path: str) -> None:
         delay = FIRST_DELAY
         while True:
             try:
@@ -165,30 +165,30 @@ class WeaverLink:
                 continue
             delay = FIRST_DELAY
             try:
-                await self._tell_all(reader, writer)
+                await self._send_reports(reader, writer)
             except (OSError, EOFError, ProtocolMismatch) as error:
                 logger.info("the weaver went away: %s", error)
                 await asyncio.sleep(delay)
             finally:
                 writer.close()
 
-    async def _tell_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_reports(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         splitter = Splitter()
         while True:
-            if not self._news:
-                self._told.set()
-                self._has_news.clear()
-                await self._has_news.wait()
+            if not self._reports:
+                self._all_reported.set()
+                self._has_reports.clear()
+                await self._has_reports.wait()
                 continue
-            operation, arguments = self._news[0]
+            operation, arguments = self._reports[0]
             writer.write(pack(["ask", next(self._numbers), operation, arguments]))
             await writer.drain()
             answer = await _answer(reader, splitter)
             if answer[0] == "error":
                 logger.warning("the weaver does not take %s: %s", operation, answer[3:])
             with contextlib.suppress(IndexError):  # there were so many that it was dropped meanwhile
-                if self._news[0][1] is arguments:
-                    self._news.popleft()
+                if self._reports[0][1] is arguments:
+                    self._reports.popleft()
 
 
 async def _answer(reader: asyncio.StreamReader, splitter: Splitter) -> list[Any]:

@@ -6,6 +6,7 @@ What a synced folder defines travels by reference from then on, and everything e
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import sys
@@ -19,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from loom.errors import NameTaken, SyncFailed, WaitTimeout, WrongArguments
-from loom.manifest import Entry, Manifest, check_sizes, human_size, size_limit
+from loom.manifest import Entry, Manifest, batches, check_sizes, human_size, size_limit
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
@@ -292,30 +293,25 @@ _Piece = tuple[str, int, int, bool]
 
 def _batches(contents: Iterable[tuple[str, FoundFile]]) -> Iterator[tuple[list[_Piece], list[Buffer]]]:
     """Pieces of contents and their bytes, in batches of about `BATCH` bytes before compression."""
-    pieces: list[_Piece] = []
-    parts: list[Buffer] = []
-    room = BATCH
-    for digest, file in contents:
-        with UnchangedFile(file) as reading:
-            offset, compress = 0, None
-            while True:
-                data = reading.read(room)
-                compress = _shrinks(data) if compress is None else compress
-                packed = zlib.compress(data, 1) if compress else data
-                pieces.append((digest, offset, len(data), compress))
-                parts.append(packed)
-                offset += len(data)
-                room -= len(data)
-                if room <= 0 or len(pieces) == BATCH_PIECES:
-                    yield pieces, parts
-                    pieces, parts, room = [], [], BATCH
-                if offset >= file.size or not data:
-                    break
-            reading.check()
-            if offset != file.size:
-                raise reading.changed()
-    if pieces:
-        yield pieces, parts
+    files = dict(contents)
+    with contextlib.ExitStack() as opened:
+        for batch in batches(((digest, file.size) for digest, file in files.items()), BATCH, BATCH_PIECES):
+            pieces: list[_Piece] = []
+            parts: list[Buffer] = []
+            for digest, size, offset, length in batch:
+                if offset == 0:
+                    reading = opened.enter_context(UnchangedFile(files[digest]))
+                data = reading.read(length)
+                if len(data) != length:
+                    raise reading.changed()
+                if offset == 0:
+                    compress = _shrinks(data)
+                pieces.append((digest, offset, length, compress))
+                parts.append(zlib.compress(data, 1) if compress else data)
+                if offset + length == size:
+                    reading.check()
+                    opened.close()
+            yield pieces, parts
 
 
 def _shrinks(data: bytes) -> bool:

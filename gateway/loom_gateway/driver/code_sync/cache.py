@@ -1,6 +1,6 @@
 """The cache of synced folders on a machine: contents by digest, and the trees that were assembled from them.
 
-Every process on the machine shares it: drivers, the keepers on the hosts
+Every process on the machine shares it: drivers, the agents on the hosts
 (`loom_gateway.driver.code_sync.host_actor`), and the processes that have a tree on their ``sys.path``. What is made
 in it appears by an atomic rename. Whoever uses a tree holds a shared lock on the file beside it, which the kernel
 lets go when the process ends, so that `TreeCache.trim` knows what is in use. Layout::

@@ -9,7 +9,7 @@ from loom.actor import Actor, endpoint
 from loom.manifest import Manifest
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache, shadowed
 
-__all__ = ["HELD", "Assembled", "Piece", "TreeKeeper"]
+__all__ = ["HELD", "Assembled", "Piece", "TreeAgent"]
 
 HELD = 16
 """Trees that are kept from being removed, the newest. Processes hold their own besides."""
@@ -36,7 +36,7 @@ class Assembled(NamedTuple):
     """What the tree hides of what is installed there, in words."""
 
 
-class TreeKeeper(Actor):
+class TreeAgent(Actor):
     """Puts trees into the cache of its machine."""
 
     def __init__(self) -> None:

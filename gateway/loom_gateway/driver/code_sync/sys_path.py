@@ -79,7 +79,7 @@ def _put_on_path(trees: Sequence[SyncedTree]) -> None:
 def _hold(tree: SyncedTree) -> str:
     """Hold a tree on this machine and return where it is."""
     own = TreeCache.of_this_machine()
-    # A process may have been given another environment than the host's keeper has.
+    # A process may have been given another environment than the host's agent has.
     others = [Path(place).parent.parent for place in tree.places]
     for folder in dict.fromkeys([own.folder, *others]):
         if not (folder / "trees" / tree.digest).is_dir():

@@ -18,7 +18,7 @@ from loom.errors import LoomError, OperationFailed, ProtocolMismatch
 from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
-from loom_gateway.driver.monarch.port_batching import LaptopPort, Parcel
+from loom_gateway.driver.monarch.port_batching import Batch, LaptopPort
 from loom_gateway.driver.monarch.receiver import Receiver, rank_of
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
@@ -220,8 +220,8 @@ class _Reader:
         except BaseException as error:  # noqa: BLE001 - sent as an exception, or not to be unpickled: raised there
             self._pass_on_error(error, rank)
             return
-        if type(value) is Parcel:
-            self._pass_on_parcel(value)
+        if type(value) is Batch:
+            self._pass_on_batch(value)
             return
         try:
             parts = self._context.encoder.dumps(value, "a message to a port")
@@ -241,11 +241,11 @@ class _Reader:
             told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
         self._pass_on(PortMessage(rank, code).message(self._ident, told.parts))
 
-    def _pass_on_parcel(self, parcel: Parcel) -> None:
+    def _pass_on_batch(self, batch: Batch) -> None:
         with self._lock:
             self._send_gathered()
-            self._spend(len(parcel.sizes) // 4, len(parcel.pickles))
-            message = PortMessages(parcel.sizes, b"").message(self._ident, [parcel.pickles])
+            self._spend(len(batch.sizes) // 4, len(batch.pickles))
+            message = PortMessages(batch.sizes, b"").message(self._ident, [batch.pickles])
             self._context.send(message, key=self._ident)
 
     def _pass_on(self, message: Message) -> None:

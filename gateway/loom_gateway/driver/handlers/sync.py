@@ -1,6 +1,6 @@
 """Taking folders from the laptop and giving them to every host.
 
-The contents come into the cache of the driver's machine first, then go to the keepers, one on each host, which say
+The contents come into the cache of the driver's machine first, then go to the agents, one on each host, which say
 what they lack. Nothing changes for new processes until every living host has the whole folder.
 """
 
@@ -11,16 +11,16 @@ import functools
 import logging
 import uuid
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
-from loom.manifest import Blob, Manifest, check_sizes, size_limit
+from loom.manifest import Manifest, Span, batches, check_sizes, size_limit
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
-from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeKeeper
+from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError
 from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
@@ -33,7 +33,7 @@ __all__ = ["Syncs"]
 logger = logging.getLogger(__name__)
 
 BATCH = 4 << 20
-"""Bytes of contents in one message to a keeper."""
+"""Bytes of contents in one message to an agent."""
 
 BATCH_PIECES = 1024
 
@@ -41,7 +41,7 @@ ATTEMPTS = 3
 """How often a host is given what it lacks: another session may trim its cache meanwhile."""
 
 STOP_TIMEOUT = 5.0
-"""Seconds that stopping the keepers may take when the session ends."""
+"""Seconds that stopping the agents may take when the session ends."""
 
 
 class Syncs:
@@ -54,7 +54,7 @@ class Syncs:
         self._upload: _Upload | None = None
         self._cache: TreeCache | None = None
         self._driver_path = DriverPath()
-        self._keepers: dict[int, _Keeper] = {}
+        self._agents: dict[int, _HostAgent] = {}
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()
@@ -72,25 +72,25 @@ class Syncs:
 
     def host_gone(self, host: int) -> None:
         """Note that a worker host is gone. On the event loop."""
-        keeper = self._keepers.get(host)
-        if keeper is not None:
-            keeper.host_lost.set()
+        agent = self._agents.get(host)
+        if agent is not None:
+            agent.host_lost.set()
 
     async def host_back(self, host: int) -> None:
         """Give a worker host that has come back the folders that the others have. On the event loop."""
-        if host not in self._keepers:
+        if host not in self._agents:
             return
-        keeper = self._keepers[host] = self._new_keeper(host)
+        agent = self._agents[host] = self._new_agent(host)
         for name, manifest in self._manifests.items():
             try:
-                await self._give(keeper, manifest, uuid.uuid4().hex)
+                await self._give(agent, manifest, uuid.uuid4().hex)
             except LoomError as error:
                 logger.warning("host %d is back without the folder %r: %s", host, name, error)
 
     async def stop(self) -> None:
-        """Stop the keepers."""
-        keepers = [keeper for host, keeper in self._keepers.items() if host not in self._context.hosts.lost]
-        await asyncio.gather(*(keeper.stop() for keeper in keepers))
+        """Stop the agents."""
+        agents = [agent for host, agent in self._agents.items() if host not in self._context.hosts.lost]
+        await asyncio.gather(*(agent.stop() for agent in agents))
 
     # -- the laptop's side ----------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Syncs:
         check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
         self._in_thread(message, started, self._begin, BeginSync.from_body(message.body).sync, manifest)
         # They start while the laptop sends.
-        asyncio.run_coroutine_threadsafe(self._start_keepers(), self._context.loop)
+        asyncio.run_coroutine_threadsafe(self._start_agents(), self._context.loop)
 
     def _begin(self, ident: int, manifest: Manifest) -> list[str]:
         if self._cache is None:
@@ -148,9 +148,9 @@ class Syncs:
         except BlobsMissing as lacking:
             return {"missing": lacking.digests, "warnings": []}
         try:
-            await self._start_keepers()
-            hosts = sorted(self._keepers)
-            answers = await _all(self._give(self._keepers[host], manifest, upload.key) for host in hosts)
+            await self._start_agents()
+            hosts = sorted(self._agents)
+            answers = await _all(self._give(self._agents[host], manifest, upload.key) for host in hosts)
             assembled = [answer for answer in answers if answer is not None]
             if not assembled:
                 raise SyncFailed("no host can take the folder: all are lost")
@@ -175,71 +175,72 @@ class Syncs:
         self._manifests[manifest.name] = manifest
         self._trees = (tree, *(other for other in self._trees if other.name != tree.name))
 
-    async def _start_keepers(self) -> None:
+    async def _start_agents(self) -> None:
         async with self._starting:
             if self._lifeline is None:
                 self._lifeline = LifelineServer(self._context.lifeline[0])
                 await self._lifeline.start(self)
         for host in self._context.meshes.entry(HOST_MESH).ranks:
-            if host not in self._keepers:
-                self._keepers[host] = self._new_keeper(host)
+            if host not in self._agents:
+                self._agents[host] = self._new_agent(host)
 
-    def _new_keeper(self, host: int) -> _Keeper:
+    def _new_agent(self, host: int) -> _HostAgent:
         assert self._lifeline is not None
-        return _Keeper(self._context, host, self._lifeline.address)
+        return _HostAgent(self._context, host, self._lifeline.address)
 
-    # -- what the keepers' lifelines tell; of these the number of the proc mesh is the host's ------------------
+    # -- what the agents' lifelines tell; of these the number of the proc mesh is the host's ------------------
 
     def process_started(self, procs: int, rank: int) -> None:
-        """Nobody is told that a keeper has started."""
+        """Nobody is told that an agent has started."""
 
     def process_gone(self, procs: int, rank: int) -> None:
-        """Note that a keeper's process is gone."""
-        self._keepers[procs].gone.set()
+        """Note that an agent's process is gone."""
+        self._agents[procs].gone.set()
 
     async def process_prints(
         self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take nothing: keepers do not send what they print."""
+        """Take nothing: agents do not send what they print."""
         writer.close()
 
     async def weaver_address(self) -> str:
-        """Return an empty text: a keeper has no threadlet."""
+        """Return an empty text: an agent has no threadlet."""
         return ""
 
     # -- giving -----------------------------------------------------------------------------------------------
 
-    async def _give(self, keeper: _Keeper, manifest: Manifest, upload: str) -> Assembled | None:
+    async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
         """Have a host assemble the tree; None if the host is lost."""
         try:
             try:
-                return await self._assemble_on(keeper, manifest, upload)
-            except _KeeperGone:
-                keeper.spawn()
-                return await self._assemble_on(keeper, manifest, upload)
+                return await self._assemble_on(agent, manifest, upload)
+            except _AgentGone:
+                agent.spawn()
+                return await self._assemble_on(agent, manifest, upload)
         except _HostLost:
             return None
-        except _KeeperGone:
-            raise SyncFailed(f"host {keeper.host}: the process that keeps synced folders died twice") from None
+        except _AgentGone:
+            raise SyncFailed(f"host {agent.host}: the process that keeps synced folders died twice") from None
         except LoomError:
             raise
         except Exception as error:
             cause = getattr(error, "exception", error)
             if isinstance(cause, LoomError) and not isinstance(cause, FileChanged):
-                raise type(cause)(f"host {keeper.host}: {cause}") from error
+                raise type(cause)(f"host {agent.host}: {cause}") from error
             text = f"{type(cause).__name__}: {cause}"
-            raise SyncFailed(f"host {keeper.host} cannot take the folder: {text}") from error
+            raise SyncFailed(f"host {agent.host} cannot take the folder: {text}") from error
 
-    async def _assemble_on(self, keeper: _Keeper, manifest: Manifest, upload: str) -> Assembled:
+    async def _assemble_on(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled:
         packed = manifest.pack()
         for _ in range(1 + ATTEMPTS):
-            assembled: Assembled = await keeper.call("assemble", packed)
+            assembled: Assembled = await agent.call("assemble", packed)
             if not assembled.missing:
                 return assembled
-            for batch in _batches((digest, manifest.blobs[digest]) for digest in assembled.missing):
+            lacking = ((digest, manifest.blobs[digest]) for digest in assembled.missing)
+            for batch in batches(lacking, BATCH, BATCH_PIECES):
                 pieces = await self._on_thread(self._read, batch)
-                await keeper.call("put", f"{upload}-{keeper.host}", pieces)
-        raise SyncFailed(f"host {keeper.host}: its cache loses files as they come; is LOOM_CACHE_LIMIT too low?")
+                await agent.call("put", f"{upload}-{agent.host}", pieces)
+        raise SyncFailed(f"host {agent.host}: its cache loses files as they come; is LOOM_CACHE_LIMIT too low?")
 
     @staticmethod
     def _trim(cache: TreeCache) -> None:
@@ -248,7 +249,7 @@ class Syncs:
         except OSError as error:
             logger.warning("the cache in %s cannot be trimmed: %s", cache.folder, error)
 
-    def _read(self, batch: list[tuple[str, int, int, int]]) -> list[Piece]:
+    def _read(self, batch: list[Span]) -> list[Piece]:
         assert self._cache is not None
         return [
             Piece(digest, size, offset, self._cache.read(digest, size, offset, count))
@@ -268,16 +269,16 @@ class _Upload:
         """Whether anything was lacking and has come."""
 
 
-class _KeeperGone(Exception):
-    """The process of a keeper died."""
+class _AgentGone(Exception):
+    """The process of an agent died."""
 
 
 class _HostLost(Exception):
     """A worker host is gone."""
 
 
-class _Keeper:
-    """The keeper of a host; hidden from the session's meshes."""
+class _HostAgent:
+    """The agent of a host; hidden from the session's meshes."""
 
     def __init__(self, context: Context, host: int, address: tuple[str, int]) -> None:
         self.host = host
@@ -289,19 +290,19 @@ class _Keeper:
         self.spawn()
 
     def spawn(self) -> None:
-        """Start the keeper's process, again if it died."""
+        """Start the agent's process, again if it died."""
         self.gone = asyncio.Event()
         here = self._context.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
         here = self._context.hosts.mesh_on((self.host,), here)
         bootstrap = functools.partial(hold_on, self._address, self.host)
         self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
-        self._actor = self._procs.spawn("loom_sync", TreeKeeper)
+        self._actor = self._procs.spawn("loom_sync", TreeAgent)
 
     async def call(self, name: str, *args: Any) -> Any:
         """Call an endpoint.
 
         Raises:
-            _HostLost, _KeeperGone: nobody will answer.
+            _HostLost, _AgentGone: nobody will answer.
         """
         if self.host_lost.is_set():
             raise _HostLost
@@ -317,14 +318,14 @@ class _Keeper:
             return answer.result()
         if self.host_lost.is_set():
             raise _HostLost
-        raise _KeeperGone
+        raise _AgentGone
 
     async def stop(self) -> None:
-        """Stop the keeper's process."""
+        """Stop the agent's process."""
         try:
             await asyncio.wait_for(self._procs.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - its lifeline ends it
-            logger.warning("stopping the keeper of host %d: %s", self.host, str(error)[:500])
+            logger.warning("stopping the agent of host %d: %s", self.host, str(error)[:500])
 
 
 def _taking(work: Callable[..., Any], *args: Any) -> Any:
@@ -350,26 +351,6 @@ async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-def _batches(blobs: Iterable[Blob]) -> Iterator[list[tuple[str, int, int, int]]]:
-    """Pieces of contents, as digest, size, offset and length, in batches of about `BATCH` bytes."""
-    batch: list[tuple[str, int, int, int]] = []
-    room = BATCH
-    for digest, size in blobs:
-        offset = 0
-        while True:
-            length = min(size - offset, room)
-            batch.append((digest, size, offset, length))
-            offset += length
-            room -= length
-            if room == 0 or len(batch) == BATCH_PIECES:
-                yield batch
-                batch, room = [], BATCH
-            if offset >= size:
-                break
-    if batch:
-        yield batch
 
 
 def _decompressed(part: Any, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a laptop's port is in the process of an actor: Monarch's port, with a funnel before it.
+"""What a laptop's port is in the process of an actor: Monarch's port, with a batcher before it.
 
 Every message to a Monarch port costs its sender and its receiver some tens of microseconds. An actor that sends one
 after the other therefore sends them together: small plain values, once `RUSH` of them have come close upon each
@@ -24,7 +24,7 @@ from monarch.actor import Port, context
 
 from loom.wire.codec import _is_plain
 
-__all__ = ["LaptopPort", "Parcel"]
+__all__ = ["Batch", "LaptopPort"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ MOST_BYTES = 64 << 10
 """How much goes out together."""
 
 
-class Parcel(NamedTuple):
+class Batch(NamedTuple):
     """Messages that were sent together."""
 
     sizes: bytes
@@ -56,14 +56,14 @@ class LaptopPort:
 
     Args:
         native: the Monarch port.
-        outlet: the funnel before it; without one every message goes out by itself.
+        batcher: the batcher before it; without one every message goes out by itself.
     """
 
-    __slots__ = ("_native", "_outlet")
+    __slots__ = ("_batcher", "_native")
 
-    def __init__(self, native: Any, outlet: Outlet | None = None) -> None:
+    def __init__(self, native: Any, batcher: PortBatcher | None = None) -> None:
         self._native = native
-        self._outlet = outlet
+        self._batcher = batcher
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # Port cannot be derived from
@@ -71,16 +71,16 @@ class LaptopPort:
 
     def send(self, obj: Any) -> None:
         """As ``monarch.actor.Port.send``."""
-        outlet = self._outlet
-        if outlet is None:
+        batcher = self._batcher
+        if batcher is None:
             self._native.send(obj)
         else:
-            outlet.send(self._native, obj)
+            batcher.send(self._native, obj)
 
     def exception(self, obj: Exception) -> None:
         """As ``monarch.actor.Port.exception``."""
-        if self._outlet is not None:
-            self._outlet.flush()
+        if self._batcher is not None:
+            self._batcher.flush()
         self._native.exception(obj)
 
     @property
@@ -112,27 +112,27 @@ class _ReplyPort(LaptopPort):
         return self._native.__class__  # type: ignore[no-any-return]
 
     def send(self, obj: Any) -> None:
-        _funnel.flush()
+        _batchers.flush()
         self._native.send(obj)
 
     def exception(self, obj: Exception) -> None:
-        _funnel.flush()
+        _batchers.flush()
         self._native.exception(obj)
 
     def _resolve_and_send(self, result: object) -> Any:
-        _funnel.flush()
+        _batchers.flush()
         return self._native._resolve_and_send(result)
 
     def _resolve_and_send_blocking(self, result: object) -> None:
-        _funnel.flush()
+        _batchers.flush()
         self._native._resolve_and_send_blocking(result)
 
     def __reduce__(self) -> Any:
         return self._native.__reduce__()
 
 
-class Outlet:
-    """The funnel before a port, shared by all that one actor has of that port."""
+class PortBatcher:
+    """The batcher before a port, shared by all that one actor has of that port."""
 
     def __init__(self, native: Any, actor: str) -> None:
         self._native = native
@@ -149,7 +149,7 @@ class Outlet:
         with self._lock:
             self._rush = self._rush + 1 if now - self._last < CLOSE else 0
             self._last = now
-            gather = self._rush >= RUSH and self._actor in _funnel.kept_behind
+            gather = self._rush >= RUSH and self._actor in _batchers.kept_behind
             if not gather or native._rank is not None or not _is_plain(obj):
                 self._send_gathered()
                 native.send(obj)
@@ -158,8 +158,8 @@ class Outlet:
             self._pickles.append(pickled)
             self._bytes += len(pickled)
             if len(self._pickles) == 1:
-                _funnel.waiting.add(self)
-                _funnel.woken.put(self)
+                _batchers.waiting.add(self)
+                _batchers.woken.put(self)
             elif self._bytes >= MOST_BYTES or len(self._pickles) >= MOST_MESSAGES:
                 self._send_gathered()
 
@@ -172,61 +172,61 @@ class Outlet:
         if not self._pickles:
             return
         pickles, self._pickles, self._bytes = self._pickles, [], 0
-        _funnel.waiting.discard(self)
+        _batchers.waiting.discard(self)
         sizes = struct.pack(f">{len(pickles)}I", *map(len, pickles))
-        self._native.send(Parcel(sizes, b"".join(pickles)))
+        self._native.send(Batch(sizes, b"".join(pickles)))
 
 
-class _Funnel:
-    """The outlets of this process."""
+class _Batchers:
+    """The batchers of this process."""
 
     def __init__(self) -> None:
-        self.outlets: weakref.WeakValueDictionary[tuple[str, str], Outlet] = weakref.WeakValueDictionary()
-        self.waiting: set[Outlet] = set()
+        self.batchers: weakref.WeakValueDictionary[tuple[str, str], PortBatcher] = weakref.WeakValueDictionary()
+        self.waiting: set[PortBatcher] = set()
         self.kept_behind: set[str] = set()
         """Actors whose replies go out after what they sent themselves: from their next message on."""
-        self.woken: queue.SimpleQueue[Outlet] = queue.SimpleQueue()
+        self.woken: queue.SimpleQueue[PortBatcher] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
 
-    def outlet(self, native: Any) -> Outlet:
-        """The outlet of the running actor to a port."""
+    def batcher(self, native: Any) -> PortBatcher:
+        """The batcher of the running actor to a port."""
         actor = str(context().actor_instance.actor_id)
         key = (str(native._port_ref), actor)
         with self._lock:
             if not self._started:
                 self._started = True
                 _keep_replies_behind()
-                threading.Thread(target=self._flush_in_time, name="outlets", daemon=True).start()
-            outlet = self.outlets.get(key)
-            if outlet is None:
-                outlet = self.outlets[key] = Outlet(native, actor)
-            return outlet
+                threading.Thread(target=self._flush_in_time, name="batchers", daemon=True).start()
+            batcher = self.batchers.get(key)
+            if batcher is None:
+                batcher = self.batchers[key] = PortBatcher(native, actor)
+            return batcher
 
     def flush(self) -> None:
         """Send all that has been gathered."""
-        for outlet in self.waiting.copy():
-            outlet.flush()
+        for batcher in self.waiting.copy():
+            batcher.flush()
 
     def _flush_in_time(self) -> None:
         while True:
-            outlet = self.woken.get()
+            batcher = self.woken.get()
             time.sleep(PATIENCE)
             try:
-                outlet.flush()
+                batcher.flush()
             except Exception:
                 logger.exception("what was sent to a port of the laptop is lost")
-            del outlet
+            del batcher
 
 
-_funnel = _Funnel()
+_batchers = _Batchers()
 
 
 def _arrive(native: Any) -> Any:
     """Unpickle a `LaptopPort`."""
     if _current_receiver_instance() is not None or native._rank is not None:
         return native  # in a reply, on a thread that belongs to no actor
-    return LaptopPort(native, _funnel.outlet(native))
+    return LaptopPort(native, _batchers.batcher(native))
 
 
 def _keep_replies_behind() -> None:
@@ -242,9 +242,9 @@ def _keep_replies_behind() -> None:
         mesh_references: list[Any],
         response_port: Any,
     ) -> Any:
-        if _funnel.waiting:
-            _funnel.flush()
-        _funnel.kept_behind.add(str(ctx.actor_instance.actor_id))
+        if _batchers.waiting:
+            _batchers.flush()
+        _batchers.kept_behind.add(str(ctx.actor_instance.actor_id))
         prepared = original(self, ctx, method, message, local_state, mesh_references, response_port)
         if prepared is None:
             return None
