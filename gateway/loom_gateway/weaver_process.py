@@ -18,10 +18,10 @@ from pathlib import Path
 
 from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
+from loom.weaver.client import WeaverClient
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
-from loom_gateway.weaver_client import WeaverClient
 from loom_gateway.workers.registry_file import WorkerList
 
 __all__ = ["WeaverKeeper"]

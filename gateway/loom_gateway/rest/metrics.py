@@ -7,10 +7,10 @@ from typing import Any
 
 from loom._version import __version__
 from loom.errors import LoomError
+from loom.weaver.client import WeaverClient
 from loom.weaver.states import ReplicaState
 from loom_gateway.rest.prometheus import Exposition
 from loom_gateway.sessions.sessions import SessionManager, SessionState
-from loom_gateway.weaver_client import WeaverClient
 
 __all__ = ["metrics_text"]
 

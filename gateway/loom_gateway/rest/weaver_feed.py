@@ -19,10 +19,10 @@ from collections import deque
 from typing import Any
 
 from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
+from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import Doors, Visit
 from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT, AsgiReceive, AsgiScope, AsgiSend
 from loom_gateway.rest.exact_json import exact_json
-from loom_gateway.weaver_client import WeaverClient
 
 __all__ = ["WeaverSocket"]
 

@@ -15,11 +15,11 @@ from websockets.sync.client import ClientConnection, connect
 
 import loom
 from loom.token_file import TokenFile
+from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import Doors
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest import weaver_feed as weaver_socket
 from loom_gateway.rest.weaver_feed import WeaverSocket
-from loom_gateway.weaver_client import WeaverClient
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter

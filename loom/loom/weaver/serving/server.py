@@ -21,8 +21,8 @@ from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
 from loom.weaver.commands import GivenCommand
 from loom.weaver.outbox import Output, Peer
-from loom.weaver.processes import LocalProcess, py_spy
 from loom.weaver.replicas import Replica
+from loom.weaver.serving.processes import LocalProcess, py_spy
 from loom.weaver.serving.requests import Asking
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState

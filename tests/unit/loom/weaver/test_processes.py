@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loom.latencies import BOUNDS, Latencies
-from loom.weaver.processes import LocalProcess, py_spy
+from loom.weaver.serving.processes import LocalProcess, py_spy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
 

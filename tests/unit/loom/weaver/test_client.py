@@ -12,8 +12,8 @@ import pytest
 
 import loom
 from loom.control.framing import Splitter, pack
-from loom_gateway import weaver_client
-from loom_gateway.weaver_client import WeaverClient
+from loom.weaver import client as weaver_client
+from loom.weaver.client import WeaverClient
 from tests.support.gateways import BOUND
 
 Answer = Callable[["FakeWeaver", list[Any]], Awaitable[None]]

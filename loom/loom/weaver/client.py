@@ -1,6 +1,6 @@
-"""The gateway's questions to its weaver, over a unix socket.
+"""`WeaverClient`: asks the weaver over its unix socket, for the gateway and the drivers.
 
-A call that comes while the weaver is away waits a moment for it, since one that died is started again at once.
+A request that comes while the weaver is away waits a moment for it, since one that died is started again at once.
 What was only asked is asked again where the answer was lost. A command is not: it would be given twice.
 """
 
@@ -44,7 +44,9 @@ ANSWER_TIMEOUT = 30.0
 
 
 class WeaverClient:
-    """Asks the weaver.
+    """Asks the weaver, over one connection; a watch has one of its own.
+
+    Nothing is asked before `came` was called.
 
     Args:
         path: of its socket.
