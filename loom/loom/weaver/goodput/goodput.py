@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
-from loom.control.time_account import MAX_REASONS, OTHER, REASONS, TimeAccount
+from loom.control.time_account import TimeAccount
+from loom.weaver.goodput.places import Death, JobTime, Place
+from loom.weaver.goodput.unsaved import UnsavedRows
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
-__all__ = ["Death", "Goodput"]
+__all__ = ["Goodput"]
 
 MAX_FAULTS = 1000
 """That are remembered of a job, the newest."""
@@ -34,147 +34,11 @@ MAX_JOBS = 200
 MAX_SAMPLES = 600
 """Points of a job's course. When there are more, every second one is dropped, and they come half as often."""
 
-SAMPLE_EVERY = 1.0
-"""Seconds between two of the first points."""
-
 ACCOUNTS_A_SECOND = 2000
 """That are taken of a job, at most; of more replicas each is heard less often. One takes about 10 µs."""
 
-SAVE_AFTER = 30.0
-"""Seconds after which what a living replica has told is written; it would tell it again."""
-
-MAX_SAVED = 200
-"""Rows that are written by one commit, besides those that cannot wait: it must not take long."""
-
 NEW_RUN_AFTER = 600.0
 """A job whose replicas are all dead for as many seconds was given up: those that come then are a new run of it."""
-
-
-@dataclass(slots=True)
-class Death:
-    """The death of a process. Times are seconds since the epoch, None where it has not come to that."""
-
-    replica: str
-    reason: str
-    time: float
-    """When the process was last heard of."""
-    detected: float
-    """When the weaver knew."""
-    registered: float | None = None
-    """When the process came that has its place now."""
-    stepped: float | None = None
-    """When that began its first step."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As others see it."""
-        return _fields(self)
-
-
-@dataclass(slots=True)
-class _Place:
-    """What is known of a replica in a job."""
-
-    replica: str
-    registered: float
-    heard: float
-    """When its last account came, or else when it registered."""
-    counted: dict[str, float] = field(default_factory=dict)
-    """Seconds of the living process, by reason, as they are in the job's sum."""
-    open: float = 0.0
-    """Of these, what is in a step that it has not finished."""
-    compute: float = 0.0
-    """What it has told of steps, and which of that it had done before."""
-    again: float = 0.0
-    before: int | None = None
-    """The highest step that a process had made in this place before the living one."""
-    reached: int | None = None
-    """The highest step that the living one has made."""
-    overlap: float | None = None
-    """Seconds that the process lived before it registered; None before its first account."""
-    respawn: float = 0.0
-    """Seconds for which the place was vacant before this process."""
-    vacant: float | None = None
-    """Since when nobody has the place; None while somebody has."""
-    fault: Death | None = None
-    """The last one, until the process after it has made a step."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether the process makes steps that one before it had made."""
-        return self.before is not None and (self.reached is None or self.reached < self.before)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is stored."""
-        return {**_fields(self), "fault": None if self.fault is None else self.fault.to_dict()}
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> _Place:
-        """A place as it was stored."""
-        fault = stored["fault"]
-        return cls(**{**stored, "fault": None if fault is None else Death(**fault)})
-
-
-@dataclass(slots=True)
-class _Job:
-    name: str
-    since: float
-    base: dict[str, float] = field(default_factory=dict)
-    """Seconds of what is over, by reason."""
-    total: dict[str, float] = field(default_factory=dict)
-    """With those of living processes, which is the sum of ``counted``."""
-    until: float = 0.0
-    """When something last happened to it."""
-    alive: float = 0.0
-    """When it last had a living process."""
-    places: dict[str, _Place] = field(default_factory=dict)
-    faults: list[Death] = field(default_factory=list)
-    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
-    sample_every: float = SAMPLE_EVERY
-    vacant: dict[str, None] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is stored: without its places."""
-        left_out = ("places", "vacant", "total")
-        stored = {name: value for name, value in _fields(self).items() if name not in left_out}
-        return {**stored, "faults": [fault.to_dict() for fault in self.faults]}
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> _Job:
-        """A job as it was stored."""
-        faults = [Death(**fault) for fault in stored["faults"]]
-        samples = [(time, spent) for time, spent in stored["samples"]]
-        return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
-
-    def restore(self, place: _Place) -> None:
-        """Take up a place as it was stored."""
-        self.places[place.replica] = place
-        if place.vacant is not None:
-            self.vacant[place.replica] = None
-        else:
-            for reason, seconds in place.counted.items():
-                self.total[reason] = self.total.get(reason, 0.0) + seconds
-        if place.fault is not None:  # the job has it too, and both are to be one
-            place.fault = next((one for one in reversed(self.faults) if one == place.fault), place.fault)
-
-    @property
-    def living(self) -> int:
-        return len(self.places) - len(self.vacant)
-
-    def add(self, reason: str, seconds: float) -> None:
-        """Count seconds that are over."""
-        self.base[reason] = self.base.get(reason, 0.0) + seconds
-        self.total[reason] = self.total.get(reason, 0.0) + seconds
-
-    def seconds(self, now: float) -> dict[str, float]:
-        """By reason, with the time for which places are vacant by now."""
-        spent = dict.fromkeys(REASONS, 0.0)
-        for reason, seconds in self.total.items():
-            # A sum of many differences may be a little less than nothing.
-            known = reason if reason in spent or len(spent) < len(REASONS) + MAX_REASONS else OTHER
-            spent[known] = spent.get(known, 0.0) + max(0.0, seconds)
-        if self.living:
-            spent["respawn"] += sum(max(0.0, now - (self.places[id].vacant or now)) for id in self.vacant)
-        return spent
 
 
 class Goodput:
@@ -186,8 +50,8 @@ class Goodput:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._jobs: dict[str, _Job] = {}
-        self._unsaved = _Unsaved()
+        self._jobs: dict[str, JobTime] = {}
+        self._unsaved = UnsavedRows()
         self._load()
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -204,7 +68,7 @@ class Goodput:
         known = self._jobs.get(job)
         if known is None:
             self._forget_surplus()
-            known = self._jobs[job] = _Job(job, now)
+            known = self._jobs[job] = JobTime(job, now)
         if not known.living and known.vacant and now > known.alive + NEW_RUN_AFTER:
             for id in list(known.vacant):
                 self._drop(known, id)
@@ -213,7 +77,7 @@ class Goodput:
             at = min(now, max(last_sign, place.heard))
             self.failed(job, replica, "another process has its place", at, at)
         heir = replica if replica in known.vacant else next(iter(known.vacant), None)
-        fresh = _Place(replica, now, now)
+        fresh = Place(replica, now, now)
         if heir is not None:
             old = known.places[heir]
             fresh.respawn = now - (old.vacant if old.vacant is not None else now)
@@ -379,7 +243,7 @@ class Goodput:
         """Put what has changed into the store, for the next commit: deaths at once, and accounts now and then."""
         for key in self._unsaved.due(now):
             job = self._jobs.get(key[0])
-            kept: _Job | _Place | None = job
+            kept: JobTime | Place | None = job
             if job is not None and len(key) == 2:
                 kept = job.places.get(key[1])
             if kept is None:
@@ -389,21 +253,21 @@ class Goodput:
 
     def _load(self) -> None:
         rows = [(json.loads(key), row) for key, row in self._store.rows("goodput")]
-        jobs = [_Job.from_dict(row) for key, row in rows if len(key) == 1]
+        jobs = [JobTime.from_dict(row) for key, row in rows if len(key) == 1]
         self._jobs = {job.name: job for job in sorted(jobs, key=lambda job: job.since)}
         for key, row in rows:
             if len(key) == 2:
-                self._jobs[key[0]].restore(_Place.from_dict(row))
+                self._jobs[key[0]].restore(Place.from_dict(row))
 
     # -- bookkeeping ------------------------------------------------------------------------------------------
 
-    def _find(self, job: str, replica: str) -> tuple[_Job, _Place | None]:
+    def _find(self, job: str, replica: str) -> tuple[JobTime, Place | None]:
         known = self._jobs.get(job)
         if known is None:
-            return _Job(job, 0.0), None
+            return JobTime(job, 0.0), None
         return known, known.places.get(replica)
 
-    def _tell_repeated(self, place: _Place, told: TimeAccount, spent: dict[str, float]) -> None:
+    def _tell_repeated(self, place: Place, told: TimeAccount, spent: dict[str, float]) -> None:
         """Take those steps for lost that a process before this one had made.
 
         It is not told how long each step took: those between two accounts are taken for equally long.
@@ -422,7 +286,7 @@ class Goodput:
         spent["compute"] = max(0.0, compute - place.again) + place.open
         spent["lost"] = spent.get("lost", 0.0) + min(place.again, compute)
 
-    def _count(self, job: _Job, place: _Place, spent: dict[str, float]) -> None:
+    def _count(self, job: JobTime, place: Place, spent: dict[str, float]) -> None:
         """Have a living process's seconds be these, in the job's sum too."""
         total, counted = job.total, place.counted
         for reason, seconds in spent.items():
@@ -433,17 +297,17 @@ class Goodput:
             total[reason] -= counted[reason]
         place.counted = spent
 
-    def _end(self, job: _Job, place: _Place) -> None:
+    def _end(self, job: JobTime, place: Place) -> None:
         """Have a process's seconds be over. They stay in ``counted``, in case that it lives after all."""
         for reason, seconds in place.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
 
-    def _drop(self, job: _Job, replica: str) -> None:
+    def _drop(self, job: JobTime, replica: str) -> None:
         del job.places[replica]
         job.vacant.pop(replica, None)
         self._unsaved.add_now((job.name, replica))
 
-    def _touch(self, job: _Job, place: _Place | None, now: float, soon: bool = False) -> None:
+    def _touch(self, job: JobTime, place: Place | None, now: float, soon: bool = False) -> None:
         job.until = now
         if soon:
             job.alive = now
@@ -452,7 +316,7 @@ class Goodput:
             key = job.name, place.replica
             self._unsaved.add_now(key) if soon else self._unsaved.add(key, now)
 
-    def _sample(self, job: _Job, now: float) -> None:
+    def _sample(self, job: JobTime, now: float) -> None:
         job.samples.append((now, job.seconds(now)))
         if len(job.samples) > MAX_SAMPLES:
             del job.samples[1::2]
@@ -466,34 +330,3 @@ class Goodput:
                 self._drop(self._jobs[name], replica)
             del self._jobs[name]
             self._unsaved.add_now((name,))
-
-
-def _fields(kept: Any) -> dict[str, Any]:
-    return {name: getattr(kept, name) for name in kept.__slots__}
-
-
-class _Unsaved:
-    """Keys of rows that are to be written: some at once, others a while after they have changed first."""
-
-    def __init__(self) -> None:
-        self._at_once: dict[tuple[str, ...], None] = {}
-        self._later: dict[tuple[str, ...], float] = {}
-
-    def add(self, key: tuple[str, ...], now: float) -> None:
-        self._later.setdefault(key, now)
-
-    def add_now(self, key: tuple[str, ...]) -> None:
-        self._at_once[key] = None
-
-    def due(self, now: float) -> list[tuple[str, ...]]:
-        """Those that are to be written by now; they are then taken for written."""
-        due, self._at_once = self._at_once, {}
-        for key in due:
-            self._later.pop(key, None)
-        while self._later and len(due) < MAX_SAVED:
-            key, since = next(iter(self._later.items()))
-            if since > now - SAVE_AFTER:
-                break
-            del self._later[key]
-            due[key] = None
-        return list(due)

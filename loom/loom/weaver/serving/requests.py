@@ -15,14 +15,14 @@ from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
-__all__ = ["Asking"]
+__all__ = ["RequestHandler"]
 
 _MAX_EVENTS = 10_000
 _MAX_SESSIONS = 1_000
 _MAX_POINTS = 20_000
 
 
-class Asking:
+class RequestHandler:
     """Answers what needs no wait; the server sees to ``command_state``, ``replicas_in`` and ``stacks``.
 
     Args:

@@ -13,17 +13,19 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from loom.control.commands import Acknowledgement
 from loom.control.frame import Frame
-from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
-from loom.errors import LoomError, ProtocolMismatch, UnknownCommand, WrongArguments
+from loom.control.framing import pack
+from loom.errors import UnknownCommand
 from loom.weaver.commands import GivenCommand
-from loom.weaver.outbox import Output, Peer
+from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import LocalProcess, py_spy
-from loom.weaver.serving.requests import Asking
+from loom.weaver.serving.request_connection import RequestConnection
+from loom.weaver.serving.requests import RequestHandler
+from loom.weaver.serving.threadlet_link import ThreadletLink
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState
 from loom.weaver.weaver import Weaver
@@ -36,18 +38,7 @@ COMMIT_EVERY = 0.1
 SOONEST_COMMIT = 0.005
 """Seconds between two commits at least, so that many urgent things share one."""
 
-HELLO_WITHIN = 10.0
-"""Seconds in which a threadlet has to show its key."""
-
 STACK_WITHIN = 15.0
-
-MAX_UNREAD = 2 * MAX_FRAME
-"""Bytes that may wait for somebody who does not read; a frame has to fit."""
-
-MAX_UNREAD_BY_WATCHER = 8 << 20
-"""Bytes that may wait for a watcher besides its snapshot."""
-
-MAX_WAIT = 3600.0
 
 
 class Server:
@@ -71,13 +62,13 @@ class Server:
     ) -> None:
         self.weaver = weaver
         self.clock = clock
-        self.asking = Asking(weaver, address)
+        self.requests = RequestHandler(weaver, address)
         self.ended = asyncio.Event()
         """Set when nothing can be stored any more, when nobody needs it any more, or `stop` was called."""
         self.failure: Exception | None = None
         """Why it ended; None where it was told to."""
-        self.callers: set[Caller] = set()
-        self.watchers: set[Caller] = set()
+        self.callers: set[RequestConnection] = set()
+        self.watchers: set[RequestConnection] = set()
         self._changes_every = changes_every
         self._linger = linger
         self._last_company = clock()
@@ -95,7 +86,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._listeners = [
             await loop.create_server(lambda: ThreadletLink(self), sock=tcp, backlog=4096),
-            await loop.create_unix_server(lambda: Caller(self), sock=unix),
+            await loop.create_unix_server(lambda: RequestConnection(self), sock=unix),
         ]
         self.run(self._keep_time())
         self.plan_commit()
@@ -205,7 +196,7 @@ class Server:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
-            found = self.asking.replicas_in(arguments)
+            found = self.requests.replicas_in(arguments)
             left = until - loop.time()
             if left <= 0 or {rank for rank, _ in found}.issuperset(arguments.get("ranks") or ()):
                 return found
@@ -245,9 +236,9 @@ class Server:
         for caller in list(self.callers):
             caller.flush()
 
-    def _push(self, news: dict[str, Any]) -> None:
+    def _push(self, update: dict[str, Any]) -> None:
         for watcher in list(self.watchers):
-            watcher.push(news)
+            watcher.push(update)
 
     async def _get_stack(self, id: str, replica: Replica) -> None:
         link = replica.link
@@ -289,189 +280,6 @@ class Server:
             elif now > self._last_company + self._linger:
                 _log.info("nobody has been here for %g s", self._linger)
                 self.ended.set()
-
-
-class _Connection(asyncio.Protocol):
-    """Frames on a stream."""
-
-    def __init__(self, server: Server, limit: int) -> None:
-        self.server = server
-        self.splitter = Splitter(limit)
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
-
-    def send(self, frame: list[Any]) -> None:
-        self.write(pack(frame))
-
-    def write(self, data: bytes) -> None:
-        if self.transport is None or self.transport.is_closing():
-            return
-        self.transport.write(data)
-        if self.transport.get_write_buffer_size() > MAX_UNREAD:
-            self.transport.abort()
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
-
-
-class ThreadletLink(_Connection, Peer):
-    """A threadlet."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server, MAX_HELLO)
-        self.process: LocalProcess | None = None
-        """The process at the other end, where it is on this host."""
-        self._known: Replica | None = None
-        self._impatience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.server.add_link(self)
-        self._impatience = asyncio.get_running_loop().call_later(HELLO_WITHIN, self._be_impatient)
-
-    def data_received(self, data: bytes) -> None:
-        server = self.server
-        try:
-            frames = self.splitter.feed(data)
-            if frames:
-                server.weaver.receive(self, frames, server.clock())
-        except ProtocolMismatch as error:
-            server.weaver.refuse(self, error.code, str(error))
-            self.splitter = Splitter(0)
-            if self.transport is not None:
-                self.transport.pause_reading()
-        if self._known is None and self.replica is not None:
-            self._know(self.replica)
-        server.plan_commit()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._impatience is not None:
-            self._impatience.cancel()
-        self.server.drop_link(self, self.replica, self.process)
-        self.transport = None
-
-    def _know(self, replica: Replica) -> None:
-        self._known = replica
-        self.splitter.limit = MAX_FRAME
-        if self._impatience is not None:
-            self._impatience.cancel()
-        if self.transport is not None:
-            ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
-            if ours and theirs and ours[0] == theirs[0]:
-                self.process = LocalProcess.find(replica.pid)
-
-    def _be_impatient(self) -> None:
-        if self.replica is None:
-            self.close()
-
-
-class Caller(_Connection):
-    """The gateway, or whoever else may open the socket."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server, MAX_FRAME)
-        self._answers: list[list[Any]] = []
-        self._watches: set[int] = set()
-        self._snapshot = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.server.callers.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.server.callers.discard(self)
-        self.server.watchers.discard(self)
-        self.transport = None
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self.splitter.feed(data):
-                self._take(frame)
-        except ProtocolMismatch as error:
-            _log.warning("a caller is put out: %s", error)
-            self.close()
-        self.server.plan_commit()
-
-    def flush(self) -> None:
-        """Send the answers that had to wait for a commit."""
-        answers, self._answers = self._answers, []
-        for answer in answers:
-            self._send_answer(answer)
-
-    def push(self, news: dict[str, Any]) -> None:
-        """Tell a watcher something, unless it does not listen."""
-        if self.transport is None or self.transport.is_closing():
-            return
-        for number in self._watches:
-            self.send(["event", number, news])
-        waiting = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        self._snapshot = min(self._snapshot, waiting)
-        if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot and self.transport is not None:
-            _log.warning("a watcher is put out: it has left %d bytes unread", waiting)
-            self.transport.abort()
-
-    def _take(self, frame: list[Any]) -> None:
-        match frame:
-            case ["ask", int(number), str(operation), dict(arguments)]:
-                self._ask(number, operation, arguments)
-            case ["watch", int(number)]:
-                self._watch(number)
-            case _:
-                raise ProtocolMismatch(f"not a question: {frame!r:.80}")
-
-    def _ask(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        if operation in ("command_state", "replicas_in", "stacks"):
-            self.server.run(self._answer_later(number, operation, arguments))
-            return
-        try:
-            answer = self.server.asking.answer(operation, arguments, self.server.clock())
-        except LoomError as error:
-            self._answers.append(["error", number, error.code, str(error)])
-        except sqlite3.Error:
-            raise  # nothing can be promised any more
-        except Exception as error:  # noqa: BLE001 - of ours, and the gateway waits for an answer
-            _log.exception("%s cannot be answered", operation)
-            self._answers.append(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
-        else:
-            self._answers.append(["answer", number, answer])
-        if not self.server.weaver.urgent:
-            self.flush()
-
-    async def _answer_later(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        try:
-            timeout = arguments.get("timeout", 10.0 if operation == "command_state" else 0.0)
-            if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_WAIT:
-                raise WrongArguments(f"timeout is from 0 to {MAX_WAIT:g} seconds, not {timeout!r:.80}")
-            if operation == "command_state":
-                state = await self.server.command_state(str(arguments.get("id")), timeout)
-                answer: Any = state.to_body()
-            elif operation == "replicas_in":
-                answer = await self.server.replicas_in(arguments, timeout)
-            else:
-                answer = await self.server.stack(self.server.weaver.known.replica(str(arguments.get("replica"))))
-        except LoomError as error:
-            self._answers.append(["error", number, error.code, str(error)])
-        else:
-            self._answers.append(["answer", number, answer])
-        if not self.server.weaver.urgent:
-            self.flush()
-
-    def _watch(self, number: int) -> None:
-        self.flush()
-        self._send_answer(["snapshot", number, self.server.asking.snapshot(self.server.clock())])
-        self._snapshot = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        self._watches.add(number)
-        self.server.watchers.add(self)
-        self.server.weaver.known.watching = True
-
-    def _send_answer(self, answer: list[Any]) -> None:
-        try:
-            self.send(answer)
-        except LoomError as error:
-            self.send(["error", answer[1], error.code, str(error)])
 
 
 def monotonic_clock() -> Callable[[], float]:

@@ -399,7 +399,7 @@ def test_a_watcher_sees_a_snapshot_and_then_what_happens(weaver: WeaverProcess) 
     assert changes[2]["changes"]["devices"]["GPU-0"]["utilization"] == 0.5
 
 
-def test_a_watcher_that_does_not_read_is_put_out(weaver: WeaverProcess) -> None:
+def test_a_watcher_that_does_not_read_is_disconnected(weaver: WeaverProcess) -> None:
     threadlet = RawThreadlet(weaver.address)
     threadlet.welcome()
     slow = weaver.gateway()
@@ -407,7 +407,7 @@ def test_a_watcher_that_does_not_read_is_put_out(weaver: WeaverProcess) -> None:
     gateway = weaver.gateway()
 
     sent = 0
-    while "put out" not in weaver.output():
+    while "a watcher is disconnected" not in weaver.output():
         gateway.ask("command", kind="update_config", params={"text": "x" * (1 << 20)}, target="nobody")
         sent += 1
         assert sent < 200

@@ -1,0 +1,146 @@
+"""What is known of the time of a job: its places, and the deaths of processes in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from loom.control.time_account import MAX_REASONS, OTHER, REASONS
+
+__all__ = ["Death", "JobTime", "Place"]
+
+SAMPLE_EVERY = 1.0
+"""Seconds between two of the first points."""
+
+
+@dataclass(slots=True)
+class Death:
+    """The death of a process. Times are seconds since the epoch, None where it has not come to that."""
+
+    replica: str
+    reason: str
+    time: float
+    """When the process was last heard of."""
+    detected: float
+    """When the weaver knew."""
+    registered: float | None = None
+    """When the process came that has its place now."""
+    stepped: float | None = None
+    """When that began its first step."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As others see it."""
+        return _fields(self)
+
+
+@dataclass(slots=True)
+class Place:
+    """What is known of a replica in a job."""
+
+    replica: str
+    registered: float
+    heard: float
+    """When its last account came, or else when it registered."""
+    counted: dict[str, float] = field(default_factory=dict)
+    """Seconds of the living process, by reason, as they are in the job's sum."""
+    open: float = 0.0
+    """Of these, what is in a step that it has not finished."""
+    compute: float = 0.0
+    """What it has told of steps, and which of that it had done before."""
+    again: float = 0.0
+    before: int | None = None
+    """The highest step that a process had made in this place before the living one."""
+    reached: int | None = None
+    """The highest step that the living one has made."""
+    overlap: float | None = None
+    """Seconds that the process lived before it registered; None before its first account."""
+    respawn: float = 0.0
+    """Seconds for which the place was vacant before this process."""
+    vacant: float | None = None
+    """Since when nobody has the place; None while somebody has."""
+    fault: Death | None = None
+    """The last one, until the process after it has made a step."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether the process makes steps that one before it had made."""
+        return self.before is not None and (self.reached is None or self.reached < self.before)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {**_fields(self), "fault": None if self.fault is None else self.fault.to_dict()}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Place:
+        """A place as it was stored."""
+        fault = stored["fault"]
+        return cls(**{**stored, "fault": None if fault is None else Death(**fault)})
+
+
+@dataclass(slots=True)
+class JobTime:
+    """The time of a job, and the places of its replicas."""
+
+    name: str
+    since: float
+    base: dict[str, float] = field(default_factory=dict)
+    """Seconds of what is over, by reason."""
+    total: dict[str, float] = field(default_factory=dict)
+    """With those of living processes, which is the sum of ``counted``."""
+    until: float = 0.0
+    """When something last happened to it."""
+    alive: float = 0.0
+    """When it last had a living process."""
+    places: dict[str, Place] = field(default_factory=dict)
+    faults: list[Death] = field(default_factory=list)
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    sample_every: float = SAMPLE_EVERY
+    vacant: dict[str, None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is stored: without its places."""
+        left_out = ("places", "vacant", "total")
+        stored = {name: value for name, value in _fields(self).items() if name not in left_out}
+        return {**stored, "faults": [fault.to_dict() for fault in self.faults]}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> JobTime:
+        """A job as it was stored."""
+        faults = [Death(**fault) for fault in stored["faults"]]
+        samples = [(time, spent) for time, spent in stored["samples"]]
+        return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
+
+    def restore(self, place: Place) -> None:
+        """Take up a place as it was stored."""
+        self.places[place.replica] = place
+        if place.vacant is not None:
+            self.vacant[place.replica] = None
+        else:
+            for reason, seconds in place.counted.items():
+                self.total[reason] = self.total.get(reason, 0.0) + seconds
+        if place.fault is not None:  # the job has it too, and both are to be one
+            place.fault = next((one for one in reversed(self.faults) if one == place.fault), place.fault)
+
+    @property
+    def living(self) -> int:
+        return len(self.places) - len(self.vacant)
+
+    def add(self, reason: str, seconds: float) -> None:
+        """Count seconds that are over."""
+        self.base[reason] = self.base.get(reason, 0.0) + seconds
+        self.total[reason] = self.total.get(reason, 0.0) + seconds
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """By reason, with the time for which places are vacant by now."""
+        spent = dict.fromkeys(REASONS, 0.0)
+        for reason, seconds in self.total.items():
+            # A sum of many differences may be a little less than nothing.
+            known = reason if reason in spent or len(spent) < len(REASONS) + MAX_REASONS else OTHER
+            spent[known] = spent.get(known, 0.0) + max(0.0, seconds)
+        if self.living:
+            spent["respawn"] += sum(max(0.0, now - (self.places[id].vacant or now)) for id in self.vacant)
+        return spent
+
+
+def _fields(kept: Any) -> dict[str, Any]:
+    return {name: getattr(kept, name) for name in kept.__slots__}

@@ -1,0 +1,38 @@
+"""Frames on a connection of the weaver."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from loom.control.framing import MAX_FRAME, Splitter, pack
+
+__all__ = ["Connection"]
+
+MAX_UNREAD = 2 * MAX_FRAME
+"""Bytes that may wait for somebody who does not read; a frame has to fit."""
+
+
+class Connection(asyncio.Protocol):
+    """Frames on a stream."""
+
+    def __init__(self, limit: int) -> None:
+        self.splitter = Splitter(limit)
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
+
+    def send(self, frame: list[Any]) -> None:
+        self.write(pack(frame))
+
+    def write(self, data: bytes) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > MAX_UNREAD:
+            self.transport.abort()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()

@@ -1,0 +1,85 @@
+"""A threadlet's connection, seen from the weaver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter
+from loom.errors import ProtocolMismatch
+from loom.weaver.outbox import Peer
+from loom.weaver.replicas import Replica
+from loom.weaver.serving.connection import Connection
+from loom.weaver.serving.processes import LocalProcess
+from loom.weaver.weaver import Weaver
+
+__all__ = ["ThreadletLink", "ThreadletServer"]
+
+HELLO_WITHIN = 10.0
+"""Seconds in which a threadlet has to show its key."""
+
+
+class ThreadletServer(Protocol):
+    """What a threadlet's connection needs of the server."""
+
+    weaver: Weaver
+    clock: Callable[[], float]
+
+    def add_link(self, link: ThreadletLink) -> None: ...
+
+    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: LocalProcess | None) -> None: ...
+
+    def plan_commit(self) -> None: ...
+
+
+class ThreadletLink(Connection, Peer):
+    """A threadlet."""
+
+    def __init__(self, server: ThreadletServer) -> None:
+        super().__init__(MAX_HELLO)
+        self.server = server
+        self.process: LocalProcess | None = None
+        """The process at the other end, where it is on this host."""
+        self._introduced: Replica | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.server.add_link(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        server = self.server
+        try:
+            frames = self.splitter.feed(data)
+            if frames:
+                server.weaver.receive(self, frames, server.clock())
+        except ProtocolMismatch as error:
+            server.weaver.refuse(self, error.code, str(error))
+            self.splitter = Splitter(0)
+            if self.transport is not None:
+                self.transport.pause_reading()
+        if self._introduced is None and self.replica is not None:
+            self._know(self.replica)
+        server.plan_commit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        self.server.drop_link(self, self.replica, self.process)
+        self.transport = None
+
+    def _know(self, replica: Replica) -> None:
+        self._introduced = replica
+        self.splitter.limit = MAX_FRAME
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        if self.transport is not None:
+            ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
+            if ours and theirs and ours[0] == theirs[0]:
+                self.process = LocalProcess.find(replica.pid)
+
+    def _give_up(self) -> None:
+        if self.replica is None:
+            self.close()
