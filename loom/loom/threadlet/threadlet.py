@@ -22,10 +22,8 @@ logged, under the name ``loom``, and never raised.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
-import multiprocessing
 import os
 import socket
 import sys
@@ -35,39 +33,31 @@ import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.util import Finalize
 from queue import SimpleQueue
-from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind, FaultRemoved
-from loom.control.frame import MAX_COUNT, MAX_NAME
+from loom.control.commands import CommandKind
+from loom.control.frame import MAX_NAME
 from loom.control.framing import MAX_HELLO, pack
 from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello
 from loom.control.reports import MAX_KEPT_REPORTS, DeviceReport, Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, device_status, local_devices
 from loom.errors import WrongArguments
-from loom.threadlet.deferred import Deferred, Verdict
-from loom.threadlet.handlers import HandlerRegistry
+from loom.threadlet import process_exit
+from loom.threadlet.applying import CommandApplier
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import ROWS, WeaverLink, now_of_system
-from loom.threadlet.reports import AnyGiven, KeptReports, RowMaker, plain
+from loom.threadlet.reports import AnyGiven, RowMaker, plain
 from loom.threadlet.spent import SpentBlock, SpentTime
-
-if TYPE_CHECKING:
-    from loom.threadlet.injections import Injections
+from loom.threadlet.step import Step
 
 __all__ = ["Step", "Threadlet"]
 
 _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
 
 REPORT_INTERVAL = 0.5
 """Seconds from one look at what the training loop has published to the next, at least.
@@ -83,14 +73,11 @@ DEVICES_INTERVAL, CONNECTED_INTERVAL = 5.0, 0.2
 CLOSE_TIMEOUT = 2.0
 """Seconds that the end of the process waits at most for the last reports to be stored."""
 
-FLUSH_TIMEOUT = 0.5
-"""Seconds that a fault which ends the process waits at most for its acknowledgement to leave."""
-
 MAX_CONFIG = 10_000
 """Keys of the configuration that the weaver is told of when it is found, at most."""
 
 
-class Threadlet:
+class Threadlet(CommandApplier):
     """A training process, as the weaver sees it.
 
     Any thread may call any method. A forked child does not use its parent's threadlet: there, what is published
@@ -135,46 +122,23 @@ class Threadlet:
         self.instance = uuid.uuid4().hex
         """Tells this process from those that had the replica's name before."""
         self.devices = list(_own_devices() if devices is None else devices)
-        self._config: dict[str, Any] = dict(config or {})
-        self._registry = HandlerRegistry()
-        self._on_failure: list[Callable[[str, str], Any]] = []
-        self._on_change: list[Callable[[str, bool], Any]] = []
-        self.injectable = os.environ.get("LOOM_INJECTABLE") == "1" if injectable is None else injectable
-        """Whether failures may be injected into this process."""
-        self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
-
+        super().__init__(
+            dict(config or {}), os.environ.get("LOOM_INJECTABLE") == "1" if injectable is None else injectable
+        )
         self._numbers = itertools.count()
-        self._published = -1
         self._given: deque[AnyGiven] = deque(maxlen=MAX_KEPT_REPORTS if address else 0)
         self._wakes: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread that makes rows. No lock is held meanwhile, so that signal handlers may publish too."""
         self._asleep = False
         """Whether that thread waits to be woken."""
         self._rows = RowMaker()
-        self._kept = KeptReports()
-        self._inbox = CommandInbox()
-        self._pending = self._inbox.pending
-        self._injections: Injections | None = None
-        self._each_step: list[Callable[[], None]] = []
-        """What faults do in each step; the list of `_injections`."""
-        if self.injectable:
-            self._begin_injections()
         self._spent = SpentTime()
 
-        self._applying = threading.RLock()
-        self._step: Any = None
         self._phase = Phase.BETWEEN
         self._in_steps = False
         """Whether the loop uses `step`, which knows better than `publish_status` when a step begins and ends."""
-        self._paused = False
-        self._stop = False
-        self._drain_published: int | None = None
-        """What `_published` was when a drain applied; None if none has."""
-        self._deferring: dict[str, _DeferredUpdate] = {}
-        """Updates that handlers accepted and have not applied, by the command's id; guarded by `_applying`."""
 
         self._ended = threading.Event()
-        self._link: WeaverLink | None = None
         self._threads: list[threading.Thread] = []
         if address is None:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
@@ -184,19 +148,8 @@ class Threadlet:
             )
             self._begin(self._link)
 
-    def _begin_injections(self) -> None:
-        from loom.threadlet.injections import Injections  # which takes longer than all else here
-
-        self._injections = Injections(self._tell_removed)
-        self._injections.hooks = self._hooks
-        self._each_step = self._injections.each_step
-        self._inbox.at_once = self._inject_at_once
-
     def _begin(self, link: WeaverLink) -> None:
-        _open.add(self)
-        if multiprocessing.parent_process() is not None:
-            # Such a child ends without the functions of `atexit`, but with these.
-            Finalize(self, self._end_of_process, exitpriority=10)
+        process_exit.opened(self)
         for target, name in ((self._convert, "loom-reports"), (self._watch_devices, "loom-devices")):
             self._threads.append(threading.Thread(target=target, name=name, daemon=True))
         link.start()
@@ -408,153 +361,6 @@ class Threadlet:
         """Whether the loop is to end: a stop has applied, or a drain at the boundary before this one."""
         return self._stop
 
-    # -- applying -------------------------------------------------------------------------------------------
-
-    def _advance(self, updates: bool) -> bool:
-        """Apply what waits; the caller holds `_applying`."""
-        applied = False
-        while (command := self._inbox.take(updates)) is not None:
-            applied = True
-            self._apply(command)
-        return applied
-
-    def _apply(self, command: Command) -> None:
-        if command.kind is CommandKind.INJECT:
-            return self._inject(command)
-        changes: dict[str, Change] = {}
-        refused: dict[str, str] = {}
-        deferred: dict[str, tuple[Any, Deferred]] = {}
-        reason = None
-        try:
-            match command.kind:
-                case CommandKind.UPDATE_CONFIG:
-                    for outcome in self._registry.apply(command.params):
-                        if outcome.deferred is not None:
-                            deferred[outcome.key] = outcome.value, outcome.deferred
-                        elif outcome.refused is None:
-                            changes[outcome.key] = self._changed(outcome.key, outcome.value)
-                        else:
-                            refused[outcome.key] = outcome.refused
-                    reason = "; ".join(refused.values()) or None
-                case CommandKind.PAUSE:
-                    self._paused = True
-                case CommandKind.RESUME:
-                    self._paused = False
-                case CommandKind.STOP:
-                    self._stop, self._paused = True, False
-                case CommandKind.DRAIN:
-                    self._drain_published, self._paused = self._published, False
-                case CommandKind.DEVICE_FAILED:
-                    device, why = str(command.params.get("device")), str(command.params.get("reason"))
-                    reason = _call_each(self._on_failure, device, why)
-                case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
-                    reason = self._change_device(command)
-        except BaseException as error:  # The training ends of it, and has to answer first.
-            reason = f"the training was interrupted: {type(error).__name__}: {error}"
-            deferred.clear()
-            raise
-        finally:
-            if deferred:
-                self._defer(command, changes, refused, deferred)
-            else:
-                self._answer(command, reason, changes, refused)
-
-    def _defer(
-        self,
-        command: Command,
-        changes: dict[str, Change],
-        refused: dict[str, str],
-        deferred: dict[str, tuple[Any, Deferred]],
-    ) -> None:
-        """Answer an update when all its deferred values are decided."""
-        self._deferring[command.id] = _DeferredUpdate(command, changes, refused, deferred)
-        for key, (_, change) in list(deferred.items()):
-            change.when_decided(partial(self._decided, command.id, key))
-
-    def _decided(self, id: str, key: str, verdict: Verdict) -> None:
-        with self._applying:
-            update = self._deferring.get(id)
-            if update is None:
-                return
-            value, _ = update.deferred.pop(key)
-            if verdict.step is not None:
-                update.changes[key] = self._changed(key, value)
-                update.steps.append(verdict.step)
-            else:
-                update.refused[key] = f"{key}: {verdict.refused}"
-            if not update.deferred:
-                del self._deferring[id]
-                reason = "; ".join(update.refused.values()) or None
-                self._answer(
-                    update.command, reason, update.changes, update.refused, step=max(update.steps, default=None)
-                )
-
-    def _inject_at_once(self, command: Command) -> bool:
-        assert self._injections is not None
-        if not self._injections.at_once(command):
-            return False
-        carry_out = self._injections.on_host
-        threading.Thread(target=self._carry_out, args=(command, carry_out), name="loom-chaos", daemon=True).start()
-        return True
-
-    def _inject(self, command: Command) -> None:
-        if self._injections is None:
-            return self._answer(command, f"{self.replica_id} is not injectable: make its threadlet injectable=True")
-        self._carry_out(command, self._injections.in_training)
-
-    def _carry_out(self, command: Command, carry_out: Callable[[Command], tuple[dict[str, Any], Any]]) -> None:
-        try:
-            evidence, strike = carry_out(command)
-        except Exception as error:  # noqa: BLE001 - told to whoever wanted it
-            return self._answer(command, f"{type(error).__name__}: {error}")
-        self._answer(command, evidence=evidence)
-        if strike is not None:
-            if self._link is not None:
-                self._link.flush(FLUSH_TIMEOUT)
-            if (over := strike.strike()) is not None:
-                self._tell_removed(command.id, over)
-
-    def _tell_removed(self, injection: str, evidence: dict[str, Any]) -> None:
-        if self._link is not None:
-            self._link.send(FaultRemoved(injection, plain(evidence)))
-
-    def _suffer(self) -> None:
-        assert self._injections is not None
-        self._injections.suffer()
-
-    def _change_device(self, command: Command) -> str | None:
-        if not self._on_change:
-            return f"this replica has no function for {command.kind.value}: @t.on_device_change makes one"
-        return _call_each(
-            self._on_change, str(command.params.get("device")), command.kind is CommandKind.REACTIVATE
-        )
-
-    def _changed(self, key: str, value: Any) -> Change:
-        old, self._config[key] = self._config.get(key), value
-        return Change(plain(old), plain(value))
-
-    def _answer(
-        self,
-        command: Command,
-        reason: str | None = None,
-        changes: dict[str, Change] | None = None,
-        refused: dict[str, str] | None = None,
-        evidence: dict[str, Any] | None = None,
-        step: int | None = None,
-    ) -> None:
-        at = self._whole_step() if step is None else step
-        made = Acknowledgement(
-            reason is None, at, changes or {}, refused or {}, reason, evidence=plain(evidence or {})
-        )
-        acknowledged = Acknowledged(command.id, made)
-        self._inbox.finish(acknowledged)
-        if self._link is not None:
-            self._link.send(acknowledged)
-
-    def _whole_step(self) -> int | None:
-        step = self._step
-        return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
-
     # -- the background -------------------------------------------------------------------------------------
 
     def _introduction(self, key: str) -> Hello:
@@ -665,17 +471,12 @@ class Threadlet:
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
-        _open.discard(self)
+        process_exit.closed(self)
         if self._link is None:
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT
         self._threads[0].join(CLOSE_TIMEOUT / 2)
         self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
-
-    def _refuse_deferred(self) -> None:
-        for update in list(self._deferring.values()):
-            for _, change in list(update.deferred.values()):
-                change.refuse("the training ended before it was applied")
 
     def _goodbye(self, error: BaseException | None) -> Bye:
         if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -688,9 +489,6 @@ class Threadlet:
             return Bye("it was told to stop", Ending.STOPPED)
         return Bye("it came to its end", Ending.FINISHED)
 
-    def _end_of_process(self) -> None:
-        self.close(_fatal_error())
-
     def __enter__(self) -> Threadlet:
         return self
 
@@ -702,7 +500,7 @@ class Threadlet:
     ) -> None:
         self.close(error)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: become one that has no weaver."""
         link, self._link = self._link, None
         self._ended = threading.Event()
@@ -718,94 +516,6 @@ class Threadlet:
             link.abandon()
 
 
-@dataclass
-class _DeferredUpdate:
-    """An update of the configuration of which some values are not decided yet."""
-
-    command: Command
-    changes: dict[str, Change]
-    refused: dict[str, str]
-    deferred: dict[str, tuple[Any, Deferred]]
-    steps: list[int] = field(default_factory=list)
-    """The steps that the deferred values which were applied hold from."""
-
-
-class Step:
-    """One step of a training loop; made by `Threadlet.step`."""
-
-    # What runs for every step is short, in the number of functions too: behind a step of training, none of it is in
-    # the processor's cache any more.
-
-    __slots__ = ("_rest", "_threadlet", "metrics", "number")
-
-    def __init__(
-        self,
-        threadlet: Threadlet,
-        number: int,
-        metrics: dict[str, Any],
-        rest: tuple[int | None, int | None, Mapping[str, Any] | None],
-    ) -> None:
-        self._threadlet = threadlet
-        self.number = number
-        self.metrics = metrics
-        """What is published with the step; the block fills it."""
-        self._rest = rest
-
-    def __enter__(self) -> Step:
-        threadlet = self._threadlet
-        threadlet._in_steps = True
-        threadlet._step = self.number
-        if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
-            threadlet._attend()
-        threadlet._phase = _STEP
-        threadlet._spent.began = monotonic()
-        if threadlet._each_step:
-            threadlet._suffer()
-        return self
-
-    def discard(self) -> None:
-        """Say that what the step has done so far did not count and is done again: its time is lost."""
-        self._threadlet._spent.discard()
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        threadlet = self._threadlet
-        spent = threadlet._spent
-        took = monotonic() - spent.began
-        threadlet._phase = _BETWEEN
-        number = self.number
-        if kind is None and type(number) is int and number > spent.highest:
-            spent.highest = number
-            spent.compute += took
-        else:
-            spent.odd_step(number, took, kind is None)
-        if kind is None:
-            threadlet._step = number  # the block may have changed it
-            epoch, max_step, config = self._rest
-            if config is not None:
-                config = dict(config)
-                threadlet._config.update(config)
-            metrics = None if self.metrics is None else {**self.metrics}
-            # As `publish_status`, one function less.
-            threadlet._published = published = next(threadlet._numbers)
-            threadlet._given.append((published, now_of_system(), number, epoch, max_step, metrics, config))
-            if threadlet._asleep:
-                threadlet._asleep = False
-                threadlet._wakes.put(None)
-            if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
-                threadlet._attend()
-
-
-def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:
-    """Call all, also behind one that raises; return what they raised, or None."""
-    raised = []
-    for function in functions:
-        try:
-            function(*arguments)
-        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-            raised.append(f"{getattr(function, '__name__', function)} raised {type(error).__name__}: {error}")
-    return "; ".join(raised) or None
-
-
 def _own_devices() -> list[LocalDevice]:
     devices = local_devices()
     rank = _number_in("LOCAL_RANK")
@@ -817,32 +527,3 @@ def _own_devices() -> list[LocalDevice]:
 def _number_in(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else None
-
-
-# -- the process --------------------------------------------------------------------------------------------
-
-_open: set[Threadlet] = set()
-"""Those of this process that have a link and are not closed."""
-
-
-def _fatal_error() -> BaseException | None:
-    """What the interpreter ends of, as far as it can be known here: not the code of a `sys.exit`."""
-    if (error := sys.exc_info()[1]) is not None:
-        return error
-    # At a prompt, this is any earlier mistake.
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-
-
-def _close_all() -> None:
-    for threadlet in list(_open):
-        threadlet._end_of_process()
-
-
-def _abandon_all() -> None:
-    for threadlet in list(_open):
-        threadlet._abandon()
-    _open.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,110 @@
+"""`Step`: the block around one step of a training loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, Protocol
+
+from loom.control.reports import Phase
+from loom.threadlet.link import now_of_system
+from loom.threadlet.reports import AnyGiven
+from loom.threadlet.spent import SpentTime
+
+__all__ = ["Step"]
+
+_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
+
+
+class StepOwner(Protocol):
+    """What a step reads and writes of its threadlet, without a function in between."""
+
+    _in_steps: bool
+    _step: Any
+    _phase: Phase
+    _paused: bool
+    _drain_published: int | None
+    _published: int
+    _asleep: bool
+    _spent: SpentTime
+    _config: dict[str, Any]
+    _given: deque[AnyGiven]
+    _wakes: SimpleQueue[None]
+    _each_step: list[Callable[[], None]]
+
+    @property
+    def _pending(self) -> deque[Any]: ...
+
+    @property
+    def _numbers(self) -> Iterator[int]: ...
+
+    def _attend(self) -> None: ...
+
+    def _suffer(self) -> None: ...
+
+
+class Step:
+    """One step of a training loop; made by `Threadlet.step`."""
+
+    # What runs for every step is short, in the number of functions too: behind a step of training, none of it is in
+    # the processor's cache any more.
+
+    __slots__ = ("_rest", "_threadlet", "metrics", "number")
+
+    def __init__(
+        self,
+        threadlet: StepOwner,
+        number: int,
+        metrics: dict[str, Any],
+        rest: tuple[int | None, int | None, Mapping[str, Any] | None],
+    ) -> None:
+        self._threadlet = threadlet
+        self.number = number
+        self.metrics = metrics
+        """What is published with the step; the block fills it."""
+        self._rest = rest
+
+    def __enter__(self) -> Step:
+        threadlet = self._threadlet
+        threadlet._in_steps = True
+        threadlet._step = self.number
+        if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
+            threadlet._attend()
+        threadlet._phase = _STEP
+        threadlet._spent.began = monotonic()
+        if threadlet._each_step:
+            threadlet._suffer()
+        return self
+
+    def discard(self) -> None:
+        """Say that what the step has done so far did not count and is done again: its time is lost."""
+        self._threadlet._spent.discard()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        threadlet = self._threadlet
+        spent = threadlet._spent
+        took = monotonic() - spent.began
+        threadlet._phase = _BETWEEN
+        number = self.number
+        if kind is None and type(number) is int and number > spent.highest:
+            spent.highest = number
+            spent.compute += took
+        else:
+            spent.odd_step(number, took, kind is None)
+        if kind is None:
+            threadlet._step = number  # the block may have changed it
+            epoch, max_step, config = self._rest
+            if config is not None:
+                config = dict(config)
+                threadlet._config.update(config)
+            metrics = None if self.metrics is None else {**self.metrics}
+            # As `publish_status`, one function less.
+            threadlet._published = published = next(threadlet._numbers)
+            threadlet._given.append((published, now_of_system(), number, epoch, max_step, metrics, config))
+            if threadlet._asleep:
+                threadlet._asleep = False
+                threadlet._wakes.put(None)
+            if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
+                threadlet._attend()
