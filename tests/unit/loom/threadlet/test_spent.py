@@ -12,7 +12,7 @@ from loom.control.introduction import PROTOCOL
 from loom.control.time_account import MAX_REASONS, TimeAccount
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet, spent
-from loom.threadlet import threadlet as module
+from loom.threadlet import step as module
 from tests.unit.loom.threadlet.fake_weaver import FakeWeaver
 
 Make = Callable[..., Threadlet]
