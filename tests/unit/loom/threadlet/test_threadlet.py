@@ -247,7 +247,8 @@ def test_a_signal_handler_may_publish_while_the_training_thread_does(
         signal.signal(signal.SIGALRM, before)
 
     rows = connection.rows(handled + published)
-    assert [row[2] for row in rows if row[2]] == list(range(1, handled + 1))
+    # Not in order: a signal may come in the handler of the one before, when that has counted and not yet published.
+    assert sorted(row[2] for row in rows if row[2]) == list(range(1, handled + 1))
 
 
 def test_metrics_may_be_scalars_of_torch_and_numpy(
