@@ -21,11 +21,11 @@ from tests.benchmarks import (
     lanes,
     large,
     methods,
-    over_http,
     ports,
     ray_environment,
     report,
     threadlet,
+    two_looms,
     weaver,
 )
 from tests.benchmarks.caller_process import CallerError
@@ -67,6 +67,12 @@ def measure_calls(
         list[calls.SubjectName] | None,
         typer.Option(help="Measure this subject only; may be repeated. Ratios need all of theirs."),
     ] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON", help="Measure another Loom as well: that of this interpreter's environment."
+        ),
+    ] = None,
 ) -> None:
     """One call, pipelined calls and a 64 MiB echo: raw WebSocket, native Monarch and through Loom."""
     subjects = [calls.SUBJECTS[name] for name in only or calls.DEFAULT_SUBJECTS]
@@ -77,9 +83,13 @@ def measure_calls(
         except ray_environment.RayNotInstalled as error:
             notes.append(f"Ray Client was not measured: {error}")
 
+    if before is not None:
+        subjects.append(two_looms.before(before))
+
     def measure(say: Callable[[str], object]) -> Findings:
         measured = calls.measure(subjects, calls.Plan(rounds=rounds), say)
-        return report.Report(_command(), describe_machine(), measured, report.ratios(measured), tuple(notes))
+        compared = two_looms.before_ratios(measured) if before is not None else ()
+        return report.Report(_command(), describe_machine(), measured, report.ratios(measured), (*notes, *compared))
 
     _report(measure, as_json, check, write)
 
@@ -191,8 +201,8 @@ def measure_http(
     """The same calls through Loom over a WebSocket and over plain HTTP."""
 
     def measure(say: Callable[[str], object]) -> Findings:
-        measured = calls.measure(over_http.HTTP_SUBJECTS, calls.Plan(rounds=rounds), say)
-        notes = over_http.http_ratios(measured)
+        measured = calls.measure(two_looms.HTTP_SUBJECTS, calls.Plan(rounds=rounds), say)
+        notes = two_looms.http_ratios(measured)
         return report.Report(_command(), describe_machine(), measured, report.ratios(measured), notes)
 
     _report(measure, as_json, False, write)

@@ -73,10 +73,19 @@ class MeshCaller:
         self._mesh = mesh
 
     @classmethod
-    def on(cls, hosts: Any, counter: type, close: Callable[[], None]) -> MeshCaller:
-        """A caller of actors of a class, spawned on a host mesh of one host; Monarch's API or one like it."""
+    def on(cls, hosts: Any, counter: type, close: Callable[[], None], *, crowd: bool = False) -> MeshCaller:
+        """A caller of actors of a class, spawned on a host mesh of one host; Monarch's API or one like it.
+
+        Args:
+            hosts: the host mesh.
+            counter: the class.
+            close: ends what the calls need.
+            crowd: with the many actors and the mesh as well, which take CPU time while nobody calls them.
+        """
         procs = hosts.spawn_procs(per_host={"gpus": 1}, name="procs")
         one = procs.spawn("counters", counter).slice(hosts=0, gpus=0)
+        if not crowd:
+            return cls(one.add.call_one, one.echo.call_one, wait_one_by_one, close)
         many = [procs.spawn(f"many_{n}", counter).slice(hosts=0, gpus=0) for n in range(MANY)]
         mesh = hosts.spawn_procs(per_host={"gpus": MESH}, name="mesh").spawn("mesh", counter)
         return cls(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 
 from tests.benchmarks.caller_process import CallerProcess
 
@@ -23,6 +23,8 @@ PAYLOADS = ("bytes", "array")
 PIPELINES = ("one", "many", "mesh")
 """What pipelined calls go to: one actor, many in turn, or all actors of a mesh; see `caller.MeshCaller`."""
 
+CROWDS = PIPELINES[1:]
+
 
 class SubjectName(str, enum.Enum):
     RAW_ASYNCIO = "raw-asyncio"
@@ -31,6 +33,7 @@ class SubjectName(str, enum.Enum):
     NATIVE_TUNED = "native-tuned"
     LOOM = "loom"
     LOOM_HTTP = "loom-http"
+    LOOM_BEFORE = "loom-before"
     RAY = "ray"
 
     def __str__(self) -> str:
@@ -157,16 +160,7 @@ def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object
     Raises:
         CallerError: a subject could not be set up, or failed.
     """
-    with ExitStack() as stack:
-        say("starting " + ", ".join(subject.name for subject in subjects))
-        callers = {
-            subject.name: stack.enter_context(
-                CallerProcess(subject.name, subject.module, subject.arguments, subject.python)
-            )
-            for subject in subjects
-        }
-        for caller in callers.values():
-            caller.await_ready()
+    with _callers(subjects, say) as callers:
         for subject in subjects:
             say(f"warming {subject.name}")
             _warm_up(callers[subject.name], subject, plan)
@@ -176,13 +170,72 @@ def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object
         for number in range(1, plan.rounds + 1):
             say(f"round {number} of {plan.rounds}")
             rounds.append(_measure_round(callers, subjects, plan))
-    return Measured(plan, tuple(subjects), tuple(rounds), idle_cpu)
+    crowds = _measure_crowds(subjects, plan, say)
+    together = tuple(
+        {
+            name: replace(figures, pipelined_per_s={**figures.pipelined_per_s, **crowd.get(name, {})})
+            for name, figures in one.items()
+        }
+        for one, crowd in zip(rounds, crowds, strict=True)
+    )
+    return Measured(plan, tuple(subjects), together, idle_cpu)
+
+
+@contextmanager
+def _callers(
+    subjects: Sequence[Subject], say: Callable[[str], object], *more: str
+) -> Iterator[dict[SubjectName, CallerProcess]]:
+    """The process of each subject, ready to call, with more arguments of its command line."""
+    with ExitStack() as stack:
+        say("starting " + ", ".join(subject.name for subject in subjects))
+        callers = {
+            subject.name: stack.enter_context(
+                CallerProcess(subject.name, subject.module, (*subject.arguments, *more), subject.python)
+            )
+            for subject in subjects
+        }
+        for caller in callers.values():
+            caller.await_ready()
+        yield callers
+
+
+def _measure_crowds(
+    subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object]
+) -> list[dict[SubjectName, dict[str, float]]]:
+    """Pipelined calls to many actors and to a mesh, in each round: in processes of their own, after all else.
+
+    So many actors take CPU time while nobody calls them, which would slow the other figures.
+    """
+    crowded = [subject for subject in subjects if len(subject.pipelines) > 1]
+    if not crowded:
+        return [{} for _ in range(plan.rounds)]
+    with _callers(crowded, say, "crowd") as callers:
+        for subject in crowded:
+            for pipeline in CROWDS:
+                _pipelined(callers[subject.name], pipeline, plan.warm_up_calls)
+        rounds = []
+        for number in range(1, plan.rounds + 1):
+            say(f"round {number} of {plan.rounds}, many actors")
+            measured = _measure_pipelined(callers, CROWDS, plan)
+            rounds.append({name: {to: measured[to][name].per_s for to in CROWDS} for name in callers})
+    return rounds
+
+
+def _measure_pipelined(
+    callers: Mapping[SubjectName, CallerProcess], pipelines: Sequence[str], plan: Plan
+) -> dict[str, dict[SubjectName, _Pipelined]]:
+    pipelined = {pipeline: {name: _Pipelined() for name in callers} for pipeline in pipelines}
+    for pipeline, by_subject in pipelined.items():
+        count = plan.pipelined_mesh if pipeline == "mesh" else plan.pipelined
+        for _ in range(plan.pipelined_turns):
+            for name, calls in by_subject.items():
+                calls.add(callers[name], pipeline, count)
+    return pipelined
 
 
 def _warm_up(caller: CallerProcess, subject: Subject, plan: Plan) -> None:
     caller.ask("one_call", count=plan.warm_up_calls)
-    for pipeline in subject.pipelines:
-        _pipelined(caller, pipeline, plan.warm_up_calls)
+    _pipelined(caller, "one", plan.warm_up_calls)
     for payload in subject.payloads:
         caller.ask("echo", payload=payload, size=plan.echo_size, count=1)
 
@@ -203,15 +256,7 @@ def _measure_round(
             one_calls[name] += caller.ask("one_call", count=plan.one_calls)
     for seconds in one_calls.values():
         seconds.sort()
-    pipelined = {
-        pipeline: {subject.name: _Pipelined() for subject in subjects if pipeline in subject.pipelines}
-        for pipeline in PIPELINES
-    }
-    for pipeline, by_subject in pipelined.items():
-        count = plan.pipelined_mesh if pipeline == "mesh" else plan.pipelined
-        for _ in range(plan.pipelined_turns):
-            for name, calls in by_subject.items():
-                calls.add(callers[name], pipeline, count)
+    pipelined = _measure_pipelined(callers, ("one",), plan)["one"]
     echoes: dict[SubjectName, dict[str, float]] = {name: {} for name in callers}
     for payload in PAYLOADS:
         for subject in subjects:
@@ -223,10 +268,8 @@ def _measure_round(
         name: Figures(
             p50_ms=statistics.median(one_calls[name]) * 1e3,
             p99_ms=one_calls[name][len(one_calls[name]) * 99 // 100] * 1e3,
-            pipelined_per_s={
-                pipeline: by_subject[name].per_s for pipeline, by_subject in pipelined.items() if name in by_subject
-            },
-            pipelined_cpu_ms=pipelined["one"][name].cpu_ms,
+            pipelined_per_s={"one": pipelined[name].per_s},
+            pipelined_cpu_ms=pipelined[name].cpu_ms,
             echo_s=echoes[name],
         )
         for name in callers

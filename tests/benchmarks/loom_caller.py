@@ -1,6 +1,6 @@
 """The same calls through Loom: `loom.local` with one host, all of it on this machine.
 
-An argument is the transport, ``websocket`` unless it is given.
+The argument ``http`` has it take that transport, and ``crowd`` spawns many actors more.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.benchmarks.counter import counter_class
 
 def make_caller() -> MeshCaller:
     job = loom.local(hosts=1)
-    return MeshCaller.on(job.hosts, counter_class(Actor, endpoint), job.close)
+    return MeshCaller.on(job.hosts, counter_class(Actor, endpoint), job.close, crowd="crowd" in sys.argv)
 
 
 if __name__ == "__main__":
-    os.environ["LOOM_TRANSPORT"] = sys.argv[1] if len(sys.argv) > 1 else "websocket"
+    os.environ["LOOM_TRANSPORT"] = "http" if "http" in sys.argv else "websocket"
     serve(make_caller)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.benchmarks import calls
 from tests.benchmarks.calls import Measured, Plan, SubjectName
-from tests.benchmarks.over_http import HTTP_SUBJECTS, http_ratios
+from tests.benchmarks.two_looms import HTTP_SUBJECTS, http_ratios
 from tests.integration.benchmarks.test_benchmarks import TINY, figures
 
 
