@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
+    """Run the gateway until it is told to end; return the exit code."""
     parser = argparse.ArgumentParser(prog="loom serve gateway", description="Run Loom's gateway.")
     parser.add_argument("--worker", action="append", default=[], metavar="[MESH=]tcp://HOST:PORT", dest="workers")
     parser.add_argument("--workers", action="append", metavar="[MESH=]dns://SERVICE:PORT?count=N|file:PATH")

@@ -59,6 +59,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
 
 
 def main() -> None:
+    """Run the driver of one session until the session ends."""
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")

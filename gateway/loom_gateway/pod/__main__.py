@@ -25,6 +25,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Look after a pod until it is told to end; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.pod", description="Look after a pod of a job.")
     parser.add_argument("folder", type=Path, help="with settings.json, and for what is kept")
     parser.add_argument("--address", default=os.environ.get("POD_IP"), help="the pod's IP address; default POD_IP")

@@ -16,7 +16,7 @@ from loom_gateway.pod.supervisor import Keeper
 __all__ = ["create_app"]
 
 
-def create_app(keeper: Keeper, end: Callable[[], None]) -> FastAPI:
+def create_app(keeper: Keeper, end: Callable[[], None]) -> FastAPI:  # noqa: C901 - many routes, each simple
     """The keeper's HTTP interface.
 
     Args:

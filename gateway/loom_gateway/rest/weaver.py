@@ -169,7 +169,7 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRouter:
+def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRouter:  # noqa: C901 - many routes, each simple
     """The routes. Reading needs a token of scope view, the rest operate, which the `DoorKeeper` sees to."""
     weaver = keeper.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])

@@ -263,6 +263,7 @@ def _exit_with_parent() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Offer this machine as a Monarch host until it is told to end; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loom_gateway.workers.host",
         description="Offer this machine as a Monarch host. Prints one line of JSON when it listens.",

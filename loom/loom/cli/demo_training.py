@@ -52,6 +52,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class LearningRateChanged:
+    """The replicas train with another learning rate from a step on."""
+
     step: int
     before: float
     after: float

@@ -129,6 +129,7 @@ def _row(session: dict[str, Any]) -> list[str]:
 
 
 def when(created: object) -> str:
+    """Return a local date and time for a timestamp in seconds."""
     if isinstance(created, (int, float)):
         return datetime.datetime.fromtimestamp(created).isoformat(" ", "seconds")
     return str(created or "")
@@ -139,10 +140,12 @@ def _count(number: int, thing: str) -> str:
 
 
 def print_json(answer: dict[str, Any]) -> None:
+    """Print an answer of the gateway as indented JSON."""
     typer.echo(json.dumps(answer, indent=2))
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print rows of texts under a title; markup in them is not interpreted."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

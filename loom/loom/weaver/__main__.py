@@ -34,6 +34,7 @@ LOOK_EVERY = 1.0
 
 
 def main() -> int:
+    """Run the weaver until it is told to end; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
     parser.add_argument("--folder", required=True, help="of its store and its socket")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",

@@ -69,8 +69,7 @@ class DeviceReplicaMap:
         return list(self._devices_of.get(replica, ()))
 
     def register(self, replica: str, devices: Iterable[Device]) -> None:
-        """Have a replica run on these devices and no others, as it says when it registers, for the first time or
-        again."""
+        """Map a replica to these devices and no others, as it says each time that it registers."""
         wanted = {device.uuid: device for device in devices}
         for uuid in self.devices_of(replica):
             if uuid not in wanted:

@@ -168,8 +168,7 @@ class Replica:
         return True
 
     def baseline_step_time(self) -> float | None:
-        """Seconds that one of its steps takes: the median of the last ones, which a checkpoint or a slow start does
-        not move. None before there are a few."""
+        """Return the median seconds of the last steps, which one slow step does not move; None before a few."""
         if len(self._step_times) < _FEW_STEPS:
             return None
         return statistics.median(self._step_times)

@@ -114,6 +114,8 @@ class Source:
 
 
 class Pump:
+    """Carries what processes print from their pipes to the driver, a line at a time."""
+
     def __init__(self, out: int, err: int, line: int) -> None:
         self._sources = {out: Source(out, STDOUT, 1), err: Source(err, STDERR, 2)}
         self._line = line
@@ -243,6 +245,7 @@ def _copy(descriptor: int, data: bytes) -> None:
 
 
 def main() -> None:
+    """Run the pump until all ends of its pipes are closed."""
     # The processes that print end by these signals. Their output ends then, and with it this program.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -96,8 +96,5 @@ def _reads(pid: int, descriptor: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and next(ancestors(int(name)), 0) == pid:
-            found.append(int(name))
-    return found
+    running = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in running if next(ancestors(process), 0) == pid]

@@ -1,5 +1,7 @@
-"""Faults of a host's network, made by the kernel: nftables drops packets, ``tc`` holds them up, a device goes down.
-Where the kernel has no netem, a process of ours holds up packets (`loom.chaos.host.delay`).
+"""Faults of a host's network, made by the kernel.
+
+nftables drops packets, ``tc`` holds them up, a device goes down. Where the kernel has no netem, a
+process of ours holds up packets (`loom.chaos.host.delay`).
 
 They strike the network namespace of this process, and need root (``CAP_NET_ADMIN``) and the programs ``ip``,
 ``tc`` and ``nft``.

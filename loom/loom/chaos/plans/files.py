@@ -151,12 +151,8 @@ class _Reader:
         )
         when = self.when(fields["when"])
         target = self.target(fields["target"]) if "target" in fields else Target()
-        expect = []
-        for one in self.expectations(fields.get("expect"), of_fault=True):
-            expect.append(one)
-        return node.read(
-            lambda _: PlannedFault(kind.name, when, target, duration, params, tuple(expect), node.mark)
-        )
+        expect = tuple(self.expectations(fields.get("expect"), of_fault=True))
+        return node.read(lambda _: PlannedFault(kind.name, when, target, duration, params, expect, node.mark))
 
     def when(self, node: _Node) -> When:
         fields = node.fields("when", ("step", "time", "event", "after", "rate", "times"))

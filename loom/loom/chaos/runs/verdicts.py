@@ -88,12 +88,8 @@ def _lost_once(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 def _points(run: Run, metric: str) -> list[tuple[float, float]]:
     """Time and value of a metric of all watched replicas during the run, in their order."""
-    found = []
-    for replica in run.watched():
-        for point in run.observer.history(replica.id, metric, run.began):
-            if math.isfinite(point.value):
-                found.append((point.time, point.value))
-    return sorted(found)
+    points = (run.observer.history(replica.id, metric, run.began) for replica in run.watched())
+    return sorted((point.time, point.value) for of_one in points for point in of_one if math.isfinite(point.value))
 
 
 def _course(run: Run, expected: Expectation) -> tuple[bool, str]:

@@ -104,11 +104,8 @@ def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
 
 def numbered(folder: Path) -> list[tuple[int, int, Path]]:
     """Return number, step and path of each checkpoint, whole or not, the newest first."""
-    found = []
-    for path in folder.glob("*-step-*"):
-        if match := _NAME.fullmatch(path.name):
-            found.append((int(match[1]), int(match[2]), path))
-    return sorted(found, reverse=True)
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*-step-*"))
+    return sorted(((int(match[1]), int(match[2]), path) for match, path in matches if match), reverse=True)
 
 
 def named(folder: Path, step: int) -> Path:

@@ -96,7 +96,7 @@ class Membership:
 
     @property
     def step(self) -> int:
-        """torchft's count of steps: of two groups, the one with the higher step gives the other its state."""
+        """Number of steps taken, as torchft counts: of two groups, the one ahead gives the other its state."""
         step: int = self._manager.current_step()
         return step
 

@@ -88,8 +88,7 @@ class Store:
         return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
     def put(self, table: str, key: str, data: dict[str, Any]) -> None:
-        """Write a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput``, in place of one with
-        the same key."""
+        """Write a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput`` by its key."""
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
