@@ -27,14 +27,11 @@ This page is written by `python -m tests.support.errors_page`.
 
 SECTIONS = {
     "base": "Categories",
-    "gateway": "Reaching a gateway",
-    "session": "Sessions and workers",
+    "gateway": "Gateways, workers and pods",
+    "session": "Sessions, runs and synced folders",
     "mesh": "Meshes, endpoints and ports",
     "remote": "What happened in the cluster",
-    "sync": "Synced folders",
-    "control": "The weaver and failure injection",
-    "training": "Training",
-    "kubernetes": "Kubernetes",
+    "control": "The weaver, training and failure injection",
 }
 """Modules of `loom.errors`, and the headings of theirs."""
 

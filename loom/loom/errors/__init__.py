@@ -8,115 +8,18 @@ program written for Monarch keeps working.
 An error that crosses the wire carries its ``code``; `error_for_code` finds the class again on the other side.
 """
 
-# ruff: noqa: F403, F405
+# ruff: noqa: F403
+
+from typing import TYPE_CHECKING
 
 from loom.errors.base import *
+from loom.errors.base import LoomError
 from loom.errors.control import *
 from loom.errors.gateway import *
-from loom.errors.kubernetes import *
 from loom.errors.mesh import *
 from loom.errors.remote import *
 from loom.errors.session import *
-from loom.errors.sync import *
-from loom.errors.training import *
 
-__all__ = [
-    "ActorError",
-    "AuthenticationError",
-    "BadPlan",
-    "CheckpointBroken",
-    "CheckpointError",
-    "CheckpointNotWritten",
-    "Conflict",
-    "ConnectionLost",
-    "Denied",
-    "DeploymentFailed",
-    "EndpointNameTaken",
-    "EndpointNotFound",
-    "FaultRefused",
-    "FileChanged",
-    "GatewayDraining",
-    "GatewayUnreachable",
-    "HostsNotOwned",
-    "Invalid",
-    "InvalidAddress",
-    "InvalidLogOption",
-    "LimitReached",
-    "LoomError",
-    "MeshStopped",
-    "MissingDependency",
-    "NameTaken",
-    "NatsUnreachable",
-    "NoOpenJob",
-    "NoSuchDimension",
-    "NoSuchMesh",
-    "NoSuchMethod",
-    "NoSuchRank",
-    "NoSuchRun",
-    "NotAFolder",
-    "NotAGateway",
-    "NotAMethod",
-    "NotAnActor",
-    "NotAnEndpoint",
-    "NotFound",
-    "NotInjectable",
-    "NotOneActor",
-    "NotOneProcess",
-    "NotSupported",
-    "ObjectNameTaken",
-    "OncePortUsed",
-    "OperationCancelled",
-    "OperationFailed",
-    "OriginRefused",
-    "PodUnreachable",
-    "PortClosed",
-    "PortForwardFailed",
-    "PortInUse",
-    "ProtocolMismatch",
-    "PythonVersionMismatch",
-    "RateLimited",
-    "ReadOnlySession",
-    "RemoteException",
-    "RunNameTaken",
-    "ScopeError",
-    "ServiceUnreachable",
-    "SessionClosed",
-    "SessionInUse",
-    "SessionLost",
-    "SessionTakenOver",
-    "SliceOutOfRange",
-    "StateFolderInUse",
-    "SupervisionError",
-    "SyncFailed",
-    "SyncNameTaken",
-    "TokenFileError",
-    "TokenRevoked",
-    "TooLarge",
-    "TooManyRuns",
-    "TrainingFailed",
-    "Unavailable",
-    "UnknownCommand",
-    "UnknownDevice",
-    "UnknownInjection",
-    "UnknownReplica",
-    "UnknownSelection",
-    "UnknownSession",
-    "UnknownToken",
-    "UnknownTransport",
-    "UnpicklableError",
-    "UnreadableFile",
-    "UnsafeLink",
-    "UnsafeStateFolder",
-    "UnstorableState",
-    "UntrustedGateway",
-    "WaitTimeout",
-    "WatcherTooSlow",
-    "WeaverUnavailable",
-    "WorkerUnreachable",
-    "WorkersSilent",
-    "WrongArguments",
-    "WrongConnectionMode",
-    "WrongState",
-    "error_for_code",
-    "operation_failed",
-]
+if not TYPE_CHECKING:  # a type checker takes all names from the imports
+    _classes = {name for name, value in vars().items() if isinstance(value, type) and issubclass(value, LoomError)}
+    __all__ = sorted(_classes | {"error_for_code", "operation_failed"})

@@ -1,4 +1,4 @@
-"""Exceptions about the weaver, its replicas and devices, and faults that are injected."""
+"""Exceptions about training: the weaver, replicas and devices, checkpoints, and faults that are injected."""
 
 from __future__ import annotations
 
@@ -39,3 +39,23 @@ class FaultRefused(LoomError, RuntimeError, code="fault_refused", http_status=40
 
 class BadPlan(Invalid, code="bad_plan", exit_status=2):
     """A plan of faults makes no sense; the text says where, by line and column, and what would."""
+
+
+class CheckpointError(LoomError, code="checkpoint"):
+    """Something about a checkpoint."""
+
+
+class CheckpointNotWritten(CheckpointError, OSError, code="checkpoint_not_written"):
+    """A checkpoint could not be written: the disk is full, or refuses. Those before it are as they were."""
+
+
+class CheckpointBroken(CheckpointError, code="checkpoint_broken"):
+    """A checkpoint is not whole: a file of it is missing, or has another size or hash than when it was written."""
+
+
+class UnstorableState(CheckpointError, TypeError, code="unstorable_state"):
+    """A state holds something that a checkpoint cannot: neither a whole tensor nor plain data."""
+
+
+class TrainingFailed(LoomError, code="training_failed"):
+    """A training has ended before its last step: no replica group is left, and none may be tried again."""

@@ -1,4 +1,4 @@
-"""Exceptions about a gateway: reaching it, being let in, starting it."""
+"""Exceptions about a gateway: starting it and its pods, reaching it, being let in."""
 
 from __future__ import annotations
 
@@ -92,5 +92,15 @@ class WorkersSilent(WorkerUnreachable, code="workers_silent"):
     """The workers accept connections, but do not answer a new session. `connect` tries again by itself."""
 
 
+class DeploymentFailed(LoomError, code="deployment_failed"):
+    """A job's pods were not deployed, or do not become ready; the text says which and why."""
+
+
+class PodUnreachable(Unavailable, code="pod_unreachable"):
+    """A pod of a job does not answer, or is no pod of the job."""
+
+
+PortForwardFailed = Unavailable
+ServiceUnreachable = Unavailable
 StateFolderInUse = Conflict
 UnknownTransport = Invalid

@@ -1,10 +1,20 @@
-"""Exceptions about a session, and what waits or runs in it."""
+"""Exceptions about a session: what waits or runs in it, and folders that are synced to its hosts."""
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
 
-from loom.errors.base import Conflict, Denied, LimitReached, LoomError, NameTaken, NotFound, Unavailable, WrongState
+from loom.errors.base import (
+    Conflict,
+    Denied,
+    Invalid,
+    LimitReached,
+    LoomError,
+    NameTaken,
+    NotFound,
+    Unavailable,
+    WrongState,
+)
 
 
 class UnknownSession(NotFound, code="unknown_session", exit_status=8):
@@ -67,5 +77,23 @@ class TooManyRuns(LimitReached, code="too_many_runs", http_status=500):
     """As many functions run in the driver as it allows; the text has the number."""
 
 
+class NotAFolder(LoomError, NotADirectoryError, code="not_a_folder"):
+    """`Job.sync` was given a path that is no folder."""
+
+
+class UnreadableFile(Denied, code="unreadable_file", http_status=500, exit_status=1):
+    """A file or a folder inside a folder that is to be synced cannot be read, or has a name that is not UTF-8."""
+
+
+class FileChanged(LoomError, code="file_changed"):
+    """A file was changed while it was being read. Nothing was synced; sync again."""
+
+
+class SyncFailed(LoomError, code="sync_failed"):
+    """A host could not take a synced folder, or no longer has it; the text says which host and why."""
+
+
 NoOpenJob = WrongState
 RunNameTaken = NameTaken
+SyncNameTaken = NameTaken
+UnsafeLink = Invalid
