@@ -18,7 +18,7 @@ from loom.errors import LoomError, WrongArguments
 from loom_gateway.access.control import Doors, Visit, refusal_headers
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
-from loom_gateway.rest.faults import Pieces
+from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import metrics_text
 from loom_gateway.rest.prometheus import CONTENT_TYPE
 from loom_gateway.rest.weaver import weaver_routes
@@ -233,7 +233,7 @@ def create_app(
         """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
-    app.include_router(weaver_routes(keeper, doors, Pieces(manager, keeper, injectable)))
+    app.include_router(weaver_routes(keeper, doors, Components(manager, keeper, injectable)))
     relay = Relay(manager, doors, draining)
     app.state.draining = draining
     app.state.tunnels = Tunnels(relay, tunnel_idle)

@@ -13,13 +13,13 @@ from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.sessions import SessionManager
 from loom_gateway.weaver_process import WeaverKeeper
 
-__all__ = ["Pieces"]
+__all__ = ["Components"]
 
 BEFORE_THE_END = 0.1
 """Seconds that the gateway has to send its answer before it is killed."""
 
 
-class Pieces:
+class Components:
     """What there is to kill.
 
     Args:

@@ -29,7 +29,7 @@ from loom.weaver.views import (
 from loom_gateway.access.control import Doors, Visit
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import exact_json
-from loom_gateway.rest.faults import Pieces
+from loom_gateway.rest.faults import Components
 from loom_gateway.weaver_process import WeaverKeeper
 
 __all__ = ["weaver_routes"]
@@ -169,7 +169,7 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Pieces) -> APIRouter:  # noqa: C901 - many routes, each simple
+def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
     """The routes. Reading needs a token of scope view, the rest operate, which the `DoorKeeper` sees to."""
     weaver = keeper.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])

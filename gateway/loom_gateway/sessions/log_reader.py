@@ -106,7 +106,7 @@ class SessionLogs:
         return self._follow(self._logs[session], query, lines, reader)
 
     async def _follow(
-        self, log: _Log, query: LogQuery, lines: list[bytes], reader: _Reader
+        self, log: _Log, query: LogQuery, lines: list[bytes], reader: _LogReader
     ) -> AsyncIterator[bytes]:
         silence = 0.0
         with contextlib.closing(reader):
@@ -125,13 +125,13 @@ class SessionLogs:
                 if silence >= SIGN_OF_LIFE:
                     lines = [b"\n"]
 
-    def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _Reader]:
+    def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _LogReader]:
         query.check()
         log = self._logs.get(session)
         if log is None:
             known = ", ".join(repr(name) for name in self._logs) or "none"
             raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
-        reader = _Reader(log.path)
+        reader = _LogReader(log.path)
         sizes: dict[str, int] = {}
         tail = None if query.tail is None else min(query.tail, sys.maxsize)  # a deque takes no more
         lines = deque((line for line, _ in _matching(_noting(sizes, reader.old_entries()), query)), tail)
@@ -139,7 +139,7 @@ class SessionLogs:
         return list(lines), reader
 
 
-class _Reader:
+class _LogReader:
     """Reads a spool from its oldest entry, and what is added to it."""
 
     def __init__(self, path: str) -> None:

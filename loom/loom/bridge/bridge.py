@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
-from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, Subjects, decode
+from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, Subjects, decode
 from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
 from loom.bridge.news import News, Said
 from loom.bridge.orders import CommandOrder, FailureReport, error_reply, read_order
@@ -48,7 +48,7 @@ MAX_ORDERS = 1000
 MAX_FAILURES = 1000
 """Reports of failures that wait for a gateway that is away."""
 
-TAKEN = (Kind.MONITORED_FAIL, Kind.UI_COMMAND, Kind.CONFIG_INFO)
+TAKEN = (EnvelopeKind.MONITORED_FAIL, EnvelopeKind.UI_COMMAND, EnvelopeKind.CONFIG_INFO)
 
 _AWAY = (GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable)
 
@@ -93,7 +93,7 @@ class Bridge:
         self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
         self._news = News()
         self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
-        self._orders: asyncio.Queue[tuple[Kind, bytes, str]] = asyncio.Queue(MAX_ORDERS)
+        self._orders: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_ORDERS)
         self._failures: dict[str, FailureReport] = {}
         self._said: int | None = None
         self._arrived: int | None = None
@@ -290,11 +290,11 @@ class Bridge:
         if not reply:
             return
         try:
-            data = Envelope(Kind.REPLY, body, SOURCE + self.id).encode(format)
+            data = Envelope(EnvelopeKind.REPLY, body, SOURCE + self.id).encode(format)
             if len(data) + HEADER_SIZE > self._nats.max_payload:
                 text = f"done, but the reply has {len(data)} bytes, more than NATS takes"
                 short = {**body, "error": {"code": "too_large", "message": text}, "outcomes": {}, "affected": []}
-                data = Envelope(Kind.REPLY, short, SOURCE + self.id).encode(format)
+                data = Envelope(EnvelopeKind.REPLY, short, SOURCE + self.id).encode(format)
             await self._nats.publish(reply, data, {HEADER: self.id})
         except (LoomError, NatsAway) as error:
             logger.warning("no reply could be given: %s", error)

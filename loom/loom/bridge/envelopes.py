@@ -23,13 +23,13 @@ from typing import Any
 
 from loom.errors import InvalidAddress, WrongArguments
 
-__all__ = ["SOURCE", "Envelope", "Format", "Kind", "Subjects", "decode"]
+__all__ = ["SOURCE", "Envelope", "EnvelopeKind", "Format", "Subjects", "decode"]
 
 SOURCE = "loom-bridge/"
 """How the source of what a bridge says begins."""
 
 
-class Kind(enum.Enum):
+class EnvelopeKind(enum.Enum):
     """What a message says. The value is the name of its body, and the end of its subject."""
 
     TRAINING_STATUS = "training_status", "training.status"
@@ -64,7 +64,7 @@ class Subjects:
             raise InvalidAddress(f"{prefix!r} cannot begin a subject: write words with dots between, as torchLoom")
         self._prefix = prefix
 
-    def __getitem__(self, kind: Kind) -> str:
+    def __getitem__(self, kind: EnvelopeKind) -> str:
         return f"{self._prefix}.{kind.value[1]}"
 
 
@@ -84,7 +84,7 @@ class Format(str, enum.Enum):
 class Envelope:
     """A message. The body is as JSON has it, with numbers that are none as texts, such as ``"NaN"``."""
 
-    kind: Kind
+    kind: EnvelopeKind
     body: dict[str, Any]
     source: str = ""
     """Who says so; begins with `SOURCE` where it is a bridge."""
@@ -109,7 +109,7 @@ class Envelope:
         return message
 
 
-def decode(kind: Kind, data: bytes) -> Envelope:
+def decode(kind: EnvelopeKind, data: bytes) -> Envelope:
     """Read a message that came on the subject of a kind.
 
     Raises:
@@ -120,7 +120,7 @@ def decode(kind: Kind, data: bytes) -> Envelope:
     source = envelope.get("source", "")
     if isinstance(body := envelope.get(kind.body), dict):
         return Envelope(kind, body, source if isinstance(source, str) else "")
-    if other := next((other.body for other in Kind if isinstance(envelope.get(other.body), dict)), None):
+    if other := next((other.body for other in EnvelopeKind if isinstance(envelope.get(other.body), dict)), None):
         raise WrongArguments(f"a {other} is of another subject; this one takes {kind.body}")
     if format is Format.PROTOBUF:
         raise WrongArguments(f"the envelope is empty; this subject takes {kind.body}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from loom.bridge.envelopes import Kind
+from loom.bridge.envelopes import EnvelopeKind
 
 __all__ = ["News", "Said"]
 
-Said = tuple[Kind, dict[str, Any]]
+Said = tuple[EnvelopeKind, dict[str, Any]]
 """What a message says, and its body."""
 
 PART = 100
@@ -54,11 +54,11 @@ class News:
         if kind == "registered":
             self._groups[event["replica"]] = event["group"]
         if kind == "failed":
-            yield Kind.REPLICA_FAIL, _replica_fail(event)
+            yield EnvelopeKind.REPLICA_FAIL, _replica_fail(event)
         elif kind == "command":
-            yield Kind.WEAVER_COMMAND, _weaver_command(event)
+            yield EnvelopeKind.WEAVER_COMMAND, _weaver_command(event)
         elif kind == "config" or (kind in ("applied", "refused") and event["do"] == "update_config"):
-            yield Kind.CONFIG_INFO, _config_info(event)
+            yield EnvelopeKind.CONFIG_INFO, _config_info(event)
         yield self.added(event)
 
     def added(self, event: Mapping[str, Any]) -> Said:
@@ -74,7 +74,7 @@ class News:
             if replica["connected"] and now >= self._beats.get(id, 0.0) + 0.9 * BEAT_EVERY:
                 self._beats[id] = now
                 beat = {"replica_id": id, "current_step": replica["step"], "phase": replica["phase"]}
-                yield Kind.HEARTBEAT, _known(beat)
+                yield EnvelopeKind.HEARTBEAT, _known(beat)
         for some in _parts(list(replicas.items())):
             yield _update("delta", {"replicas": dict(some)})
         for some in _parts(list(devices.items())):
@@ -96,7 +96,7 @@ class News:
             # What is measured again is said again, even where it is the same.
             self._devices[device["uuid"]] = {**body, "measured": status.get("time")}
             if before.get(device["uuid"]) != self._devices[device["uuid"]]:
-                yield Kind.DEVICE_STATUS, body
+                yield EnvelopeKind.DEVICE_STATUS, body
 
     def away(self, reason: str) -> Said:
         """Nobody knows for a while."""
@@ -117,7 +117,7 @@ class News:
             "metrics": replica["metrics"],
             "time": replica["reported"],
         }
-        yield Kind.TRAINING_STATUS, _known(body)
+        yield EnvelopeKind.TRAINING_STATUS, _known(body)
 
 
 _DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
@@ -173,7 +173,7 @@ def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _update(type: str, data: dict[str, Any]) -> Said:
-    return Kind.UI_UPDATE, {"type": type, "data": data}
+    return EnvelopeKind.UI_UPDATE, {"type": type, "data": data}
 
 
 def _parts(items: Sequence[tuple[str, Any]]) -> Iterator[Sequence[tuple[str, Any]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loom.bridge.envelopes import Envelope, Kind
+from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.errors import LoomError, WrongArguments
 from loom.rest import Gateway, quoted
 
@@ -139,10 +139,10 @@ def _read_config(body: dict[str, Any]) -> CommandOrder:
     return CommandOrder("update_config", _text(body, "replica_id", "") or "*", config, _wait(body))
 
 
-_READERS: dict[Kind, Callable[[dict[str, Any]], FailureReport | CommandOrder]] = {
-    Kind.MONITORED_FAIL: _read_failure,
-    Kind.UI_COMMAND: _read_command,
-    Kind.CONFIG_INFO: _read_config,
+_READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandOrder]] = {
+    EnvelopeKind.MONITORED_FAIL: _read_failure,
+    EnvelopeKind.UI_COMMAND: _read_command,
+    EnvelopeKind.CONFIG_INFO: _read_config,
 }
 
 

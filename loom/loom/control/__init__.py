@@ -4,10 +4,10 @@
 Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``, whose docstring says what it means and
 how it is laid out:
 
-- from a threadlet: `Hello`, `Handlers` and `Bye` in `loom.control.introduction`; `StatusReports`, `Heartbeat`,
-  `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.time_account`; `Acknowledged`
+- from a threadlet: `ThreadletHello`, `Handlers` and `Bye` in `loom.control.introduction`; `StatusReports`,
+  `Heartbeat`, `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.time_account`; `Acknowledged`
   and `FaultRemoved` in `loom.control.commands`;
-- to a threadlet: `Welcome` and `Refusal` in `loom.control.introduction`; `Stored` and `StackRequest` in
+- to a threadlet: `ThreadletWelcome` and `Refusal` in `loom.control.introduction`; `Stored` and `StackRequest` in
   `loom.control.reports`; `Command` in `loom.control.commands`.
 
 Why not Monarch's messages, which carry everything else in a mesh: Monarch (0.7) numbers the messages of each sender

@@ -12,7 +12,17 @@ from loom.control.device import Device
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
 from loom.errors import ProtocolMismatch
 
-__all__ = ["MAX_APPLIED", "PROTOCOL", "Activity", "Bye", "Ending", "Handlers", "Hello", "Refusal", "Welcome"]
+__all__ = [
+    "MAX_APPLIED",
+    "PROTOCOL",
+    "Activity",
+    "Bye",
+    "Ending",
+    "Handlers",
+    "Refusal",
+    "ThreadletHello",
+    "ThreadletWelcome",
+]
 
 PROTOCOL = 1
 """The version that both sides name in their first frame."""
@@ -41,7 +51,7 @@ class Ending(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(Frame):
+class ThreadletHello(Frame):
     """``["hello", {…}]``, the first frame from a threadlet: who it is, and the key that lets it in.
 
     The map has the fields of this class and ``protocol``. Fields of newer versions are ignored.
@@ -84,7 +94,7 @@ class Hello(Frame):
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
-    def from_body(cls, body: Sequence[Any]) -> Hello:
+    def from_body(cls, body: Sequence[Any]) -> ThreadletHello:
         if body[0] != cls.KIND or len(body) != 2 or type(body[1]) is not dict:
             raise ProtocolMismatch(f"the first frame on the link is a hello, not {body[0]!r:.40}")
         told = body[1]
@@ -146,7 +156,7 @@ class Handlers(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome(Frame):
+class ThreadletWelcome(Frame):
     """``["welcome", {"protocol", "beat", "weaver", "seq", "spent"}]``, to a threadlet: the answer to its hello."""
 
     KIND: ClassVar[str] = "welcome"
@@ -165,7 +175,7 @@ class Welcome(Frame):
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
-    def from_body(cls, body: Sequence[Any]) -> Welcome:
+    def from_body(cls, body: Sequence[Any]) -> ThreadletWelcome:
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as told]:
                 if 0 < beat < _LONGEST_BEAT:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind, FaultRemoved
 from loom.control.frame import MAX_COUNT
-from loom.threadlet.deferred import Deferred, Verdict
+from loom.threadlet.deferred import Deferred, Settlement
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
@@ -143,7 +143,7 @@ class CommandApplier:
         for key, (_, change) in list(deferred.items()):
             change.when_decided(partial(self._decided, command.id, key))
 
-    def _decided(self, id: str, key: str, verdict: Verdict) -> None:
+    def _decided(self, id: str, key: str, verdict: Settlement) -> None:
         with self._applying:
             update = self._deferring.get(id)
             if update is None:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Deferred", "Verdict"]
+__all__ = ["Deferred", "Settlement"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Settlement:
     """What became of a deferred value."""
 
     step: int | None
@@ -31,23 +31,23 @@ class Deferred:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._verdict: Verdict | None = None
-        self._listener: Callable[[Verdict], None] | None = None
+        self._verdict: Settlement | None = None
+        self._listener: Callable[[Settlement], None] | None = None
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Settlement | None:
         """What became of the value; None while that is open."""
         return self._verdict
 
     def applied(self, step: int) -> None:
         """Say that the value holds from a step on."""
-        self._decide(Verdict(step))
+        self._decide(Settlement(step))
 
     def refuse(self, reason: str) -> None:
         """Say that the value will not be applied, and why."""
-        self._decide(Verdict(None, reason))
+        self._decide(Settlement(None, reason))
 
-    def when_decided(self, listener: Callable[[Verdict], None]) -> None:
+    def when_decided(self, listener: Callable[[Settlement], None]) -> None:
         """Call the listener with the verdict, at once if there is one. The threadlet calls this, once."""
         with self._lock:
             self._listener = listener
@@ -55,7 +55,7 @@ class Deferred:
         if verdict is not None:
             listener(verdict)
 
-    def _decide(self, verdict: Verdict) -> None:
+    def _decide(self, verdict: Settlement) -> None:
         with self._lock:
             if self._verdict is not None:
                 return

@@ -24,7 +24,7 @@ from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame
 from loom.control.framing import Splitter, pack
-from loom.control.introduction import Bye, Ending, Hello, Refusal, Welcome
+from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
 from loom.control.reports import Heartbeat, Phase, Row, Stack, StackRequest, StatusReports, Stored
 from loom.control.time_account import TimeAccount
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
@@ -123,7 +123,7 @@ class WeaverLink:
         address: WeaverAddress,
         inbox: CommandInbox,
         reports: KeptReports,
-        hello: Callable[[str], Hello],
+        hello: Callable[[str], ThreadletHello],
         beat: Callable[[], tuple[int | None, Phase]],
         account: Callable[[], TimeAccount],
     ) -> None:
@@ -281,7 +281,7 @@ class WeaverLink:
             self._take(frame)
         self._serve(connection, welcome)
 
-    def _welcome(self, connection: _Connection) -> tuple[Welcome, list[list[Any]]]:
+    def _welcome(self, connection: _Connection) -> tuple[ThreadletWelcome, list[list[Any]]]:
         """Return the weaver's answer to hello, and the frames that came behind it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
@@ -293,12 +293,12 @@ class WeaverLink:
             first, *rest = frames
             if first[0] == Refusal.KIND:
                 raise _Refused(Refusal.from_body(first))
-            if first[0] != Welcome.KIND:
+            if first[0] != ThreadletWelcome.KIND:
                 raise ProtocolMismatch(f"it answered hello with {first!r:.80}")
-            return Welcome.from_body(first), rest
+            return ThreadletWelcome.from_body(first), rest
         raise _Over(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
-    def _serve(self, connection: _Connection, welcome: Welcome) -> None:
+    def _serve(self, connection: _Connection, welcome: ThreadletWelcome) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
@@ -350,7 +350,7 @@ class WeaverLink:
         if acknowledged is not None:
             self._frames.append(acknowledged)
 
-    def _say_goodbye(self, connection: _Connection, welcome: Welcome) -> None:
+    def _say_goodbye(self, connection: _Connection, welcome: ThreadletWelcome) -> None:
         """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
         if welcome.spent:
             connection.put(self._account())

@@ -40,7 +40,7 @@ from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
 from loom.control.commands import CommandKind
 from loom.control.frame import MAX_NAME
 from loom.control.framing import MAX_HELLO, pack
-from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello
+from loom.control.introduction import Activity, Bye, Ending, Handlers, ThreadletHello
 from loom.control.reports import MAX_KEPT_REPORTS, DeviceReport, Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, device_status, local_devices
@@ -363,9 +363,9 @@ class Threadlet(CommandApplier):
 
     # -- the background -------------------------------------------------------------------------------------
 
-    def _introduction(self, key: str) -> Hello:
+    def _introduction(self, key: str) -> ThreadletHello:
         activity = Activity.PAUSED if self._paused else Activity.RUNNING
-        return Hello(
+        return ThreadletHello(
             key=key,
             replica=self.replica_id,
             instance=self.instance,

@@ -20,7 +20,7 @@ import threading
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
-from loom.weaver.liveness import Timing
+from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.registry import Registry
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.storage.folder import WeaverFolder
@@ -85,7 +85,7 @@ async def _serve(
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
     clock = monotonic_clock()
-    weaver = Weaver(Registry(store, clock()), address.key, clock(), Timing(beat=options.beat))
+    weaver = Weaver(Registry(store, clock()), address.key, clock(), LivenessTimeouts(beat=options.beat))
     # What was loaded stays: looking through it again and again finds nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

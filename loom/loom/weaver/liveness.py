@@ -15,14 +15,14 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
-__all__ = ["Liveness", "Timing"]
+__all__ = ["Liveness", "LivenessTimeouts"]
 
 _MAX_STALL_STACKS = 16
 """When a collective hangs, every replica stalls at once; the stacks of a few say why."""
 
 
 @dataclass(frozen=True)
-class Timing:
+class LivenessTimeouts:
     """How long the weaver waits for replicas, in seconds."""
 
     beat: float = 1.0
@@ -56,7 +56,7 @@ class Liveness:
         self,
         known: Registry,
         outbox: Outbox,
-        timing: Timing,
+        timing: LivenessTimeouts,
         started: float,
         dispatcher: Dispatcher,
         stacks: Stacks,

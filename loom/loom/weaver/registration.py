@@ -6,9 +6,9 @@ import hmac
 from typing import Any
 
 from loom.control.commands import FaultRemoved
-from loom.control.introduction import Activity, Bye, Ending, Hello, Welcome
+from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
 from loom.weaver.dispatcher import Dispatcher
-from loom.weaver.liveness import Liveness, Timing
+from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Peer
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
@@ -42,7 +42,7 @@ class Registration:
         self,
         known: Registry,
         outbox: Outbox,
-        timing: Timing,
+        timing: LivenessTimeouts,
         key: str,
         weaver: str,
         dispatcher: Dispatcher,
@@ -58,7 +58,7 @@ class Registration:
         self._liveness = liveness
         self._reports = reports
 
-    def hello(self, peer: Peer, hello: Hello, now: float) -> None:
+    def hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
         """Take a threadlet's first frame: welcome or refuse it."""
         if not hmac.compare_digest(hello.key.encode(), self._key):
             return self._outbox.refuse(
@@ -102,7 +102,7 @@ class Registration:
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
-        self._outbox.send(replica, Welcome(self._timing.beat, self._weaver, replica.seq, spent=True))
+        self._outbox.send(replica, ThreadletWelcome(self._timing.beat, self._weaver, replica.seq, spent=True))
         for injection, evidence in hello.removed.items():
             self._reports.fault_removed(replica, FaultRemoved(injection, evidence), now)
         for given in self._known.commands.unacknowledged(replica.id):

@@ -13,7 +13,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledgement
 from loom.control.device import Device
-from loom.control.introduction import Hello
+from loom.control.introduction import ThreadletHello
 from loom.control.reports import Row
 from loom.errors import UnknownReplica
 from loom.weaver.commands import Commands, GivenCommand
@@ -22,7 +22,7 @@ from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.storage.events import EventLog
+from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import History
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
@@ -59,7 +59,7 @@ class Registry:
         self.devices = DeviceReplicaMap()
         self.device_status: dict[str, dict[str, Any]] = {}
         """What was last said of each device; not stored."""
-        self.events = EventLog(store.db, keep_events)
+        self.events = EventStore(store.db, keep_events)
         self.history = history or History(store.db)
         self.commands = Commands(keep_commands)
         self.policy = Policy()
@@ -110,7 +110,7 @@ class Registry:
         self.states[replica.state] += 1
         return replica
 
-    def describe(self, replica: Replica, hello: Hello) -> None:
+    def describe(self, replica: Replica, hello: ThreadletHello) -> None:
         """Take over what a hello says of its replica."""
         self._leave_procs(replica)
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.control.commands import Acknowledged, FaultRemoved
-from loom.control.introduction import Bye, Hello
+from loom.control.introduction import Bye, ThreadletHello
 from loom.control.reports import Stack
 from loom.errors import ProtocolMismatch
 from loom.weaver.device_failures import DeviceFailures
 from loom.weaver.dispatcher import Dispatcher
-from loom.weaver.liveness import Liveness, Timing
+from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
 from loom.weaver.registration import Registration
 from loom.weaver.registry import Registry
@@ -40,11 +40,11 @@ class Weaver:
         timing: how long to wait for what.
     """
 
-    def __init__(self, known: Registry, key: str, now: float, timing: Timing | None = None) -> None:
+    def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known
         self.instance = uuid.uuid4().hex
         self.started = now
-        self.timing = timing or Timing()
+        self.timing = timing or LivenessTimeouts()
         self._outbox = Outbox()
         self.stacks = Stacks(known, self._outbox)
         self.reports = Reports(known, self._outbox)
@@ -81,7 +81,7 @@ class Weaver:
         for frame in frames:
             replica = peer.replica
             if replica is None:
-                self.registration.hello(peer, Hello.from_body(frame), now)
+                self.registration.hello(peer, ThreadletHello.from_body(frame), now)
             else:
                 replica.heard = now
                 take = self._takers.get(frame[0])

@@ -1,6 +1,6 @@
 """Sharing one connection: small messages together in a frame, large ones in chunks that take turns.
 
-`Outbox` turns messages into the contents of frames. A message too large for a frame is cut into chunks, and
+`ChunkOutbox` turns messages into the contents of frames. A message too large for a frame is cut into chunks, and
 between two chunks goes what small there is, so that a small call made while a gigabyte moves does not wait for
 it. Several large messages take turns, chunk by chunk.
 
@@ -9,10 +9,11 @@ which they were put in; `BARRIER` keeps its place among all keys; None keeps non
 call goes to as the key, since Monarch delivers the messages from one sender to one actor in order.
 
 Chunks may also travel apart from the small messages, on a connection of their own. Then neither may overtake the
-other there: a small message that waits for a large one leaves when the other side has all of it (`Outbox.settle`),
-and the head of a large one ends with the number of the frame of small messages after which it may be delivered.
+other there: a small message that waits for a large one leaves when the other side has all of it
+(`ChunkOutbox.settle`), and the head
+of a large one ends with the number of the frame of small messages after which it may be delivered.
 
-The receiver puts chunks together with `Inbox`. The first chunk of a message brings its head::
+The receiver puts chunks together with `ChunkInbox`. The first chunk of a message brings its head::
 
     [kind, id, body, [part length, …], [whether the part is read-only, …], after]
 
@@ -31,7 +32,16 @@ from typing import Any, TypeAlias, cast
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.messages import TURN, Buffer, Kind, Message
 
-__all__ = ["BARRIER", "CHUNK_SIZE", "MAX_MESSAGE", "MAX_TRANSFERS", "Inbox", "OrderKey", "Outbox", "Pieces"]
+__all__ = [
+    "BARRIER",
+    "CHUNK_SIZE",
+    "MAX_MESSAGE",
+    "MAX_TRANSFERS",
+    "ChunkInbox",
+    "ChunkOutbox",
+    "OrderKey",
+    "Pieces",
+]
 
 OrderKey: TypeAlias = int | None
 
@@ -42,7 +52,7 @@ CHUNK_SIZE = 512 << 10
 """Bytes of payload in a chunk, and the most payload that goes into one frame."""
 
 MAX_MESSAGE = 16 << 30
-"""Bytes of the largest message that an `Inbox` puts together, unless it is told otherwise."""
+"""Bytes of the largest message that an `ChunkInbox` puts together, unless it is told otherwise."""
 
 MAX_TRANSFERS = 64
 """Large messages that are on their way at once; more wait for their turn."""
@@ -120,7 +130,7 @@ class _Transfer:
         return self.offset >= self.total
 
 
-class Outbox:
+class ChunkOutbox:
     """What one side has still to send.
 
     Args:
@@ -390,7 +400,7 @@ class _Assembly:
         return Message(self.kind, self.ident, self.body, cast("list[Buffer]", self._parts))
 
 
-class Inbox:
+class ChunkInbox:
     """Puts the chunks of large messages together.
 
     Args:

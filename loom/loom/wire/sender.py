@@ -298,7 +298,7 @@ class FrameSender:
             return withdrawn
 
     def first_chunk(self, ident: int) -> int:
-        """As `loom.wire.mux.Outbox.first_chunk`."""
+        """As `loom.wire.mux.ChunkOutbox.first_chunk`."""
         with self._lock:
             return self._stream.outbox.first_chunk(ident)
 
@@ -320,7 +320,7 @@ class FrameSender:
 
     @property
     def backlog(self) -> int:
-        """As `loom.wire.mux.Outbox.backlog`, which only one thread at a time may look at."""
+        """As `loom.wire.mux.ChunkOutbox.backlog`, which only one thread at a time may look at."""
         with self._lock:
             return self._stream.outbox.backlog
 

@@ -28,7 +28,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire.frames import Frame, decode_frame, encode_frame
 from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, behind_length
 from loom.wire.messages import Buffer, Kind, Message
-from loom.wire.mux import MAX_MESSAGE, Inbox, OrderKey, Outbox
+from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 
 __all__ = ["LENGTH", "WINDOW", "Stream", "behind_length", "unnumbered_frame"]
 
@@ -47,8 +47,8 @@ class Stream(Lane):
     One thread may receive while another sends, and a third from the connection of the bulk lane.
 
     Args:
-        max_message: as of `loom.wire.mux.Inbox`.
-        in_pieces: as of `loom.wire.mux.Inbox`.
+        max_message: as of `loom.wire.mux.ChunkInbox`.
+        in_pieces: as of `loom.wire.mux.ChunkInbox`.
         lanes: whether both sides know lanes; otherwise chunks and small messages share one.
     """
 
@@ -56,8 +56,8 @@ class Stream(Lane):
         self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = (), lanes: bool = False
     ) -> None:
         super().__init__()
-        self.outbox = Outbox(apart=lanes)
-        self._inbox = Inbox(max_message, in_pieces)
+        self.outbox = ChunkOutbox(apart=lanes)
+        self._inbox = ChunkInbox(max_message, in_pieces)
         self.bulk = BulkLane() if lanes else None
         self.apart = False
         """Whether the bulk lane has a connection of its own."""
@@ -68,7 +68,7 @@ class Stream(Lane):
         """Those that have been looked at, and come after a frame that has not been received."""
 
     def incoming(self) -> tuple[int, int]:
-        """As `loom.wire.mux.Inbox.incoming`."""
+        """As `loom.wire.mux.ChunkInbox.incoming`."""
         return self._inbox.incoming()
 
     def put(self, message: Message, key: OrderKey = None) -> None:
@@ -146,7 +146,7 @@ class Stream(Lane):
 
     def abandon(self) -> list[Message]:
         """What the other side has not received, as far as it is still here whole; nothing more may be sent."""
-        inbox = Inbox(MAX_MESSAGE)
+        inbox = ChunkInbox(MAX_MESSAGE)
         left: list[Message] = []
 
         def collect(messages: Iterable[Message]) -> None:
@@ -171,7 +171,7 @@ class Stream(Lane):
         """Whether a large message with that id has not come whole, or is held.
 
         Args:
-            first_chunk: number of the message's first chunk where it may not have come, as `Outbox.first_chunk`.
+            first_chunk: number of the message's first chunk if that may not have come; see `ChunkOutbox`.
         """
         bulk = self.bulk
         if bulk is None:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from loom.errors import WrongState
 from loom_proxy.mesh.native import in_cluster, monarchs
-from loom_proxy.ports.port import Port, Wire
+from loom_proxy.ports.port import Port, PortLink
 from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver, receiver
 
 __all__ = ["Channel", "HasPorts", "open_jobs"]
@@ -53,7 +53,7 @@ class Channel(Generic[R]):
             return monarchs().Channel.open(once)  # type: ignore[no-any-return]
         ports = _ports_of(job)
         ports.close_those_let_go()
-        wire = Wire(ports.caller, once)
+        wire = PortLink(ports.caller, once)
         return Port(wire), receiver(ports, wire)
 
     @staticmethod

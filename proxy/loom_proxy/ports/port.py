@@ -10,7 +10,7 @@ from loom.errors import NoSuchMesh, OncePortUsed, UnpicklableError, WrongArgumen
 from loom.wire.bodies import OpenPort, SendToPort
 from loom_proxy.session.caller import Caller
 
-__all__ = ["CREDIT_BYTES", "CREDIT_MESSAGES", "Port", "Wire"]
+__all__ = ["CREDIT_BYTES", "CREDIT_MESSAGES", "Port", "PortLink"]
 
 R = TypeVar("R")
 
@@ -21,7 +21,7 @@ CREDIT_BYTES = 16 << 20
 """Bytes of messages that may wait in a receiver, or be on their way to it; one message may be larger."""
 
 
-class Wire:
+class PortLink:
     """A port of the session, and how many hold on to it."""
 
     def __init__(self, caller: Caller, once: bool) -> None:
@@ -37,7 +37,7 @@ class Wire:
 class Port(Generic[R]):
     """The sending end of a port. As ``monarch.actor.Port``, which it arrives as wherever it is passed to."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: PortLink) -> None:
         self._wire = wire
 
     def send(self, obj: R) -> None:

@@ -19,7 +19,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import Raise, error_of
-from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, Wire
+from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, PortLink
 from loom_proxy.session.caller import Caller
 
 __all__ = ["PortReceiver", "Ports", "RankedPortReceiver", "receiver"]
@@ -38,10 +38,10 @@ class _Delivered(NamedTuple):
     parts: tuple[Buffer, ...]
 
 
-class _Inbox:
+class _PortInbox:
     """What has come to a port. Its receivers and their futures share it; when it is garbage, nobody receives."""
 
-    def __init__(self, ports: Ports, wire: Wire) -> None:
+    def __init__(self, ports: Ports, wire: PortLink) -> None:
         self.wire = wire
         self.caller = wire.caller
         self._close_port = ports.close
@@ -130,7 +130,7 @@ class Ports:
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self.inboxes: weakref.WeakValueDictionary[int, _Inbox] = weakref.WeakValueDictionary()
+        self.inboxes: weakref.WeakValueDictionary[int, _PortInbox] = weakref.WeakValueDictionary()
         self._let_go: deque[int] = deque()
 
     def let_go(self, ident: int) -> None:
@@ -207,7 +207,7 @@ class _Received(FutureProxy[R]):
     the wait was given up goes back: so no message is lost with a future that timed out.
     """
 
-    def __init__(self, inbox: _Inbox, ranked: bool) -> None:
+    def __init__(self, inbox: _PortInbox, ranked: bool) -> None:
         super().__init__(inbox.caller)
         self._inbox = inbox
         self._ranked = ranked
@@ -291,7 +291,7 @@ class PortReceiver(Generic[R]):
 
     _ranked = False
 
-    def __init__(self, inbox: _Inbox) -> None:
+    def __init__(self, inbox: _PortInbox) -> None:
         self._inbox = inbox
 
     def recv(self) -> FutureProxy[R]:
@@ -343,6 +343,6 @@ class RankedPortReceiver(PortReceiver[tuple[int, R]]):
     _ranked = True
 
 
-def receiver(ports: Ports, wire: Wire) -> PortReceiver[Any]:
+def receiver(ports: Ports, wire: PortLink) -> PortReceiver[Any]:
     """Make the receiving end of a port that has just been opened."""
-    return PortReceiver(_Inbox(ports, wire))
+    return PortReceiver(_PortInbox(ports, wire))

@@ -30,7 +30,7 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import Failure, Raise, StreamFutures, Success, error_of, text_of
 from loom_proxy.mesh.rank_states import MeshStates
 from loom_proxy.mesh.values import ValueMeshProxy
-from loom_proxy.session.events import Event, EventLog
+from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.read_loop import Reading
 
@@ -50,7 +50,7 @@ class Calls:
     reading: Reading
     """Lets a thread that waits read from the connection itself. The connection sets it."""
 
-    def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: EventLog) -> None:
+    def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
         self.welcome = welcome
         self.watching = welcome.mode == "watch"
         """Whether this client may only look on."""

@@ -25,7 +25,7 @@ from loom.wire.texts import unpack_texts
 from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
-from loom_proxy.session.events import Event, EventLog
+from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.handshake import TRANSIENT, Dialled, client_name, delays, dial
 from loom_proxy.session.inbound import Inbound
 from loom_proxy.session.read_loop import Reading
@@ -73,7 +73,7 @@ class Connection:
     def __init__(self, dialled: Dialled, address: Address, stream: Stream) -> None:
         self.url = address.url
         self.address = address
-        self.events = EventLog()
+        self.events = SessionEvents()
         self._first_frames: Sequence[bytes] = dialled.frames
         self._transport = dialled.transport
         self._stream = stream

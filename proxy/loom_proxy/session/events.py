@@ -13,7 +13,7 @@ from typing import Any
 
 from loom.errors import LoomError
 
-__all__ = ["Event", "EventLog", "FailureCallbacks", "MeshFailure"]
+__all__ = ["Event", "FailureCallbacks", "MeshFailure", "SessionEvents"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Event:
     """Seconds since the epoch, when it arrived here."""
 
 
-class EventLog:
+class SessionEvents:
     """The events of a session, to be read by any number of readers, each from the beginning."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class MeshFailure:
 class FailureCallbacks:
     """Calls functions with each failure, on a thread of their own: they may call the session and wait."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: SessionEvents) -> None:
         self._log = log
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[MeshFailure], object]] = {}

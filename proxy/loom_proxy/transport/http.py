@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class _Line:
+class _KeptConnection:
     """A connection that is kept alive, for one request after the other."""
 
     def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
@@ -135,8 +135,8 @@ class HttpTransport:
 
     def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
         tls = client_context(ca) if url.startswith("wss:") else None
-        self._up = _Line(url, token, tls)
-        self._down = _Line(url, token, tls)
+        self._up = _KeptConnection(url, token, tls)
+        self._down = _KeptConnection(url, token, tls)
         self._path = ""
         """Of the tunnel."""
         self._answer_timeout = 0.0
@@ -248,7 +248,7 @@ class HttpTransport:
         """HTTP has nothing to send from the receiving thread."""
 
     def _insist(
-        self, line: _Line, method: str, path: str, body: Buffer | None, understand: Callable[[Answer], T]
+        self, line: _KeptConnection, method: str, path: str, body: Buffer | None, understand: Callable[[Answer], T]
     ) -> T:
         """Make a request, again and again until it is answered.
 

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from loom.bridge.bridge import HEADER
-from loom.bridge.envelopes import SOURCE, Format, Kind, decode
+from loom.bridge.envelopes import SOURCE, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
 
 __all__ = ["NatsServer", "Said", "require_nats_server"]
@@ -80,13 +80,15 @@ class NatsServer:
 class Said:
     """What is said on a subject, as a monitor reads it."""
 
-    def __init__(self, kind: Kind, subscription: Subscription, format: Format) -> None:
+    def __init__(self, kind: EnvelopeKind, subscription: Subscription, format: Format) -> None:
         self.kind = kind
         self._subscription = subscription
         self._format = format
 
     @classmethod
-    async def on(cls, client: Client, kind: Kind, prefix: str = "torchLoom", format: Format = Format.JSON) -> Said:
+    async def on(
+        cls, client: Client, kind: EnvelopeKind, prefix: str = "torchLoom", format: Format = Format.JSON
+    ) -> Said:
         """Begin to read."""
         said = cls(kind, await client.subscribe(f"{prefix}.{kind.value[1]}"), format)
         await flush(client, 10)

@@ -17,7 +17,7 @@ import trustme
 from nats.aio.client import Client
 
 from loom.bridge.bridge import HEADER
-from loom.bridge.envelopes import SOURCE, Envelope, Format, Kind, decode
+from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
@@ -53,7 +53,7 @@ def commands_given(weaver: WeaverProxy, after: int) -> list[str]:
 async def test_what_replicas_report_is_said(
     client: Client, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    said = await Said.on(client, Kind.TRAINING_STATUS)
+    said = await Said.on(client, EnvelopeKind.TRAINING_STATUS)
 
     while "loss" not in (first := await said.next(replica_id=f"{group}_0"))["metrics"]:
         pass  # it has not trained yet
@@ -70,7 +70,10 @@ async def test_what_replicas_report_is_said(
 async def test_heartbeats_and_devices_are_said(
     client: Client, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    beats, devices = await Said.on(client, Kind.HEARTBEAT), await Said.on(client, Kind.DEVICE_STATUS)
+    beats, devices = (
+        await Said.on(client, EnvelopeKind.HEARTBEAT),
+        await Said.on(client, EnvelopeKind.DEVICE_STATUS),
+    )
 
     first = await beats.next(replica_id=f"{group}_1")
     second = await beats.next(replica_id=f"{group}_1")
@@ -86,7 +89,10 @@ async def test_heartbeats_and_devices_are_said(
 async def test_a_replica_that_dies_is_said(
     client: Client, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    failures, updates = await Said.on(client, Kind.REPLICA_FAIL), await Said.on(client, Kind.UI_UPDATE)
+    failures, updates = (
+        await Said.on(client, EnvelopeKind.REPLICA_FAIL),
+        await Said.on(client, EnvelopeKind.UI_UPDATE),
+    )
 
     os.kill(trainers[0].pid, signal.SIGKILL)
 
@@ -104,7 +110,10 @@ async def test_a_replica_that_dies_is_said(
 async def test_a_learning_rate_is_changed_from_nats(
     client: Client, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    commands, configs = await Said.on(client, Kind.WEAVER_COMMAND), await Said.on(client, Kind.CONFIG_INFO)
+    commands, configs = (
+        await Said.on(client, EnvelopeKind.WEAVER_COMMAND),
+        await Said.on(client, EnvelopeKind.CONFIG_INFO),
+    )
     order = {"command_type": "update_config", "target_id": group, "params": {"learning_rate": "0.002"}}
 
     reply = await ask(client, COMMANDS, {"ui_command": order})
@@ -155,7 +164,7 @@ async def test_commands_are_done_in_the_order_in_which_they_come(
 async def test_a_value_that_is_refused_says_why(
     client: Client, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    configs = await Said.on(client, Kind.CONFIG_INFO)
+    configs = await Said.on(client, EnvelopeKind.CONFIG_INFO)
     body = {"replica_id": f"{group}_0", "config_params": {"learning_rate": -1, "momentum": 0.9}}
 
     reply = await ask(client, CONFIG, body)
@@ -185,7 +194,7 @@ async def test_a_reply_comes_in_the_time_that_was_asked_for(
 async def test_a_failed_device_is_reported_and_acted_on(
     client: Client, bridge: Bridge, weaver: WeaverProxy, trainers: list[Training], group: str
 ) -> None:
-    devices = await Said.on(client, Kind.DEVICE_STATUS)
+    devices = await Said.on(client, EnvelopeKind.DEVICE_STATUS)
     (uuid,) = weaver.replica(f"{group}_0").devices
     weaver.set_policy(group, "pause")
 
@@ -245,7 +254,7 @@ async def test_what_makes_no_sense_is_answered(
     client: Client, bridge: Bridge, subject: str, data: bytes, code: str, text: str
 ) -> None:
     message = await client.request(subject, data, timeout=BOUND)
-    reply = decode(Kind.REPLY, message.data).body
+    reply = decode(EnvelopeKind.REPLY, message.data).body
 
     assert not reply.get("ok")
     assert reply["error"]["code"] == code
@@ -264,13 +273,13 @@ async def test_protobuf_goes_both_ways(
     client: Client, cluster: LocalCluster, server: NatsServer, trainers: list[Training], group: str
 ) -> None:
     with Bridge(cluster.url, cluster.token, server.url, "--format", "protobuf", "--prefix", "ours"):
-        statuses = await Said.on(client, Kind.TRAINING_STATUS, "ours", Format.PROTOBUF)
-        configs = await Said.on(client, Kind.CONFIG_INFO, "ours", Format.PROTOBUF)
+        statuses = await Said.on(client, EnvelopeKind.TRAINING_STATUS, "ours", Format.PROTOBUF)
+        configs = await Said.on(client, EnvelopeKind.CONFIG_INFO, "ours", Format.PROTOBUF)
 
         while "loss" not in (status := await statuses.next(replica_id=f"{group}_0")).get("metrics", {}):
             pass  # it has not trained yet
         body = {"command_type": "update_config", "target_id": f"{group}_0", "params": {"learning_rate": 0.002}}
-        data = Envelope(Kind.UI_COMMAND, body).encode(Format.PROTOBUF)
+        data = Envelope(EnvelopeKind.UI_COMMAND, body).encode(Format.PROTOBUF)
         message = await client.request("ours.ui.commands", data, timeout=BOUND)
         config = await configs.next(replica_id=f"{group}_0")
         in_json = await ask(client, "ours.ui.commands", body)
@@ -279,7 +288,7 @@ async def test_protobuf_goes_both_ways(
     assert 0 < status["metrics"]["loss"] < 1
     assert math.isnan(float(status["metrics"]["grad/norm"]))
     assert Format.of(message.data) is Format.PROTOBUF
-    outcome = decode(Kind.REPLY, message.data).body["outcomes"][f"{group}_0"]
+    outcome = decode(EnvelopeKind.REPLY, message.data).body["outcomes"][f"{group}_0"]
     assert outcome["changes"] == {"learning_rate": {"old": 0.1, "new": 0.002}}
     assert trainers[0].learning_rate()[0] == 0.002
     assert config["config_params"] == {"learning_rate": 0.002}
@@ -299,7 +308,7 @@ async def test_no_bridge_acts_on_what_a_bridge_has_said(
     group: str,
 ) -> None:
     before = weaver.status()["event"]
-    configs = await Said.on(client, Kind.CONFIG_INFO)
+    configs = await Said.on(client, EnvelopeKind.CONFIG_INFO)
     body = {"replica_id": f"{group}_0", "config_params": {"learning_rate": 0.3}}
     with Bridge(cluster.url, cluster.token, server.url):
         # Two bridges hear this; one does it, both say so, and each hears that of the other.
@@ -322,7 +331,7 @@ async def test_no_bridge_acts_on_what_a_bridge_has_said(
 async def test_nats_is_killed_and_comes_back(
     client: Client, server: NatsServer, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
-    statuses = await Said.on(client, Kind.TRAINING_STATUS)
+    statuses = await Said.on(client, EnvelopeKind.TRAINING_STATUS)
 
     server.kill()
     bridge.await_log("is away")
@@ -346,12 +355,12 @@ async def test_what_happened_while_nats_was_away_is_said_afterwards(
     group: str,
     weaver: WeaverProxy,
 ) -> None:
-    await (await Said.on(client, Kind.TRAINING_STATUS)).next(replica_id=f"{group}_0")
+    await (await Said.on(client, EnvelopeKind.TRAINING_STATUS)).next(replica_id=f"{group}_0")
     os.kill(bridge.process.pid, signal.SIGSTOP)
     server.kill()
     server.start()
     monitor = await nats.connect(server.url)
-    failures = await Said.on(monitor, Kind.REPLICA_FAIL)
+    failures = await Said.on(monitor, EnvelopeKind.REPLICA_FAIL)
     os.kill(trainers[0].pid, signal.SIGKILL)
     await_true(lambda: states(weaver)[f"{group}_0"] == "failed")
     os.kill(bridge.process.pid, signal.SIGCONT)
@@ -405,7 +414,7 @@ async def test_with_a_token_of_scope_view_it_says_and_does_nothing(
     group: str,
 ) -> None:
     made, token = tokens.create("a view", "view")
-    statuses = await Said.on(client, Kind.TRAINING_STATUS)
+    statuses = await Said.on(client, EnvelopeKind.TRAINING_STATUS)
     with Bridge(cluster.url, token, server.url) as bridge:
         assert (await statuses.next(replica_id=f"{group}_0"))["state"] == "running"
         command = await ask(client, COMMANDS, {"command_type": "stop", "target_id": "*"})

@@ -19,7 +19,7 @@ import loom
 from loom import Actor, endpoint
 from loom.wire.codec import loads
 from loom.wire.messages import Buffer, Kind, Message
-from loom.wire.mux import BARRIER, CHUNK_SIZE, Inbox, OrderKey, Outbox
+from loom.wire.mux import BARRIER, CHUNK_SIZE, ChunkInbox, ChunkOutbox, OrderKey
 from loom.wire.sender import FrameSender
 from loom.wire.stream import LENGTH, Stream
 from loom_gateway.driver.clients.backlog import PACE, Backlog
@@ -35,9 +35,9 @@ def call(ident: int, size: int = 10) -> Message:
     return Message(Kind.CALL, ident, (1, "add"), [bytes([ident % 256]) * size])
 
 
-def sent(outbox: Outbox) -> list[int]:
+def sent(outbox: ChunkOutbox) -> list[int]:
     """Ids of the messages that leave an outbox, in the order in which they are whole on the other side."""
-    inbox = Inbox()
+    inbox = ChunkInbox()
     idents = []
     while messages := outbox.next_frame():
         whole = [inbox.receive(message) for message in messages]
@@ -47,7 +47,7 @@ def sent(outbox: Outbox) -> list[int]:
 
 
 def test_a_message_that_has_not_left_is_taken_back() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     for ident in (1, 2, 3):
         outbox.put(call(ident), BARRIER)
 
@@ -58,7 +58,7 @@ def test_a_message_that_has_not_left_is_taken_back() -> None:
 
 
 def test_a_large_message_is_taken_back_before_its_first_chunk_only() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     outbox.put(call(1, 3 * CHUNK_SIZE), 5)
     outbox.put(call(2, 3 * CHUNK_SIZE), 6)
     outbox.next_frame()
@@ -73,7 +73,7 @@ def test_a_large_message_is_taken_back_before_its_first_chunk_only() -> None:
 
 
 def test_what_waits_for_a_large_message_goes_when_that_is_taken_back() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     outbox.put(call(1, 3 * CHUNK_SIZE), 5)
     outbox.put(call(2), 5)
     outbox.put(call(3), BARRIER)
@@ -97,7 +97,7 @@ steps = st.lists(
 @given(steps)
 @settings(deadline=None, derandomize=True, max_examples=60)
 def test_whatever_is_taken_back_the_rest_arrives_in_order(steps: Sequence[tuple[str, Any, int]]) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = ChunkOutbox(), ChunkInbox()
     keys: dict[int, OrderKey] = {}
     withdrawn: set[int] = set()
     arrived: list[int] = []

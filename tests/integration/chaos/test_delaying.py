@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loom.chaos.host.delay import Line
+from loom.chaos.host.delay import DelayQueue
 
 
 def test_a_frame_arrives_after_its_time_and_not_before() -> None:
-    line = Line(2.0)
+    line = DelayQueue(2.0)
     line.put(b"a", 10.0)
     line.put(b"b", 10.5)
 
@@ -19,11 +19,11 @@ def test_a_frame_arrives_after_its_time_and_not_before() -> None:
 
 
 def test_an_empty_line_is_waited_for_without_end() -> None:
-    assert Line(2.0).wait(10.0) is None
+    assert DelayQueue(2.0).wait(10.0) is None
 
 
 def test_what_has_no_room_is_dropped_and_counted() -> None:
-    line = Line(1.0, room=1000)
+    line = DelayQueue(1.0, room=1000)
 
     for number in range(4):
         line.put(bytes([number]) * 300, 0.0)

@@ -9,13 +9,13 @@ from loom.actor import Actor, endpoint
 from loom.manifest import Manifest
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache, shadowed
 
-__all__ = ["HELD", "Assembled", "Piece", "TreeAgent"]
+__all__ = ["HELD", "Assembled", "FilePart", "TreeAgent"]
 
 HELD = 16
 """Trees that are kept from being removed, the newest. Processes hold their own besides."""
 
 
-class Piece(NamedTuple):
+class FilePart(NamedTuple):
     """A part of a content."""
 
     digest: str
@@ -45,7 +45,7 @@ class TreeAgent(Actor):
         self._has_grown = False
 
     @endpoint
-    def put(self, upload: str, pieces: list[Piece]) -> None:
+    def put(self, upload: str, pieces: list[FilePart]) -> None:
         """Take pieces of contents."""
         for piece in pieces:
             self._cache.receive(upload, *piece)

@@ -49,7 +49,7 @@ class Ports:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _PortReader] = {}
         self.handlers: dict[int, Handler] = {
             Kind.PORT_OPEN: self._open,
             Kind.PORT_SEND: self._send,
@@ -82,7 +82,7 @@ class Ports:
         port = receiver.port
         self._context.meshes.ports[message.id] = port if once else LaptopPort(port)
         by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
-        reader = _Reader(self._context, message.id, receiver, request.messages, request.size, once)
+        reader = _PortReader(self._context, message.id, receiver, request.messages, request.size, once)
         self._readers[message.id] = reader
         reader.start(port if by_thread else None)
 
@@ -113,7 +113,7 @@ class Ports:
             reader.close()
 
 
-class _Reader:
+class _PortReader:
     """Takes from one Monarch port what the laptop has room for."""
 
     def __init__(

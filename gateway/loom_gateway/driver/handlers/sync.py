@@ -20,7 +20,7 @@ from loom.manifest import Manifest, Span, batches, check_sizes, size_limit
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
-from loom_gateway.driver.code_sync.host_actor import Assembled, Piece, TreeAgent
+from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError
 from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
@@ -249,10 +249,10 @@ class Syncs:
         except OSError as error:
             logger.warning("the cache in %s cannot be trimmed: %s", cache.folder, error)
 
-    def _read(self, batch: list[Span]) -> list[Piece]:
+    def _read(self, batch: list[Span]) -> list[FilePart]:
         assert self._cache is not None
         return [
-            Piece(digest, size, offset, self._cache.read(digest, size, offset, count))
+            FilePart(digest, size, offset, self._cache.read(digest, size, offset, count))
             for digest, size, offset, count in batch
         ]
 

@@ -34,7 +34,7 @@ from loom.chaos.host.nftables import Nftables
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["Line", "delay"]
+__all__ = ["DelayQueue", "delay"]
 
 STARTED_WITHIN = 30.0
 """Seconds that the process may take to start."""
@@ -126,7 +126,7 @@ def _end(process: subprocess.Popen[bytes]) -> Evidence:
     return {"forwarder": f"ended with code {process.returncode}" + (f": {last}" if last else "")}
 
 
-class Line:
+class DelayQueue:
     """Frames that are on their way, each for the same time. Does nothing itself, and knows the time as it is told.
 
     Args:
@@ -170,7 +170,7 @@ class Forwarder:
         FaultRefused: as `delay`.
     """
 
-    def __init__(self, device: str, line: Line) -> None:
+    def __init__(self, device: str, line: DelayQueue) -> None:
         self._line = line
         self._taken = self._lost = 0
         try:
@@ -321,7 +321,7 @@ def main() -> int:
     parser.add_argument("milliseconds", type=float)
     options = parser.parse_args()
     try:
-        forwarder = Forwarder(options.device, Line(options.milliseconds / 1000))
+        forwarder = Forwarder(options.device, DelayQueue(options.milliseconds / 1000))
     except FaultRefused as error:
         _say(refused=str(error))
         return 1

@@ -10,10 +10,10 @@ from typing import Any
 from loom.chaos.plans.durations import parse_time
 from loom.errors import WrongArguments
 
-__all__ = ["Expectation", "Kind", "parse_expectation"]
+__all__ = ["Expectation", "ExpectationKind", "parse_expectation"]
 
 
-class Kind(str, Enum):
+class ExpectationKind(str, Enum):
     """What is expected."""
 
     RECOVERS = "recovers within"
@@ -33,25 +33,25 @@ class Kind(str, Enum):
     GOODPUT = "goodput at least"
 
 
-OF_FAULTS = (Kind.RECOVERS, Kind.DETECTED, Kind.STEPS_LOST)
+OF_FAULTS = (ExpectationKind.RECOVERS, ExpectationKind.DETECTED, ExpectationKind.STEPS_LOST)
 """Those that a single fault may have; of a plan, they hold for each of its faults."""
 
 _NUMBER = r"(?P<number>[-+]?\d+(\.\d+)?(e[-+]?\d+)?)\s*(?P<percent>%)?"
 _METRIC = r"(?P<metric>[A-Za-z][\w./-]*)"
 
-_FORMS: list[tuple[re.Pattern[str], Kind]] = [
-    (re.compile(r"recovers? within (?P<time>.+)"), Kind.RECOVERS),
-    (re.compile(r"(is )?detected within (?P<time>.+)"), Kind.DETECTED),
-    (re.compile(rf"(at most {_NUMBER} steps? lost)"), Kind.STEPS_LOST),
-    (re.compile(rf"(steps lost at most {_NUMBER})"), Kind.STEPS_LOST),
-    (re.compile(r"no step (is )?(lost|applied) twice"), Kind.LOST_ONCE),
-    (re.compile(r"(all )?replicas agree"), Kind.AGREE),
-    (re.compile(rf"goodput (is )?at least {_NUMBER}"), Kind.GOODPUT),
-    (re.compile(rf"{_METRIC} falls"), Kind.FALLS),
-    (re.compile(rf"{_METRIC} rises"), Kind.RISES),
-    (re.compile(rf"{_METRIC} is finite"), Kind.FINITE),
-    (re.compile(rf"{_METRIC} (is )?at least {_NUMBER}"), Kind.AT_LEAST),
-    (re.compile(rf"{_METRIC} (is )?at most {_NUMBER}"), Kind.AT_MOST),
+_FORMS: list[tuple[re.Pattern[str], ExpectationKind]] = [
+    (re.compile(r"recovers? within (?P<time>.+)"), ExpectationKind.RECOVERS),
+    (re.compile(r"(is )?detected within (?P<time>.+)"), ExpectationKind.DETECTED),
+    (re.compile(rf"(at most {_NUMBER} steps? lost)"), ExpectationKind.STEPS_LOST),
+    (re.compile(rf"(steps lost at most {_NUMBER})"), ExpectationKind.STEPS_LOST),
+    (re.compile(r"no step (is )?(lost|applied) twice"), ExpectationKind.LOST_ONCE),
+    (re.compile(r"(all )?replicas agree"), ExpectationKind.AGREE),
+    (re.compile(rf"goodput (is )?at least {_NUMBER}"), ExpectationKind.GOODPUT),
+    (re.compile(rf"{_METRIC} falls"), ExpectationKind.FALLS),
+    (re.compile(rf"{_METRIC} rises"), ExpectationKind.RISES),
+    (re.compile(rf"{_METRIC} is finite"), ExpectationKind.FINITE),
+    (re.compile(rf"{_METRIC} (is )?at least {_NUMBER}"), ExpectationKind.AT_LEAST),
+    (re.compile(rf"{_METRIC} (is )?at most {_NUMBER}"), ExpectationKind.AT_MOST),
 ]
 
 FORMS = (
@@ -75,7 +75,7 @@ class Expectation:
     """Something that has to hold. ``value`` is in seconds, steps, or what the metric is in."""
 
     text: str
-    kind: Kind
+    kind: ExpectationKind
     metric: str = ""
     value: float = 0.0
 

@@ -176,19 +176,19 @@ class _Reader:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise BadValue(f"{value!r:.80} is no whole number")
+        raise BadPlanValue(f"{value!r:.80} is no whole number")
     if value < 0:
-        raise BadValue(f"it is not negative, and not {value}")
+        raise BadPlanValue(f"it is not negative, and not {value}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise BadValue(f"{value!r:.80} is no text")
+        raise BadPlanValue(f"{value!r:.80} is no text")
     return value
 
 
-class BadValue(LoomError):
+class BadPlanValue(LoomError):
     """A value of the wrong type, which `_Node.read` tells with its place."""
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
     from loom_proxy.weaver.client import WeaverProxy
 
-__all__ = ["AWAY", "Away", "Life", "Observer"]
+__all__ = ["AWAY", "Life", "Observer", "Outage"]
 
 AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
 """What is raised while there is nobody to ask."""
@@ -40,7 +40,7 @@ class Life:
 
 
 @dataclass
-class Away:
+class Outage:
     """A time in which there was no weaver, or no gateway; by the clock of this machine."""
 
     since: float
@@ -63,7 +63,7 @@ class Observer:
     """All since the beginning."""
     lives: dict[str, list[Life]] = field(default_factory=dict)
     """The processes that each replica has been, the last one last."""
-    away: list[Away] = field(default_factory=list)
+    away: list[Outage] = field(default_factory=list)
     weavers: list[str] = field(default_factory=list)
     """The ids of the weavers that there have been."""
     offset: float = 0.0
@@ -93,7 +93,7 @@ class Observer:
             self._look()
         except AWAY as error:
             if not self.away or self.away[-1].until is not None:
-                self.away.append(Away(self.now(), why=str(error)))
+                self.away.append(Outage(self.now(), why=str(error)))
             return False
         if self.away and self.away[-1].until is None:
             self.away[-1].until = self.now()

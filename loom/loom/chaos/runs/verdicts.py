@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from loom.chaos.plans.durations import spoken
-from loom.chaos.plans.expectations import Expectation, Kind
+from loom.chaos.plans.expectations import Expectation, ExpectationKind
 from loom.chaos.runs.observer import Life
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
@@ -55,10 +55,10 @@ def judge(run: Run) -> list[Verdict]:
 
 
 def _of_fault(expected: Expectation, struck: Struck) -> tuple[bool, str]:
-    if expected.kind is Kind.STEPS_LOST:
+    if expected.kind is ExpectationKind.STEPS_LOST:
         lost = struck.steps_lost or 0
         return lost <= expected.value and struck.recovered is not None, f"{lost} steps"
-    took = struck.recovered if expected.kind is Kind.RECOVERS else struck.detected
+    took = struck.recovered if expected.kind is ExpectationKind.RECOVERS else struck.detected
     if took is None:
         return False, "never"
     return took <= expected.value, spoken(took)
@@ -98,7 +98,7 @@ def _course(run: Run, expected: Expectation) -> tuple[bool, str]:
         return False, f"{len(values)} values of {expected.metric}"
     few = max(1, len(values) // 10)
     first, last = statistics.median(values[:few]), statistics.median(values[-few:])
-    held = last < first if expected.kind is Kind.FALLS else last > first
+    held = last < first if expected.kind is ExpectationKind.FALLS else last > first
     return held, f"from {first:.4g} to {last:.4g}"
 
 
@@ -111,7 +111,7 @@ def _last(run: Run, metric: str) -> dict[str, float]:
 def _bound(run: Run, expected: Expectation) -> tuple[bool, str]:
     values = _last(run, expected.metric)
     said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items()) or "nobody reports it"
-    if expected.kind is Kind.AT_LEAST:
+    if expected.kind is ExpectationKind.AT_LEAST:
         return bool(values) and all(value >= expected.value for value in values.values()), said
     return bool(values) and all(value <= expected.value for value in values.values()), said
 
@@ -165,13 +165,13 @@ def _goodput(run: Run, expected: Expectation) -> tuple[bool, str]:
     return found is not None and found >= expected.value, "not known" if found is None else f"{found:.1%}"
 
 
-_OF_RUNS: dict[Kind, Callable[[Run, Expectation], tuple[bool, str]]] = {
-    Kind.LOST_ONCE: _lost_once,
-    Kind.FALLS: _course,
-    Kind.RISES: _course,
-    Kind.AT_LEAST: _bound,
-    Kind.AT_MOST: _bound,
-    Kind.FINITE: _finite,
-    Kind.AGREE: _agree,
-    Kind.GOODPUT: _goodput,
+_OF_RUNS: dict[ExpectationKind, Callable[[Run, Expectation], tuple[bool, str]]] = {
+    ExpectationKind.LOST_ONCE: _lost_once,
+    ExpectationKind.FALLS: _course,
+    ExpectationKind.RISES: _course,
+    ExpectationKind.AT_LEAST: _bound,
+    ExpectationKind.AT_MOST: _bound,
+    ExpectationKind.FINITE: _finite,
+    ExpectationKind.AGREE: _agree,
+    ExpectationKind.GOODPUT: _goodput,
 }

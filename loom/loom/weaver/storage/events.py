@@ -9,10 +9,10 @@ import msgpack
 
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["EventLog"]
+__all__ = ["EventStore"]
 
 
-class EventLog:
+class EventStore:
     """The last events, in the store's file.
 
     Args:

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from loom.bridge import loom_pb2
-from loom.bridge.envelopes import Envelope, Format, Kind, Subjects, decode
+from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, Subjects, decode
 from loom.bridge.news import News, Said
 from loom.bridge.orders import CommandOrder, FailureReport, read_order
 from loom.errors import InvalidAddress, WrongArguments
@@ -109,9 +109,9 @@ def everything_said() -> list[Said]:
     said += news.delta({"replicas": {"train_0": {**REPLICA, "step": 8}}, "devices": {"GPU-1": {"power": 1.0}}}, 9.0)
     for event in (FAILED, COMMANDED, APPLIED):
         said += news.event(event)
-    said += [news.away("it restarts"), (Kind.REPLY, REPLY)]
-    said += [(Kind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "xid 79"})]
-    return [*said, (Kind.UI_COMMAND, {"command_type": "pause", "target_id": "*", "wait": 2})]
+    said += [news.away("it restarts"), (EnvelopeKind.REPLY, REPLY)]
+    said += [(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "xid 79"})]
+    return [*said, (EnvelopeKind.UI_COMMAND, {"command_type": "pause", "target_id": "*", "wait": 2})]
 
 
 def same(value: Any) -> Any:
@@ -136,7 +136,7 @@ def test_both_formats_say_the_same() -> None:
         assert in_json == Envelope(kind, body, "loom-bridge/x")
         assert in_protobuf.source == "loom-bridge/x"
         assert same(in_protobuf.body) == same(body)
-    assert {kind for kind, _ in said} == set(Kind)
+    assert {kind for kind, _ in said} == set(EnvelopeKind)
 
 
 def test_no_protobuf_begins_as_json_does() -> None:
@@ -152,12 +152,12 @@ def test_an_empty_envelope_of_protobuf_is_refused() -> None:
     data = loom_pb2.EventEnvelope(time=1.0).SerializeToString()
 
     with pytest.raises(WrongArguments, match="empty; this subject takes ui_command"):
-        decode(Kind.UI_COMMAND, data)
+        decode(EnvelopeKind.UI_COMMAND, data)
 
 
 def test_what_protobuf_cannot_say_is_refused() -> None:
     with pytest.raises(WrongArguments, match="cannot say this training_status"):
-        Envelope(Kind.TRAINING_STATUS, {"current_step": 1 << 70}).encode(Format.PROTOBUF)
+        Envelope(EnvelopeKind.TRAINING_STATUS, {"current_step": 1 << 70}).encode(Format.PROTOBUF)
 
 
 @pytest.mark.parametrize("format", Format)
@@ -167,7 +167,7 @@ def test_an_order_is_the_same_in_both_formats(format: Format) -> None:
         "config_params": {"steps": 3, "rate": 0.5, "on": True, "layers": [1, {"a": 2}]},
     }
 
-    order = read_order(decode(Kind.CONFIG_INFO, Envelope(Kind.CONFIG_INFO, body).encode(format)))
+    order = read_order(decode(EnvelopeKind.CONFIG_INFO, Envelope(EnvelopeKind.CONFIG_INFO, body).encode(format)))
 
     assert isinstance(order, CommandOrder)
     assert (order.kind, order.target) == ("update_config", "train_0")
@@ -176,8 +176,8 @@ def test_an_order_is_the_same_in_both_formats(format: Format) -> None:
 
 
 def test_the_reason_of_a_failure_may_be_long_or_missing() -> None:
-    long = read_order(Envelope(Kind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "x" * 9000}))
-    none = read_order(Envelope(Kind.MONITORED_FAIL, {"device_uuid": "GPU-1"}))
+    long = read_order(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "x" * 9000}))
+    none = read_order(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1"}))
 
     assert long == FailureReport("GPU-1", "x" * 2000)
     assert none == FailureReport("GPU-1", "")
@@ -193,9 +193,9 @@ def test_many_replicas_are_said_in_parts() -> None:
     replicas = [{**REPLICA, "id": f"train_{number}"} for number in range(250)]
 
     snapshot = News().snapshot({"status": {"event": 1}, "replicas": replicas, "devices": []})
-    updates = [body["data"] for kind, body in snapshot if kind is Kind.UI_UPDATE]
+    updates = [body["data"] for kind, body in snapshot if kind is EnvelopeKind.UI_UPDATE]
     delta = News().delta({"replicas": {replica["id"]: replica for replica in replicas}}, 1.0)
-    changes = [body["data"]["replicas"] for kind, body in delta if kind is Kind.UI_UPDATE]
+    changes = [body["data"]["replicas"] for kind, body in delta if kind is EnvelopeKind.UI_UPDATE]
 
     assert [(update["part"], update["parts"], len(update["replicas"])) for update in updates] == [
         (1, 3, 100),
@@ -208,7 +208,7 @@ def test_many_replicas_are_said_in_parts() -> None:
 def test_nothing_is_said_twice_unless_it_was_not_heard() -> None:
     news = News()
     message = {"status": {"event": 1}, "replicas": [REPLICA], "devices": [DEVICE]}
-    statuses = (Kind.TRAINING_STATUS, Kind.DEVICE_STATUS)
+    statuses = (EnvelopeKind.TRAINING_STATUS, EnvelopeKind.DEVICE_STATUS)
 
     first = [kind for kind, _ in news.snapshot(message) if kind in statuses]
     second = [kind for kind, _ in news.snapshot(message) if kind in statuses]
@@ -222,9 +222,9 @@ def test_heartbeats_are_said_once_a_second() -> None:
     news = News()
 
     said = [news.delta({"replicas": {"train_0": REPLICA}}, 10.0 + tick * 0.5) for tick in range(6)]
-    beats = [[kind for kind, _ in some if kind is Kind.HEARTBEAT] for some in said]
+    beats = [[kind for kind, _ in some if kind is EnvelopeKind.HEARTBEAT] for some in said]
 
-    assert beats == [[Kind.HEARTBEAT], []] * 3
+    assert beats == [[EnvelopeKind.HEARTBEAT], []] * 3
 
 
 def test_the_code_was_made_of_the_schema(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from loom.chaos.faults import FAULTS, check_fault
 from loom.chaos.plans.durations import parse_rate, parse_time
-from loom.chaos.plans.expectations import FORMS, Kind, parse_expectation
+from loom.chaos.plans.expectations import FORMS, ExpectationKind, parse_expectation
 from loom.chaos.plans.files import parse_plan, read_plan
 from loom.chaos.plans.plan import Plan, PlannedFault, Target, When
 from loom.errors import BadPlan, WrongArguments
@@ -48,14 +48,18 @@ def test_a_plan_says_all_that_it_may() -> None:
     )  # fmt: skip
     kill, slow, raises, weaver = plan.faults
     assert (kill.fault, kill.when, kill.target) == ("sigkill", When(step=50), Target(replica="train_1"))
-    assert [(one.kind, one.value) for one in kill.expect] == [(Kind.RECOVERS, 5.0), (Kind.DETECTED, 1.0)]
+    assert [(one.kind, one.value) for one in kill.expect] == [
+        (ExpectationKind.RECOVERS, 5.0),
+        (ExpectationKind.DETECTED, 1.0),
+    ]
     assert (slow.duration, slow.params) == (0.5, {"seconds": 0.1})
     assert slow.when == When(event="recovered", after=2.0)
     assert slow.target == Target(mesh="trainers", rank=0)
     assert raises.when == When(rate=2 / 60, times=3)
     assert (weaver.when.time, weaver.mark.line) == (60.0, 19)
     assert [(one.kind, one.metric, one.value) for one in plan.expect] == [
-        (Kind.FALLS, "loss", 0.0), (Kind.AT_LEAST, "accuracy", 0.97), (Kind.LOST_ONCE, "", 0.0)
+        (ExpectationKind.FALLS, "loss", 0.0), (ExpectationKind.AT_LEAST, "accuracy", 0.97),
+        (ExpectationKind.LOST_ONCE, "", 0.0)
     ]  # fmt: skip
 
 
@@ -138,7 +142,7 @@ def test_a_plan_may_be_python(tmp_path: Path) -> None:
     plan = read_plan(path)
 
     assert [one.when.step for one in plan.faults] == [10, 20]
-    assert plan.expect[0].kind is Kind.FALLS
+    assert plan.expect[0].kind is ExpectationKind.FALLS
     assert plan.text == path.read_text()
 
 
@@ -179,7 +183,7 @@ def test_rates(text: str, rate: float) -> None:
 
 
 def test_every_form_of_an_expectation_is_read() -> None:
-    assert {parse_expectation(form).kind for form in FORMS} == set(Kind)
+    assert {parse_expectation(form).kind for form in FORMS} == set(ExpectationKind)
 
 
 def test_every_fault_can_be_planned() -> None:

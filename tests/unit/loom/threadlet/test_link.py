@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.introduction import Handlers, Hello
+from loom.control.introduction import Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
@@ -316,7 +316,7 @@ def test_a_fault_in_the_link_is_logged_and_overcome(
     faults = [1, 1]
     introduce = Threadlet._introduction
 
-    def fail(self: Threadlet, key: str) -> Hello:
+    def fail(self: Threadlet, key: str) -> ThreadletHello:
         if faults:
             faults.pop()
             raise RuntimeError("a fault")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loom.threadlet.deferred import Deferred, Verdict
+from loom.threadlet.deferred import Deferred, Settlement
 from loom.train.loop.agreement import Agreement
 
 
@@ -70,7 +70,7 @@ def test_a_change_is_decided_when_it_is_adopted_with_that_step(groups: list[Agre
 
     exchange(groups, step=7)
 
-    assert change.verdict == Verdict(7)
+    assert change.verdict == Settlement(7)
 
 
 def test_a_group_that_hears_of_a_change_later_tells_the_same_step(groups: list[Agreement]) -> None:
@@ -78,7 +78,7 @@ def test_a_group_that_hears_of_a_change_later_tells_the_same_step(groups: list[A
     exchange(groups, step=7)
     exchange(groups, step=8)
 
-    assert groups[1].propose("rate", 0.5).verdict == Verdict(7)
+    assert groups[1].propose("rate", 0.5).verdict == Settlement(7)
 
 
 def test_a_group_that_takes_the_state_over_tells_the_same_step(groups: list[Agreement]) -> None:
@@ -88,7 +88,7 @@ def test_a_group_that_takes_the_state_over_tells_the_same_step(groups: list[Agre
 
     groups[2].load(groups[0].state())
 
-    assert behind.verdict == Verdict(7)
+    assert behind.verdict == Settlement(7)
 
 
 def test_of_two_values_at_once_one_is_adopted_and_the_other_refused(groups: list[Agreement]) -> None:
@@ -97,8 +97,8 @@ def test_of_two_values_at_once_one_is_adopted_and_the_other_refused(groups: list
     assert exchange(groups, step=7) == [{"rate": 0.6}] * 3
 
     assert [change.verdict for change in changes] == [
-        Verdict(None, "the groups adopted another value for step 7"),
-        Verdict(7),
+        Settlement(None, "the groups adopted another value for step 7"),
+        Settlement(7),
     ]
 
 
@@ -107,8 +107,8 @@ def test_a_change_whose_place_a_later_one_took_is_refused(groups: list[Agreement
 
     assert exchange(groups, step=7) == [{}] * 3
 
-    assert first.verdict == Verdict(None, "a later change took its place before the groups adopted it")
-    assert back.verdict == Verdict(0)  # as it has been from the beginning
+    assert first.verdict == Settlement(None, "a later change took its place before the groups adopted it")
+    assert back.verdict == Settlement(0)  # as it has been from the beginning
 
 
 def test_a_group_that_was_alone_with_another_value_takes_that_of_the_others(groups: list[Agreement]) -> None:
@@ -126,7 +126,7 @@ def test_a_state_without_steps_can_be_loaded(groups: list[Agreement]) -> None:
     groups[0].load({"rate": [3.0, 0.7], "clip": [0.0, 0.0]})
 
     assert groups[0]["rate"] == 0.7
-    assert groups[0].propose("rate", 0.7).verdict == Verdict(0)
+    assert groups[0].propose("rate", 0.7).verdict == Settlement(0)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import ProtocolMismatch, UnsafeStateFolder
-from loom.weaver.storage.events import EventLog
+from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import CHUNK, History, Level
 from loom.weaver.storage.store import Store
 
@@ -252,7 +252,7 @@ def test_a_store_of_another_version_is_named(tmp_path: Path) -> None:
 
 def test_events_are_found_by_replica_kind_and_number() -> None:
     store = Store(":memory:")
-    log = EventLog(store.db)
+    log = EventStore(store.db)
     for number in range(6):
         log.append(START + number, "even" if number % 2 == 0 else "odd", f"train_{number % 3}", number=number)
         if number == 3:
@@ -275,7 +275,7 @@ def test_events_are_found_by_replica_kind_and_number() -> None:
 
 def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> None:
     store = Store(":memory:")
-    log = EventLog(store.db)
+    log = EventStore(store.db)
     event = log.append(START, "stalled", "train_0", step=3)
     with store.committing():
         log.write()
@@ -295,7 +295,7 @@ def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> Non
 
 def test_only_the_last_events_are_kept() -> None:
     store = Store(":memory:")
-    log = EventLog(store.db, keep=100)
+    log = EventStore(store.db, keep=100)
     for number in range(1000):
         log.append(START, "event", None, number=number)
         if number % 10 == 0:
@@ -305,4 +305,4 @@ def test_only_the_last_events_are_kept() -> None:
 
     (kept,) = store.db.execute("SELECT COUNT(*) FROM events").fetchone()
     assert 90 <= kept <= 101
-    assert EventLog(store.db).last == 991
+    assert EventStore(store.db).last == 991

@@ -11,7 +11,7 @@ from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal, refusal
 from loom.wire.messages import Kind, Message
-from loom.wire.mux import Inbox
+from loom.wire.mux import ChunkInbox
 from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.texts import pack_texts, unpack_texts
 from loom.wire.websocket import WebSocketFrames, joined, message_head
@@ -68,7 +68,7 @@ def read_stream(data: bytes) -> None:
 
 def read_chunks(data: bytes) -> None:
     """Messages as chunks, in frames that are in order."""
-    inbox = Inbox(LARGEST, in_pieces={Kind.CALL})
+    inbox = ChunkInbox(LARGEST, in_pieces={Kind.CALL})
     for frame in _pieces(data):
         for message in decode_frame(frame).messages:
             inbox.receive(message)

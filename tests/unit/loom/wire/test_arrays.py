@@ -14,7 +14,7 @@ from loom.errors import UnpicklableError
 from loom.wire.arrays import IN_BAND, Carried, take_apart
 from loom.wire.codec import Decoder, dumps, loads
 from loom.wire.messages import Kind, Message
-from loom.wire.mux import CHUNK_SIZE, Inbox, Outbox, Pieces
+from loom.wire.mux import CHUNK_SIZE, ChunkInbox, ChunkOutbox, Pieces
 from tests.support.processes import HIDDEN, run
 
 LARGE = 3 * CHUNK_SIZE // 4
@@ -23,7 +23,7 @@ LARGE = 3 * CHUNK_SIZE // 4
 
 def moved(obj: Any, in_pieces: bool = False) -> Any:
     """The parts of an object's payload after their way through chunks and frames."""
-    outbox, inbox = Outbox(), Inbox(in_pieces=[Kind.CALL] if in_pieces else ())
+    outbox, inbox = ChunkOutbox(), ChunkInbox(in_pieces=[Kind.CALL] if in_pieces else ())
     outbox.put(Message(Kind.CALL, 1, (), dumps(obj)))
     while messages := outbox.next_frame():
         for message in messages:

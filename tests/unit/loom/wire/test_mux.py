@@ -16,7 +16,7 @@ from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire import mux
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.messages import Buffer, Kind, Message
-from loom.wire.mux import BARRIER, MAX_TRANSFERS, Inbox, OrderKey, Outbox, Pieces
+from loom.wire.mux import BARRIER, MAX_TRANSFERS, ChunkInbox, ChunkOutbox, OrderKey, Pieces
 
 CHUNK = 16
 """Chunks of 16 bytes instead of half a megabyte, so that many fit into a fast test."""
@@ -44,13 +44,13 @@ def message(ident: int, size: int, cut: int = 0) -> Message:
     return Message(CALL, ident, (ident, "add"), [data[:cut], bytearray(data[cut:])] if size else [])
 
 
-def take_frame(outbox: Outbox) -> list[Message]:
+def take_frame(outbox: ChunkOutbox) -> list[Message]:
     """The next frame as the other side reads it."""
     messages = outbox.next_frame()
     return decode_frame(b"".join(encode_frame(1, 0, messages))).messages
 
 
-def drain(outbox: Outbox, inbox: Inbox) -> list[Message]:
+def drain(outbox: ChunkOutbox, inbox: ChunkInbox) -> list[Message]:
     """Everything that is queued, in the order in which it arrives whole."""
     arrived = []
     while outbox:
@@ -69,8 +69,8 @@ class Connection(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = Outbox()
-        self.inbox = Inbox()
+        self.outbox = ChunkOutbox()
+        self.inbox = ChunkInbox()
         self.under_way: dict[int, tuple[OrderKey, int, list[bytes]]] = {}
         self.next_ident = 1
         self.pending = 0
@@ -141,7 +141,7 @@ def test_whatever_is_put_arrives_once_whole_and_in_its_order() -> None:
 def test_a_small_message_leaves_before_a_large_one_that_moves(
     small: int, chunks: int, taken: int, key: OrderKey
 ) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = ChunkOutbox(), ChunkInbox()
     outbox.put(message(1, chunks * CHUNK), key)
     for _ in range(min(taken, chunks - 1)):
         assert [inbox.receive(part) for part in take_frame(outbox)] == [None]
@@ -152,35 +152,35 @@ def test_a_small_message_leaves_before_a_large_one_that_moves(
 
 
 def test_a_small_message_of_another_key_leaves_before_a_large_one_that_moves() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     outbox.put(message(1, 3 * CHUNK), 1)
 
     outbox.put(message(2, 1), 2)
 
-    assert idents(drain(outbox, Inbox())) == [2, 1]
+    assert idents(drain(outbox, ChunkInbox())) == [2, 1]
 
 
 def test_a_small_message_never_overtakes_a_large_one_of_its_key() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     outbox.put(message(1, 3 * CHUNK), 1)
 
     outbox.put(message(2, 1), 1)
 
-    assert idents(drain(outbox, Inbox())) == [1, 2]
+    assert idents(drain(outbox, ChunkInbox())) == [1, 2]
 
 
 def test_a_large_message_never_overtakes_small_ones_of_its_key() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     for ident in range(1, 9):
         outbox.put(message(ident, CHUNK), 1)
 
     outbox.put(message(9, 2 * CHUNK), 1)
 
-    assert idents(drain(outbox, Inbox())) == list(range(1, 10))
+    assert idents(drain(outbox, ChunkInbox())) == list(range(1, 10))
 
 
 def test_large_messages_take_turns() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     outbox.put(message(1, 3 * CHUNK))
     outbox.put(message(2, 3 * CHUNK))
 
@@ -190,7 +190,7 @@ def test_large_messages_take_turns() -> None:
 
 
 def test_large_messages_move_while_small_ones_keep_coming() -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = ChunkOutbox(), ChunkInbox()
     outbox.put(message(1, 3 * CHUNK))
     arrived = []
     for ident in range(2, 10):
@@ -201,7 +201,7 @@ def test_large_messages_move_while_small_ones_keep_coming() -> None:
 
 
 def test_small_messages_share_a_frame() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     for ident in range(1, FRAME_MESSAGES + 1):
         outbox.put(message(ident, 1))
 
@@ -209,7 +209,7 @@ def test_small_messages_share_a_frame() -> None:
 
 
 def test_there_is_no_frame_when_nothing_is_queued() -> None:
-    assert Outbox().next_frame() == []
+    assert ChunkOutbox().next_frame() == []
 
 
 # -- chunks that do not fit together ------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def chunk(transfer: int, offset: Any, total: Any, head: Any, *parts: Buffer) -> 
 
 
 def test_chunks_are_put_together_into_the_parts_that_the_message_had() -> None:
-    inbox = Inbox()
+    inbox = ChunkInbox()
 
     assert inbox.receive(chunk(1, 0, 10, HEAD, b"012", b"3")) is None
     whole = inbox.receive(chunk(1, 4, 10, None, b"456789"))
@@ -233,7 +233,7 @@ def test_chunks_are_put_together_into_the_parts_that_the_message_had() -> None:
 
 
 def test_a_read_only_part_arrives_as_bytes_and_another_as_a_bytearray() -> None:
-    inbox = Inbox()
+    inbox = ChunkInbox()
 
     whole = inbox.receive(chunk(1, 0, 10, HEAD, b"0123456789"))
 
@@ -246,17 +246,17 @@ def test_a_read_only_part_arrives_as_bytes_and_another_as_a_bytearray() -> None:
 
 
 def test_a_part_in_pieces_arrives_as_one() -> None:
-    outbox = Outbox()
+    outbox = ChunkOutbox()
     pieces = Pieces([payload(1, CHUNK), b"", payload(2, 5)], read_only=True)
 
     outbox.put(Message(CALL, 1, (), [b"head", pieces]))  # type: ignore[list-item]
 
-    (whole,) = drain(outbox, Inbox())
+    (whole,) = drain(outbox, ChunkInbox())
     assert list(whole.parts) == [b"head", payload(1, CHUNK) + payload(2, 5)]
 
 
 def test_parts_may_be_left_in_pieces() -> None:
-    outbox, inbox = Outbox(), Inbox(in_pieces=[CALL])
+    outbox, inbox = ChunkOutbox(), ChunkInbox(in_pieces=[CALL])
     outbox.put(message(1, 3 * CHUNK, 5))
 
     (whole,) = drain(outbox, inbox)
@@ -269,7 +269,7 @@ def test_parts_may_be_left_in_pieces() -> None:
 
 
 def test_a_large_message_takes_no_more_memory_than_what_has_come_of_it() -> None:
-    inbox, gigabytes = Inbox(max_message=2**40), 2**38
+    inbox, gigabytes = ChunkInbox(max_message=2**40), 2**38
     tracemalloc.start()
     try:
         assert inbox.receive(chunk(1, 0, gigabytes, (CALL, 7, (), (gigabytes,), (True,)), bytes(CHUNK))) is None
@@ -282,7 +282,7 @@ def test_a_large_message_takes_no_more_memory_than_what_has_come_of_it() -> None
 
 
 def test_more_large_messages_than_may_be_under_way_wait_for_their_turn() -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = ChunkOutbox(), ChunkInbox()
     count = MAX_TRANSFERS + 10
     for ident in range(count):
         outbox.put(message(ident + 1, 3 * CHUNK))
@@ -291,7 +291,7 @@ def test_more_large_messages_than_may_be_under_way_wait_for_their_turn() -> None
 
 
 def test_more_transfers_than_may_be_under_way_are_refused() -> None:
-    inbox = Inbox()
+    inbox = ChunkInbox()
     for transfer in range(MAX_TRANSFERS):
         inbox.receive(chunk(transfer, 0, 10, HEAD, b"0"))
 
@@ -332,7 +332,7 @@ def test_more_transfers_than_may_be_under_way_are_refused() -> None:
     ],
 )
 def test_chunks_that_do_not_fit_together_are_refused(chunks: list[Message]) -> None:
-    inbox = Inbox()
+    inbox = ChunkInbox()
     for one in chunks[:-1]:
         inbox.receive(one)
 
@@ -341,7 +341,7 @@ def test_chunks_that_do_not_fit_together_are_refused(chunks: list[Message]) -> N
 
 
 def test_a_message_over_the_limit_is_refused_before_room_is_made_for_it() -> None:
-    inbox = Inbox(max_message=100)
+    inbox = ChunkInbox(max_message=100)
 
     with pytest.raises(TooLarge, match=f"a message of {2**62} bytes is over this side's limit of 100 bytes"):
         inbox.receive(chunk(1, 0, 2**62, (CALL, 7, (), (2**62,), (True,)), b"0"))
@@ -368,7 +368,7 @@ json_like = st.recursive(
     )
 )
 def test_any_chunk_is_taken_or_refused(chunks: list[Message]) -> None:
-    inbox = Inbox(max_message=1000)
+    inbox = ChunkInbox(max_message=1000)
     for one in chunks:
         try:
             inbox.receive(one)

@@ -12,7 +12,7 @@ import pytest
 from loom.errors import DeploymentFailed
 from loom_proxy.kubernetes import repair as pod_care
 from loom_proxy.kubernetes.repair import PodCare
-from loom_proxy.session.events import Event, EventLog
+from loom_proxy.session.events import Event, SessionEvents
 
 BOUND = 10.0
 
@@ -23,7 +23,7 @@ class OpenJob:
     session = "a-b-c"
 
     def __init__(self) -> None:
-        self.log = EventLog()
+        self.log = SessionEvents()
         self.events = self.log.read
         self._connection = SimpleNamespace(ended=threading.Event())
 

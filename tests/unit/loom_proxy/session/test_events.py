@@ -11,7 +11,7 @@ import pytest
 
 from loom.errors import SessionClosed
 from loom_proxy.session import events
-from loom_proxy.session.events import Event, EventLog
+from loom_proxy.session.events import Event, SessionEvents
 
 ENDED = Event("ended", {}, SessionClosed("over"))
 
@@ -25,15 +25,15 @@ def numbers(seen: list[Event]) -> list[int]:
 
 
 @pytest.fixture
-def log() -> EventLog:
-    return EventLog()
+def log() -> SessionEvents:
+    return SessionEvents()
 
 
-def read_all(log: EventLog) -> list[Event]:
+def read_all(log: SessionEvents) -> list[Event]:
     return list(log.read())
 
 
-def test_old_events_are_read_first(log: EventLog) -> None:
+def test_old_events_are_read_first(log: SessionEvents) -> None:
     for number in range(3):
         log.add(event(number))
     log.close(ENDED)
@@ -41,14 +41,14 @@ def test_old_events_are_read_first(log: EventLog) -> None:
     assert numbers(read_all(log)) == [0, 1, 2]
 
 
-def test_the_last_event_ends_the_reading(log: EventLog) -> None:
+def test_the_last_event_ends_the_reading(log: SessionEvents) -> None:
     log.add(event(0))
     log.close(ENDED)
 
     assert read_all(log)[-1] is ENDED
 
 
-def test_every_reader_sees_every_event(log: EventLog) -> None:
+def test_every_reader_sees_every_event(log: SessionEvents) -> None:
     log.add(event(0))
     with ThreadPoolExecutor(4) as pool:
         readers = [pool.submit(read_all, log) for _ in range(4)]
@@ -60,14 +60,14 @@ def test_every_reader_sees_every_event(log: EventLog) -> None:
             assert numbers(reader.result(10)) == list(range(200))
 
 
-def test_a_reader_is_woken_by_a_new_event(log: EventLog) -> None:
+def test_a_reader_is_woken_by_a_new_event(log: SessionEvents) -> None:
     reading = log.read(timeout=10)
     threading.Timer(0.05, log.add, [event(7)]).start()
 
     assert next(reading).details == {"number": 7}
 
 
-def test_a_waiting_reader_ends_with_the_session(log: EventLog) -> None:
+def test_a_waiting_reader_ends_with_the_session(log: SessionEvents) -> None:
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read_all, log)
         log.close(ENDED)
@@ -75,7 +75,7 @@ def test_a_waiting_reader_ends_with_the_session(log: EventLog) -> None:
         assert reader.result(10) == [ENDED]
 
 
-def test_a_reader_stops_after_its_timeout_without_an_event(log: EventLog) -> None:
+def test_a_reader_stops_after_its_timeout_without_an_event(log: SessionEvents) -> None:
     log.add(event(0))
     started = time.monotonic()
 
@@ -85,13 +85,13 @@ def test_a_reader_stops_after_its_timeout_without_an_event(log: EventLog) -> Non
     assert 0.04 < time.monotonic() - started < 5
 
 
-def test_a_timeout_of_zero_reads_what_is_there(log: EventLog) -> None:
+def test_a_timeout_of_zero_reads_what_is_there(log: SessionEvents) -> None:
     assert list(log.read(timeout=0)) == []
     log.add(event(0))
     assert numbers(list(log.read(timeout=0))) == [0]
 
 
-def test_a_session_ends_once(log: EventLog) -> None:
+def test_a_session_ends_once(log: SessionEvents) -> None:
     log.close(ENDED)
     log.close(Event("ended", {"reason": "again"}))
 
@@ -99,24 +99,24 @@ def test_a_session_ends_once(log: EventLog) -> None:
 
 
 @pytest.fixture
-def short_log(monkeypatch: pytest.MonkeyPatch) -> EventLog:
+def short_log(monkeypatch: pytest.MonkeyPatch) -> SessionEvents:
     """A log that keeps three events."""
     monkeypatch.setattr(events, "KEEP", 3)
-    return EventLog()
+    return SessionEvents()
 
 
 def read_some(reading: Iterator[Event], count: int) -> list[Event]:
     return [next(reading) for _ in range(count)]
 
 
-def test_the_oldest_events_are_dropped(short_log: EventLog) -> None:
+def test_the_oldest_events_are_dropped(short_log: SessionEvents) -> None:
     for number in range(10):
         short_log.add(event(number))
 
     assert numbers(list(short_log.read(timeout=0))) == [7, 8, 9]
 
 
-def test_a_slow_reader_goes_on_with_what_is_left(short_log: EventLog) -> None:
+def test_a_slow_reader_goes_on_with_what_is_left(short_log: SessionEvents) -> None:
     reading = short_log.read(timeout=0)
     short_log.add(event(0))
     assert numbers(read_some(reading, 1)) == [0]
@@ -126,7 +126,7 @@ def test_a_slow_reader_goes_on_with_what_is_left(short_log: EventLog) -> None:
     assert numbers(list(reading)) == [7, 8, 9]
 
 
-def test_a_reader_that_is_up_to_date_misses_nothing_of_a_full_log(short_log: EventLog) -> None:
+def test_a_reader_that_is_up_to_date_misses_nothing_of_a_full_log(short_log: SessionEvents) -> None:
     reading = short_log.read()
     for number in range(10):
         short_log.add(event(number))
