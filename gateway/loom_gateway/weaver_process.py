@@ -53,7 +53,6 @@ class OwnWeaver(OwnDriver):
     """A weaver that is a child of this process."""
 
     _name = "the weaver"
-    _ready = "ready"
 
     @staticmethod
     def _program(files: DriverFiles) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 
+from loom.process.listen import announce
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import OutputFile
@@ -49,7 +49,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
         lifetime.start(loop, server.end)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.told_to_end, number)
-        print(json.dumps({"event": "listening", "socket": files.socket, "pid": os.getpid()}), flush=True)  # noqa: T201
+        announce(socket=files.socket)
         output = OutputFile(files.output)
         output.take_stdout()
         output.keep_small(loop)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from loom.errors import UnknownSession
+from loom.process.lifeline import when_parent_ends
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 __all__ = ["Lifetime"]
@@ -57,11 +58,9 @@ class Lifetime:
 
     def watch_gateway(self) -> None:
         """Watch standard input, whose other end the gateway holds, on a thread of its own."""
-        threading.Thread(target=self._watch_gateway, name="watch-gateway", daemon=True).start()
+        when_parent_ends(self._gateway_ended)
 
-    def _watch_gateway(self) -> None:
-        while os.read(0, 4096):
-            pass
+    def _gateway_ended(self) -> None:
         with self._lock:
             if self._exit_with_gateway or not self._opened:
                 self._vanish()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -16,9 +15,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loom.errors import LoomError, PortInUse
+from loom.errors import LoomError
 from loom.extras import GATEWAY_MODULES, require
 from loom.process.exit_codes import report
+from loom.process.lifeline import when_parent_ends
+from loom.process.listen import announce, listen
 from loom_gateway.pod.settings import PodSettings
 
 __all__ = ["main"]
@@ -39,23 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(GATEWAY_MODULES, "a pod")
         settings = PodSettings.read(options.folder)
         address = options.address or socket.gethostbyname(socket.gethostname())
-        listener = _listen(settings.keeper_port)
+        listener = listen("0.0.0.0", settings.keeper_port, "by another keeper or by something else")
         asyncio.run(_serve(settings, options, address, listener))
     except LoomError as error:
         return report(error)
     return 0
-
-
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("0.0.0.0", port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise PortInUse(f"port {port} of this pod is in use, by another keeper or by something else") from error
-    return listener
 
 
 async def _serve(settings: PodSettings, options: argparse.Namespace, address: str, listener: socket.socket) -> None:
@@ -70,7 +59,7 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            print(json.dumps({"event": "listening", "pid": os.getpid()}), flush=True)  # noqa: T201
+            announce()
 
     def end() -> None:
         nonlocal end_sessions
@@ -81,8 +70,7 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     server = Server(config)
     if options.exit_with_parent:
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(None, _until_parent_ends)
-        reading.add_done_callback(lambda _: end())
+        when_parent_ends(lambda: loop.call_soon_threadsafe(end))
     keeper.start()
     try:
         await server.serve([listener])
@@ -90,12 +78,5 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
         await keeper.close(end_sessions=end_sessions)
 
 
-def _until_parent_ends() -> None:
-    while os.read(0, 4096):
-        pass
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # a thread may still wait for the parent's end
+    sys.exit(main())

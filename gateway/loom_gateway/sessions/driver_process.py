@@ -97,8 +97,6 @@ class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `listening` is done."""
 
     _name = "the driver"
-    _ready = "listening"
-    """The event in the line by which it says that it listens."""
 
     def __init__(self, files: DriverFiles, process: subprocess.Popen[bytes]) -> None:
         super().__init__(files, process.pid)
@@ -139,7 +137,7 @@ class OwnDriver(DriverProcess):
 
     def _read(self, stdout: IO[bytes]) -> None:
         while line := stdout.readline(_LONGEST_LINE):
-            if line.startswith(f'{{"event": "{self._ready}"'.encode()):
+            if line.startswith(b'{"event": "listening"'):
                 self._tell(self._is_listening, json.loads(line))
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:

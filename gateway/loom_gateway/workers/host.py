@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import errno
 import ipaddress
-import json
 import os
 import signal
 import socket
@@ -29,6 +28,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
 from loom.process.exit_codes import report
+from loom.process.lifeline import when_parent_ends
+from loom.process.listen import announce, bracketed
 from loom_gateway.workers.monarch_env import set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -87,13 +88,13 @@ def serve(address: WorkerAddress) -> None:
     configure(message_delivery_timeout=UNDELIVERABLE_AFTER, enable_dest_actor_reordering_buffer=False)
     # For the processes that are started here; this one has read its own already, over which it would prevail.
     os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", PROCESSES_GIVE_UP_AFTER)
-    enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{_bracketed(ip)}:0")
-    url = f"tcp://{_bracketed(address.host)}:{address.port}"
+    enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{bracketed(ip)}:0")
+    url = str(address)
     served = start_worker_loop_forever(address=url, ca="trust_all_connections")
     try:
         _wait_until_listening(served, address.port)
         if not _ending.is_set():
-            print(json.dumps({"event": "listening", "address": url, "pid": os.getpid()}), flush=True)  # noqa: T201
+            announce(address=url)
         served.get()
     except ValueError as error:
         if "Address already in use" in str(error):
@@ -147,11 +148,6 @@ def _port_in_use(address: WorkerAddress) -> PortInUse:
     return PortInUse(
         f"port {address.port} of {address.host} is in use: end what listens there or choose another port"
     )
-
-
-def _bracketed(host: object) -> str:
-    text = str(host)
-    return f"[{text}]" if ":" in text else text
 
 
 def _end_with_descendants(status: int = 0) -> NoReturn:
@@ -253,13 +249,11 @@ def _exit_with_parent() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
-    def watch() -> None:
-        while os.read(lifeline, 4096):
-            pass
+    def end() -> None:
         _say_why("the worker ends: its parent is gone\n")
         _end_with_descendants()
 
-    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+    when_parent_ends(end, lifeline)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import gc
-import json
 import logging
 import math
 import os
@@ -15,11 +13,12 @@ import resource
 import signal
 import socket
 import sys
-import threading
 
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
+from loom.process.lifeline import when_parent_ends
+from loom.process.listen import announce, listen, reachable
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.registry import Registry
 from loom.weaver.serving.server import Server, monotonic_clock
@@ -48,7 +47,8 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     if options.exit_with_parent:
-        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+        # As SIGTERM does.
+        when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     _allow_many_connections()
     try:
         host, port = _host_and_port(options.listen)
@@ -56,12 +56,12 @@ def main() -> int:
             raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
         folder = WeaverFolder.open(options.folder)
         store = Store(folder.store)
-        tcp = _listen(host, port, folder.remembered())
+        tcp = _listen_as_before(host, port, folder.remembered())
         remembered = folder.remembered()
         key = remembered.key if remembered else folder.new_key()
         bound = tcp.getsockname()
         folder.remember(WeaverAddress(host, bound[1], key))
-        address = WeaverAddress(options.advertise or _connectable(host), bound[1], key)
+        address = WeaverAddress(options.advertise or reachable(host, socket.gethostname()), bound[1], key)
     except LoomError as error:
         return report(error)
     loop = _new_loop()
@@ -94,8 +94,7 @@ async def _serve(
         loop.add_signal_handler(number, server.ended.set)
     await server.start(tcp, _listen_unix(folder))
     server.run(_end_with(folder, server))
-    line = {"event": "ready", "address": str(address), "socket": str(folder.socket), "pid": os.getpid()}
-    print(json.dumps(line), flush=True)  # noqa: T201
+    announce(address=str(address), socket=str(folder.socket))
     await server.ended.wait()
     await server.stop()
     folder.socket.unlink(missing_ok=True)
@@ -126,28 +125,14 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return match["host"].strip("[]"), int(match["port"])
 
 
-def _listen(host: str, port: int, before: WeaverAddress | None) -> socket.socket:
+def _listen_as_before(host: str, port: int, before: WeaverAddress | None) -> socket.socket:
     """Listen where threadlets look for the weaver, if there was one and no port is asked for."""
     if port == 0 and before is not None and before.host == host:
         try:
-            return _bind(host, before.port)
+            return listen(host, before.port)
         except PortInUse as error:
             _log.warning("threadlets of the weaver before will not find this one: %s", error)
-    return _bind(host, port)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(4096)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"port {port} of {host} is in use: choose another (0 picks one)") from error
-        raise InvalidAddress(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
+    return listen(host, port)
 
 
 def _listen_unix(folder: WeaverFolder) -> socket.socket:
@@ -157,18 +142,6 @@ def _listen_unix(folder: WeaverFolder) -> socket.socket:
     folder.socket.chmod(0o600)
     listener.listen(128)
     return listener
-
-
-def _connectable(host: str) -> str:
-    """An address that reaches a listener on ``host``."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host
-
-
-def _end_with_parent() -> None:
-    """End as SIGTERM does when the parent is gone."""
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""A pipe by which a child process notices that its parent is gone, however the parent ended."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+__all__ = ["Lifeline", "when_parent_ends"]
+
+_held: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+
+
+class Lifeline:
+    """The parent's side: the child has ``child_end`` as its standard input, and sees when this side closes.
+
+    The kernel closes it when this process ends. A forked copy of this process does not hold it.
+    """
+
+    def __init__(self) -> None:
+        self.child_end, ours = os.pipe()
+        self._ours = io.FileIO(ours, "wb")
+        _held.add(self)
+
+    def given(self) -> None:
+        """Let go of the child's end, which the child has by now."""
+        os.close(self.child_end)
+
+    def close(self) -> None:
+        """Have the child end, if it watches. Again is harmless."""
+        self._ours.close()
+
+
+def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
+    """Call a function, on a thread of its own, when the parent's end of standard input is closed.
+
+    Args:
+        descriptor: of the pipe, if it is not standard input any more.
+    """
+
+    def watch() -> None:
+        while os.read(descriptor, 4096):
+            pass
+        end()
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+def _release_in_a_fork() -> None:
+    for lifeline in list(_held):
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_release_in_a_fork)

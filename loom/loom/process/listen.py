@@ -1,0 +1,55 @@
+"""Listening on a port: the socket, the addresses that lead to it, and the line that tells the parent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+
+from loom.errors import InvalidAddress, PortInUse
+
+__all__ = ["announce", "bracketed", "listen", "reachable"]
+
+_ANY = ("0.0.0.0", "::")
+
+
+def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -> socket.socket:
+    """Listen on a TCP port of an address.
+
+    Args:
+        port: 0 picks a free one.
+        advice: what to do if the port is in use.
+
+    Raises:
+        PortInUse: something else listens there.
+        InvalidAddress: the address is not of this machine, or is none.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(4096)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise PortInUse(f"port {port} of {host} is in use: {advice}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidAddress(f"cannot listen on {host}:{port}: {reason}") from error
+    return listener
+
+
+def bracketed(host: object) -> str:
+    """Return a host as it is written before a port: an IPv6 address in brackets."""
+    text = str(host)
+    return f"[{text}]" if ":" in text else text
+
+
+def reachable(host: str, instead: str) -> str:
+    """Return an address that leads to a listener on ``host``: ``instead`` if it listens on every address."""
+    return instead if host in _ANY else host
+
+
+def announce(event: str = "listening", **details: object) -> None:
+    """Tell the parent, in a line of JSON on standard output, that this process can be connected to."""
+    print(json.dumps({"event": event, **details, "pid": os.getpid()}), flush=True)  # noqa: T201
