@@ -1,86 +1,202 @@
-"""The options of ``loom serve gateway`` that are about its doors."""
+"""`GatewaySettings`: the options of a gateway, declared once, for ``loom serve gateway`` and for a pod's gateway.
+
+A dataclass with Typer's annotations and not a model of pydantic, which a laptop does not have: the command has its
+help there too.
+"""
 
 from __future__ import annotations
 
-import argparse
-import ssl
-from dataclasses import fields
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from loom.errors import WrongArguments
-from loom.token_file import TokenFile, default_path
 from loom.wire.mux import MAX_MESSAGE
-from loom_gateway.access.audit import Audit
-from loom_gateway.access.control import Doors
-from loom_gateway.access.rate_limits import Limits
-from loom_gateway.access.tokens import TokenAuthority
 
-__all__ = ["add_door_options", "check_tls", "driver_limits", "make_doors"]
+__all__ = ["ExitWithParent", "GatewaySettings", "Limits", "LogLevel", "command"]
 
-
-def add_door_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a parser."""
-    add = parser.add_argument
-    add("--tokens", type=Path, default=default_path(), metavar="FILE", help="file of `loom token create`")
-    add("--tls-cert", type=Path, metavar="FILE", help="certificate and its chain, PEM; serves wss://")
-    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM, if it is in another file")
-    add("--allow-origin", action="append", default=[], metavar="https://HOST", help="pages that may connect")
-    add("--trusted-proxy", action="append", default=[], metavar="ADDRESS", help="its X-Forwarded-For is believed")
-    add("--audit", type=Path, metavar="FILE", help="write who did what, as lines of JSON")
-    add("--audit-size", type=int, default=64 << 20, metavar="BYTES", help="size of one audit file")
-    for field in fields(Limits):
-        name = f"--{field.name.replace('_', '-')}"
-        add(name, type=type(field.default), default=field.default, help=f"default {field.default}; 0: no limit")
+ExitWithParent = Annotated[
+    bool, typer.Option("--exit-with-parent", help="End when standard input, a pipe of the parent's, is closed.")
+]
 
 
-def check_tls(certificate: Path | None, key: Path | None) -> None:
-    """Check that a gateway can speak TLS with these.
+class LogLevel(str, Enum):
+    """How much is logged."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a gateway; 0 is none.
 
     Raises:
-        WrongArguments: a file is missing or cannot be read, or they do not belong together.
+        WrongArguments: one is not a number that makes sense.
     """
-    if certificate is None:
-        if key is not None:
-            raise WrongArguments("--tls-key needs --tls-cert, the certificate that it belongs to")
-        return
-    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
-        try:
-            if path is not None:
-                path.open("rb").close()
-        except OSError as error:
-            raise WrongArguments(f"cannot read {option} {path}: {error.strerror or error}") from error
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-    except ssl.SSLError as error:
-        both = f"the certificate {certificate} and " + ("its key" if key is None else f"the key {key}")
-        raise WrongArguments(
-            f"cannot serve TLS with {both}: {error.reason or error}. Both are PEM, and the key is the certificate's"
-        ) from error
+
+    max_message: Annotated[
+        int, typer.Option(min=0, help="Bytes of one message. Default 16 GiB.", show_default=False)
+    ] = MAX_MESSAGE
+    """Bytes of one message: an operation with its arguments."""
+    max_sessions: Annotated[int, typer.Option(min=0, help="Sessions of one token; 0: no limit.")] = 32
+    max_in_flight: Annotated[int, typer.Option(min=0, help="Unanswered operations of a session.")] = 100_000
+    connection_rate: Annotated[
+        float, typer.Option(min=0, help="Connections and requests a second from one address.")
+    ] = 100.0
+    """WebSockets and REST requests a second from one address, after the first few seconds' worth at once."""
+    login_failures: Annotated[
+        int, typer.Option(min=0, help="Wrong tokens from one address within --login-window.")
+    ] = 20
+    login_window: Annotated[float, typer.Option(min=0, metavar="SECONDS")] = 60.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(Limits):
+            if not 0 <= getattr(self, limit.name) < math.inf:
+                raise WrongArguments(f"{_option(limit)} is a number from 0 on")
+        if not self.login_window:
+            raise WrongArguments("--login-window is larger than 0")
 
 
-def make_doors(options: argparse.Namespace, token: str) -> Doors:
-    """The doors that parsed options describe.
+@dataclass(frozen=True)
+class GatewaySettings(Limits):
+    """What a gateway is told."""
 
-    Args:
-        token: the gateway's own.
-
-    Raises:
-        WrongArguments: a limit makes no sense, or the audit file cannot be written.
-        TokenFileError: the token file cannot be used.
-    """
-    limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
-    for field in fields(Limits):
-        if not 0 <= getattr(limits, field.name) < float("inf"):
-            raise WrongArguments(f"--{field.name.replace('_', '-')} is a number from 0 on")
-    if not limits.login_window or options.audit_size <= 0:
-        raise WrongArguments("--login-window and --audit-size are larger than 0")
-    file = TokenFile(options.tokens)
-    file.read()
-    return Doors(
-        TokenAuthority(token, file), limits, Audit(options.audit, options.audit_size), options.allow_origin
+    worker: Annotated[
+        list[str], typer.Option(metavar="[MESH=]tcp://HOST:PORT", help="Address of a worker; once for each.")
+    ] = field(default_factory=list)
+    workers: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[MESH=]SOURCE",
+            help="Where workers are found: dns://SERVICE:PORT?count=N, a headless service, or file:PATH, with an "
+            "address a line.",
+        ),
+    ] = field(default_factory=list)
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8470
+    workers_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long a new session waits for workers to be found.")
+    ] = 60.0
+    token: Annotated[
+        str | None, typer.Option(envvar="LOOM_TOKEN", help="What clients must show. Generated and printed if none.")
+    ] = None
+    session_linger: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long a session lives on without a client.")
+    ] = 3600.0
+    tunnel_idle: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long a client over HTTP may go without a poll.")
+    ] = 60.0
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder in which the next gateway finds the sessions of this one. "
+            "Default: $XDG_RUNTIME_DIR/loom/gateway-PORT, or /tmp/loom-UID/gateway-PORT.",
+            show_default=False,
+        ),
+    ] = None
+    end_sessions: Annotated[
+        bool, typer.Option("--end-sessions", help="End the sessions on SIGTERM, too, as Ctrl-C does.")
+    ] = False
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="On SIGTERM, serve the sessions there are for so long, but no new ones.",
+        ),
+    ] = 0.0
+    weaver_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where training processes find the weaver. Default: this host's address, any port.",
+            show_default=False,
+        ),
+    ] = None
+    weaver_advertise: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The host that they are told, where it is another.")
+    ] = None
+    injectable: Annotated[
+        bool,
+        typer.Option(
+            "--injectable",
+            envvar="LOOM_INJECTABLE",
+            help="Allow that failures are injected into it, its weaver and drivers: `loom inject`.",
+        ),
+    ] = False
+    log_level: Annotated[LogLevel, typer.Option(help="debug, info, warning or error; the log goes to stderr.")] = (
+        LogLevel.warning
     )
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of `loom token`. Default: LOOM_TOKENS, or the user's.")
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate and its chain, PEM; serves wss://.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, if it is in another file.")] = None
+    allow_origin: Annotated[
+        list[str], typer.Option(metavar="https://HOST", help="Pages that may connect, besides the gateway's own.")
+    ] = field(default_factory=list)
+    trusted_proxy: Annotated[
+        list[str], typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed.")
+    ] = field(default_factory=list)
+    audit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write who did what, as JSON lines.")] = None
+    audit_size: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Size of one audit file.", show_default="64 MiB")
+    ] = 64 << 20
+    exit_with_parent: ExitWithParent = False
+
+    def arguments(self) -> list[str]:
+        """Return the command line that makes these settings, without the token: everybody could read it there."""
+        arguments = []
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name == "token" or value == _default(setting):
+                continue
+            if value is True:
+                arguments.append(_option(setting))
+                continue
+            for one in value if isinstance(value, list) else [value]:
+                arguments += [_option(setting), str(getattr(one, "value", one))]
+        return arguments
 
 
-def driver_limits(limits: Limits) -> list[str]:
-    """The limits that drivers keep, as their command line has them."""
-    return ["--max-message", str(limits.max_message or MAX_MESSAGE), "--max-in-flight", str(limits.max_in_flight)]
+def command(run: Callable[[GatewaySettings], None]) -> Callable[..., None]:
+    """Make of a function that takes settings one with an option for each, for Typer. It keeps the docstring."""
+    types = get_type_hints(GatewaySettings, include_extras=True)
+    # Typer shows the options in this order: those that every gateway needs come before the limits.
+    settings = sorted(fields(GatewaySettings), key=lambda setting: setting.name in Limits.__dataclass_fields__)
+
+    def with_options(**options: Any) -> None:
+        run(GatewaySettings(**options))
+
+    with_options.__doc__ = run.__doc__
+    with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(setting),
+                annotation=types[setting.name],
+            )
+            for setting in settings
+        ]
+    )
+    return with_options
+
+
+def _option(setting: Field[Any]) -> str:
+    return f"--{setting.name.replace('_', '-')}"
+
+
+def _default(setting: Field[Any]) -> Any:
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()

@@ -28,9 +28,10 @@ from loom.errors import (
 )
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
-from loom_gateway.access.rate_limits import ADDRESSES, Limits, RateLimit, address_key
+from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
 from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
 from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
+from loom_gateway.settings import Limits
 
 __all__ = ["Doors", "Visit", "refusal_headers"]
 

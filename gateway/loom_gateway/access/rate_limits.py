@@ -1,4 +1,4 @@
-"""How much and how often: the gateway's limits, and counters of those that are rates."""
+"""How often something may happen at each of many addresses."""
 
 from __future__ import annotations
 
@@ -6,32 +6,11 @@ import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from loom.wire.mux import MAX_MESSAGE
-
-__all__ = ["Limits", "RateLimit", "address_key"]
+__all__ = ["RateLimit", "address_key"]
 
 ADDRESSES = 10_000
 """Addresses that a rate is counted for at once. One that is over the limit long ago is forgotten first."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a gateway; 0 is none. Each can be set on its command line."""
-
-    max_message: int = MAX_MESSAGE
-    """Bytes of one message: an operation with its arguments."""
-    max_sessions: int = 32
-    """Sessions of one token at a time."""
-    max_in_flight: int = 100_000
-    """Operations of one session that have not been answered."""
-    connection_rate: float = 100.0
-    """WebSockets and REST requests a second from one address, after the first few seconds' worth at once."""
-    login_failures: int = 20
-    """Wrong tokens from one address within `login_window`."""
-    login_window: float = 60.0
-    """Seconds."""
 
 
 class RateLimit:

@@ -16,12 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.election import choose
 from loom_gateway.pod.forwarding import Forwarder
 from loom_gateway.pod.peers import Peers
 from loom_gateway.pod.process import KeptProcess
 from loom_gateway.pod.settings import PodSettings
+from loom_gateway.settings import GatewaySettings
 from loom_gateway.workers.sources import resolve_pods
 
 __all__ = ["Keeper"]
@@ -124,7 +126,7 @@ class Keeper:
             "gateway_problem": self.gateway.problem if self.has_gateway else self._problem,
             "gateway_pod": self._chosen,
             "worker": {
-                "address": f"tcp://{_bracketed(self.address)}:{self.settings.monarch_port}",
+                "address": f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}",
                 "pid": self.worker.pid,
                 "starts": self.worker.starts,
                 "listening": self.worker.listening,
@@ -234,7 +236,7 @@ class Keeper:
     # -- its processes ------------------------------------------------------------------------------------------
 
     def _worker_arguments(self) -> Sequence[str]:
-        return ["--address", f"tcp://{_bracketed(self.address)}:{self.settings.monarch_port}"]
+        return ["--address", f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}"]
 
     @property
     def _tokens(self) -> Path:
@@ -246,13 +248,19 @@ class Keeper:
     def _gateway_arguments(self) -> Sequence[str]:
         settings = self.settings
         self._write_token()
-        arguments = ["--host", "0.0.0.0", "--port", str(settings.gateway_port), "--tokens", str(self._tokens)]
-        for mesh in settings.meshes:
-            source = f"dns://{mesh.service}:{settings.monarch_port}?count={mesh.pods}"
-            arguments += ["--workers", f"{mesh.mesh}={source}"]
-        weaver = ["--weaver-listen", f"{_bracketed(self.address)}:0", "--weaver-advertise", self.address]
-        state = ["--state-dir", str(_short(self._folder / "gateway"))]
-        return [*arguments, *weaver, *state, "--session-linger", str(settings.session_linger)]
+        return GatewaySettings(
+            host="0.0.0.0",
+            port=settings.gateway_port,
+            tokens=self._tokens,
+            workers=[
+                f"{mesh.mesh}=dns://{mesh.service}:{settings.monarch_port}?count={mesh.pods}"
+                for mesh in settings.meshes
+            ],
+            weaver_listen=f"{bracketed(self.address)}:0",
+            weaver_advertise=self.address,
+            state_dir=str(_short(self._folder / "gateway")),
+            session_linger=settings.session_linger,
+        ).arguments()
 
 
 def _short(folder: Path) -> Path:
@@ -261,10 +269,6 @@ def _short(folder: Path) -> Path:
         return folder
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"loom-{os.geteuid()}-{name}")
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _versions() -> dict[str, str]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
-import sys
-import threading
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loom.cli.serve import ExitWithParent
+from loom.cli.serve import ExitWithParent, LogLevel
 from loom.cli.status import Ca, Token, Url
 from loom.errors import WrongArguments
 from loom.extras import require
+from loom.process.lifeline import when_parent_ends
+from loom.process.listen import announce
 
 if TYPE_CHECKING:
     from loom.bridge.bridge import Bridge
@@ -33,13 +32,6 @@ NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 class FormatName(str, Enum):
     json = "json"
     protobuf = "protobuf"
-
-
-class LogLevel(str, Enum):
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
 
 
 def bridge(
@@ -93,7 +85,8 @@ def bridge(
         await _until_ended(Bridge(gateway, messages, nats, login, prefix, Format(format.value)))
 
     if exit_with_parent:
-        threading.Thread(target=_end_with_parent, name="exit-with-parent", daemon=True).start()
+        # As SIGTERM does.
+        when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     asyncio.run(run())
 
 
@@ -109,14 +102,7 @@ async def _until_ended(bridge: Bridge) -> None:
 async def _carry(bridge: Bridge) -> None:
     try:
         await bridge.open()
-        print(json.dumps({"event": "listening", "bridge": bridge.id, "pid": os.getpid()}), flush=True)  # noqa: T201
+        announce(bridge=bridge.id)
         await bridge.run()
     finally:
         await bridge.close()
-
-
-def _end_with_parent() -> None:
-    """End as SIGTERM does when the parent is gone."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

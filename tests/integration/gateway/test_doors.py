@@ -21,8 +21,8 @@ from loom.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.access.control import Doors as GatewayDoors
 from loom_gateway.access.middleware import DoorKeeper
-from loom_gateway.access.rate_limits import Limits
 from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.settings import Limits
 from loom_proxy.local import LocalCluster
 from tests.support.processes import read_json, run
 from tests.support.processes import start as start_program

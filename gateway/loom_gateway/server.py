@@ -1,0 +1,185 @@
+"""The gateway's server: uvicorn with Loom's relay, and what becomes of the sessions when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from loom.errors import WrongArguments
+from loom.process.exit_codes import FAILURE
+from loom.process.lifeline import when_parent_ends
+from loom.process.listen import announce, bracketed, listen, reachable
+from loom.token_file import TokenFile, default_path, generate_token
+from loom.wire.frames import MAX_FRAME
+from loom.wire.mux import MAX_MESSAGE
+from loom_gateway.access.audit import Audit
+from loom_gateway.access.control import Doors
+from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.app import create_app
+from loom_gateway.impatience import ImpatientProtocol
+from loom_gateway.relay.relay import RelaySocket
+from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.sessions.state_dir import StateFolder
+from loom_gateway.sessions.state_dir import default_path as default_state_dir
+from loom_gateway.settings import GatewaySettings, Limits, LogLevel
+from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.workers.sources import WorkerHosts, parse_source
+
+__all__ = ["serve"]
+
+
+def serve(settings: GatewaySettings) -> None:
+    """Run a gateway until it is told to end.
+
+    Raises:
+        WrongArguments: a setting makes no sense, or a file cannot be used.
+        TokenFileError: the token file cannot be used.
+        InvalidAddress, PortInUse: it cannot listen there.
+        UnsafeStateFolder, Conflict: it cannot have the state folder.
+    """
+    if not settings.worker and not settings.workers:
+        raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
+    hosts = WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
+    _check_tls(settings.tls_cert, settings.tls_key)
+    token = settings.token or generate_token()
+    file = TokenFile(settings.tokens or default_path())
+    file.read()
+    audit = Audit(settings.audit, settings.audit_size)
+    doors = Doors(TokenAuthority(token, file), settings, audit, settings.allow_origin)
+    listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
+    folder = _state_folder(settings, listener.getsockname()[1])
+    manager = SessionManager(
+        hosts,
+        settings.session_linger,
+        folder,
+        settings.exit_with_parent,
+        _driver_limits(settings),
+        settings.workers_timeout,
+    )
+    manager.end_sessions |= settings.end_sessions
+    keeper = WeaverKeeper(
+        manager.folder.weaver,
+        manager.worker_watch.there,
+        settings.weaver_listen,
+        settings.weaver_advertise,
+        manager.exit_with_gateway,
+        settings.session_linger,
+    )
+    if settings.exit_with_parent:
+        when_parent_ends(lambda: _abandon(manager, keeper))
+    _Server(settings, token, manager, doors, keeper).run(sockets=[listener])
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> None:
+    if certificate is None:
+        if key is not None:
+            raise WrongArguments("--tls-key needs --tls-cert, the certificate that it belongs to")
+        return
+    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise WrongArguments(f"cannot read {option} {path}: {error.strerror or error}") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        both = f"the certificate {certificate} and " + ("its key" if key is None else f"the key {key}")
+        raise WrongArguments(
+            f"cannot serve TLS with {both}: {error.reason or error}. Both are PEM, and the key is the certificate's"
+        ) from error
+
+
+def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
+    """Where drivers are found again; None if none is to outlive this process."""
+    # Only Linux can tell for sure that a process is the one that was started.
+    if sys.platform != "linux" or (settings.exit_with_parent and settings.state_dir is None):
+        return None
+    return StateFolder.open(settings.state_dir or default_state_dir(port))
+
+
+def _driver_limits(limits: Limits) -> list[str]:
+    """The limits that drivers keep, as their command line has them."""
+    return ["--max-message", str(limits.max_message or MAX_MESSAGE), "--max-in-flight", str(limits.max_in_flight)]
+
+
+def _abandon(manager: SessionManager, keeper: WeaverKeeper) -> None:
+    """End at once. The drivers end with this process, and the sessions' procs with them."""
+    keeper.abandon()
+    manager.abandon()
+    os._exit(FAILURE)
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, settings: GatewaySettings, token: str, manager: SessionManager, doors: Doors, keeper: WeaverKeeper
+    ) -> None:
+        self._settings = settings
+        self._token = token
+        self._manager = manager
+        self._keeper = keeper
+        self._app = create_app(manager, doors, settings.tunnel_idle, keeper, settings.injectable)
+        self._draining: asyncio.Future[None] | None = None
+        level = settings.log_level
+        super().__init__(
+            uvicorn.Config(
+                DoorKeeper(self._app, doors),
+                loop="uvloop",
+                ws=RelaySocket,  # uvicorn's websockets-sansio, with a short way for frames
+                ws_max_size=MAX_FRAME + 4096,
+                ws_ping_interval=20.0,
+                ws_ping_timeout=60.0,  # a laptop may be busy for a while
+                ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
+                http=ImpatientProtocol,
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
+                proxy_headers=bool(settings.trusted_proxy),
+                forwarded_allow_ips=settings.trusted_proxy,
+                # It warns of each malformed request, which an attack would fill the log with.
+                log_level="error" if level is LogLevel.warning else level.value,
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=5,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        assert sockets
+        host, port = sockets[0].getsockname()[:2]
+        scheme = "wss" if self._settings.tls_cert else "ws"
+        announce(url=f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}", token=self._token)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Ctrl-C is a person who is done. SIGTERM may be an upgrade, whose next gateway finds the sessions.
+        self._manager.end_sessions |= sig == signal.SIGINT
+        if sig == signal.SIGTERM and self._settings.drain > 0 and self.started and self._draining is None:
+            self._loop.call_soon_threadsafe(self._drain)
+        else:  # the second time it ends at once
+            super().handle_exit(sig, frame)
+
+    def _drain(self) -> None:
+        self._draining = self._draining or asyncio.ensure_future(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        self._app.state.draining.begin(self._settings.drain)
+        await self._app.state.draining.over()
+        super().handle_exit(signal.SIGTERM, None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.draining.begin(0.0)
+        await self._manager.end_all()  # while their clients can be told
+        self._manager.logs.stop_following()  # uvicorn waits for answers that are under way
+        self._app.state.tunnels.close()
+        self._keeper.client.close()
+        await super().shutdown(sockets)
