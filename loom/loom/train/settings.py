@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 __all__ = [
-    "Assignment",
     "Averaging",
     "Batch",
     "Ending",
@@ -116,31 +114,7 @@ class Member:
     """Where the group's store listens; only the first member has one."""
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """The work of a group's processes, from the controller."""
-
-    job: str
-    replica: str
-    lighthouse: str
-    store: tuple[str, int]
-    steps: int
-    config: LiveConfig
-    averaging: Averaging
-    restore: Restore
-    members: int
-    parallel: str
-    backend: str
-    checkpoints: str | None
-    checkpoint_every: int
-    keep_checkpoints: int
-    evaluate_every: int
-    hash_every: int
-    timeouts: Timeouts
-    injectable: bool | None = None
-
-
-@dataclass(frozen=True)
+@dataclass
 class TrainerReport:
     """How far the training of a process is."""
 
@@ -162,11 +136,11 @@ class TrainerReport:
     """Steps that this process applied."""
     paused: bool = False
     """Whether the weaver has paused it."""
-    hashes: Mapping[int, str] = field(default_factory=dict)
+    hashes: dict[int, str] = field(default_factory=dict)
     """The SHA-256 of the parameters by step, of the newest steps that were hashed."""
     changes: tuple[tuple[int, str, Any], ...] = ()
     """Step, key and new value of each change of the configuration."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     checkpoint_step: int | None = None
     """The step of the newest checkpoint that this process wrote."""

@@ -1,4 +1,4 @@
-"""`JobSpec`: what a job trains, and how."""
+"""`JobSpec`: what a job trains, and how; `Assignment`: the part of it that one group has."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import WrongArguments
+from loom.train.model import TrainerModel
 from loom.train.retries import RetryBudget
-from loom.train.settings import Assignment, Averaging, LiveConfig, Restore, Timeouts
-from loom.train.trainer import TrainerActor
+from loom.train.settings import Averaging, LiveConfig, Restore, Timeouts
 
-__all__ = ["JobSpec"]
+__all__ = ["Assignment", "JobSpec"]
 
 PARALLEL = ("ddp", "fsdp")
 BACKENDS = ("gloo", "nccl")
@@ -25,8 +25,8 @@ class JobSpec:
         WrongArguments: the fields contradict each other, or one has no meaning.
     """
 
-    trainer: type[TrainerActor]
-    """Class of the actors."""
+    trainer: type[TrainerModel]
+    """Class of the actors, a `loom.train.TrainerActor`."""
     args: tuple[Any, ...] = ()
     """Arguments of the class."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -81,32 +81,19 @@ class JobSpec:
         if wrong:
             raise WrongArguments("; ".join(wrong))
 
-    def assignment(self, replica: str, lighthouse: str, store: tuple[str, int], restore: Restore) -> Assignment:
-        """Return the work of the group that trains a replica.
+    def for_trainers(self) -> JobSpec:
+        """Return what the trainers have to know: they have been made, so not of what."""
+        return JobSpec(**{**vars(self), "args": (), "kwargs": {}})
 
-        Args:
-            replica: name of the replica.
-            lighthouse: URL of the lighthouse.
-            store: address of the group's store.
-            restore: where the group takes its state from.
-        """
-        return Assignment(
-            job=self.name,
-            replica=replica,
-            lighthouse=lighthouse,
-            store=store,
-            steps=self.steps,
-            config=self.config,
-            averaging=self.averaging,
-            restore=restore,
-            members=self.members,
-            parallel=self.parallel,
-            backend=self.backend,
-            checkpoints=self.checkpoints,
-            checkpoint_every=self.checkpoint_every,
-            keep_checkpoints=self.keep_checkpoints,
-            evaluate_every=self.evaluate_every,
-            hash_every=self.hash_every,
-            timeouts=self.timeouts,
-            injectable=self.injectable,
-        )
+
+@dataclass(frozen=True)
+class Assignment:
+    """The work of a group's processes, from the controller."""
+
+    job: JobSpec
+    replica: str
+    lighthouse: str
+    """URL."""
+    store: tuple[str, int]
+    """Address of the group's store."""
+    restore: Restore

@@ -1,4 +1,4 @@
-"""`TrainerActor`: a model, an optimizer and data, written in plain torch, as an actor that trains them."""
+"""`TrainerActor`: a process of a replica group, as an actor that trains a model."""
 
 from __future__ import annotations
 
@@ -7,105 +7,40 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from loom.actor import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.train.addresses import own_address
-from loom.train.settings import Assignment, Batch, Ending, Member, TrainerReport
+from loom.train.model import TrainerModel, adamw, sgd
+from loom.train.settings import Ending, Member, TrainerReport
+from loom.train.spec import Assignment
 
 if TYPE_CHECKING:
     from loom.train.loop.loop import TrainingLoop
 
-__all__ = ["TrainerActor", "adamw", "here", "sgd"]
-
-_here: TrainerActor | None = None
+__all__ = ["TrainerActor", "adamw", "sgd"]
 
 
-def here() -> TrainerActor | None:
-    """Return the trainer of this process, if it has one."""
-    return _here
-
-
-def sgd(parameters: Iterable[Any], learning_rate: float) -> Any:
-    """SGD with momentum 0.9."""
-    import torch
-
-    return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9)
-
-
-def adamw(parameters: Iterable[Any], learning_rate: float) -> Any:
-    """AdamW with torch's defaults."""
-    import torch
-
-    return torch.optim.AdamW(parameters, lr=learning_rate)
-
-
-class TrainerActor(Actor):
+class TrainerActor(TrainerModel, Actor):
     """A process of a replica group. A subclass gives at least `build` and `loss`.
 
     Import torch inside the methods, so that a laptop without torch can define the class. A step whose result could
     not be applied is computed again, with the same `Batch`.
     """
 
-    seed = 0
-    """Seed of torch, before `build`."""
-    device = "cpu"
-    """Where the model is put."""
-    optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"sgd": sgd, "adamw": adamw}
-    """Functions of parameters and a learning rate, by the names that `LiveConfig.optimizer` may have."""
-
     def __init__(self) -> None:
-        self.before_step: list[Callable[[Batch], object]] = []
-        """Called with each batch before it is trained on, in the training thread."""
-        self.after_loss: list[Callable[[Any], Any]] = []
-        """Called with each loss; each returns the loss to go on with."""
-        self.replica = ""
-        """Name of the replica, such as ``train_0``; empty before the training begins."""
+        super().__init__()
         self._loop: TrainingLoop | None = None
         self._store: Any = None
+        """The group's store, in its first process: held, as it ends with the object."""
         self._joined = False
-
-    # What a subclass gives.
-
-    def build(self) -> Any:
-        """Return the model, a ``torch.nn.Module``, which has to be the same in each process."""
-        raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
-
-    def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the loss of a model on a batch: a tensor that can be differentiated."""
-        raise NotImplementedError(f"{type(self).__name__} has to give loss(self, model, batch)")
-
-    def warm_up(self) -> None:
-        """Do what takes long and needs no model, such as reading data; a spare does it before it is needed."""
-
-    def evaluate(self, model: Any) -> dict[str, float]:
-        """Return metrics of a model, such as ``{"accuracy": 0.97}``. All processes call this, without gradients."""
-        return {}
-
-    def save(self) -> dict[str, Any]:
-        """Return the state besides model and optimizer, for `load`."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `save` returned in another process, or an earlier one."""
-
-    def step(self, model: Any, batch: Batch) -> Any:
-        """Return the loss to differentiate."""
-        for function in self.before_step:
-            function(batch)
-        loss = self.loss(model, batch)
-        for function in self.after_loss:
-            loss = function(loss)
-        return loss
-
-    # What the controller calls.
+        """Whether this process is in the process group of its replica group, once for all trainings."""
 
     @endpoint
     async def prepare(self) -> Member:
         """Import everything and read the data, before there is anything to train."""
-        global _here
-        _here = self
         rank = current_rank().rank
         await asyncio.to_thread(self._warm_up)
         address = await asyncio.to_thread(self._open_store) if rank == 0 else ("", 0)
@@ -139,9 +74,10 @@ class TrainerActor(Actor):
     async def train(self, assignment: Assignment) -> TrainerReport:
         """Train until the end; return the last report."""
         rank = current_rank().rank
-        ended: asyncio.Future[TrainerReport] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
+        ended: asyncio.Future[TrainerReport] = loop.create_future()
 
+        # A daemon, unlike an executor's thread: one that hangs does not keep its process from ending.
         def work() -> None:
             report = self._train(assignment, rank)
             loop.call_soon_threadsafe(ended.set_result, report)
@@ -150,11 +86,9 @@ class TrainerActor(Actor):
         return await ended
 
     def _train(self, assignment: Assignment, rank: int) -> TrainerReport:
-        import traceback
-
         self.replica = assignment.replica
         try:
-            if assignment.members > 1 and not self._joined:
+            if assignment.job.members > 1 and not self._joined:
                 self._join_group(assignment, rank)
             from loom.train.loop.loop import TrainingLoop
 
@@ -164,17 +98,16 @@ class TrainerActor(Actor):
         return self._loop.run()
 
     def _join_group(self, assignment: Assignment, rank: int) -> None:
-        from datetime import timedelta
-
         from torch import distributed
 
+        job = assignment.job
         host, port = assignment.store
         distributed.init_process_group(
-            assignment.backend,
+            job.backend,
             store=distributed.TCPStore(host, port, is_master=False, wait_for_workers=False),
             rank=rank,
-            world_size=assignment.members,
-            timeout=timedelta(seconds=assignment.timeouts.collective),
+            world_size=job.members,
+            timeout=timedelta(seconds=job.timeouts.collective),
         )
         self._joined = True
 

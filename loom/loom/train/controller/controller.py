@@ -11,13 +11,9 @@ from collections.abc import Callable
 from loom.beside import Session
 from loom.errors import TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
-from loom.train.controller.group import ReplicaGroup
-from loom.train.controller.group_events import GroupEvent
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
-from loom.train.controller.live_changes import LiveChanges
 from loom.train.controller.replica_slots import ReplicaSlots
-from loom.train.controller.respawns import RespawnRequests
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
 from loom.train.controller.support import Support
 from loom.train.settings import Ending
@@ -57,13 +53,12 @@ class Controller:
         self._job = job
         self._session = session
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """What other threads have this one do."""
-        self._events = JobEvents(job.name, session)
-        self._pool = GroupPool(session, job, self._events, self._group_happened)
+        """What other threads have this one do. Only this one changes slots and groups, so that none has a lock."""
+        self._events = JobEvents(job.name, session, self._respawn)
+        self._pool = GroupPool(session, job, self._events, self._group_changed)
         self._support = Support(session, job, self._messages.put, self._events)
         self._slots = ReplicaSlots(job, self._pool, self._support, self._events)
         self._support.moved = self._slots.lighthouse_moved
-        self._changes = LiveChanges(session, job, self._slots, self._pool, self._events)
 
     def run(self) -> JobSummary:
         """Run the job to its end.
@@ -76,14 +71,14 @@ class Controller:
             raise WrongArguments(f"a job {job.name!r} runs in this driver already: give another name")
         _controllers[job.name] = self
         began = time.monotonic()
-        respawns = None
         try:
             with Threadlet(
                 f"{job.name}_job", group=f"{job.name}_jobs", weaver=self._session.weaver_address(), devices=()
             ) as threadlet:
-                self._changes.register(threadlet)
+                threadlet.handler("groups")(self._slots.resize)
+                threadlet.handler("drain_host")(self._slots.drain)
+                threadlet.handler("undrain_host")(self._slots.undrain)
                 self._support.open()
-                respawns = RespawnRequests(self._session, self._respawn_wanted)
                 for _ in range(job.groups):
                     self._slots.add()
                 self._events.record("job_started", groups=job.groups, steps=job.steps, spares=job.spares)
@@ -91,8 +86,6 @@ class Controller:
             return self._summary(time.monotonic() - began)
         finally:
             del _controllers[job.name]
-            if respawns is not None:
-                respawns.close()
             self._pool.close()
             self._support.close()
             self._events.close()
@@ -121,7 +114,7 @@ class Controller:
                 pass
             threadlet.check_and_apply_updates()
             if threadlet.should_stop:
-                self._changes.stop_all()
+                self._slots.stop_all()
             self._slots.tick(time.monotonic())
             self._support.tick(self._pool.hosts())
             progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
@@ -163,8 +156,8 @@ class Controller:
 
     # Called by other threads.
 
-    def _group_happened(self, group: ReplicaGroup, event: GroupEvent) -> None:
-        self._messages.put(functools.partial(self._slots.take, group, event))
+    def _group_changed(self) -> None:
+        self._messages.put(self._slots.look)
 
-    def _respawn_wanted(self, replica: str, reason: str) -> None:
-        self._messages.put(functools.partial(self._changes.respawn, replica, reason))
+    def _respawn(self, replica: str, reason: str) -> None:
+        self._messages.put(functools.partial(self._slots.respawn, replica, reason))

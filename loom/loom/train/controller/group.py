@@ -10,9 +10,8 @@ from enum import Enum
 from typing import Any
 
 from loom.beside import Session
-from loom.train.controller.group_events import Ended, Failed, GroupEvent, Prepared, ProcessLost, Reported, Silent
-from loom.train.settings import Assignment, Ending, Member, TrainerReport
-from loom.train.spec import JobSpec
+from loom.train.settings import Ending, Member, TrainerReport
+from loom.train.spec import Assignment, JobSpec
 
 __all__ = ["GroupState", "ReplicaGroup"]
 
@@ -39,32 +38,33 @@ class GroupState(str, Enum):
 class ReplicaGroup:
     """The processes of one replica, on one host.
 
+    Threads of the group wait for the processes and write down what they find. The controller's thread decides.
+
     Args:
         session: starts the processes.
         job: the job: class of the actors, number of processes, seconds that they may be silent.
         name: of the proc mesh.
         host: number of the host.
-        happened: takes the group's events, called by other threads.
+        changed: called by other threads when an attribute has changed.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        job: JobSpec,
-        name: str,
-        host: int,
-        happened: Callable[[ReplicaGroup, GroupEvent], None],
-    ) -> None:
+    def __init__(self, session: Session, job: JobSpec, name: str, host: int, changed: Callable[[], object]) -> None:
         self.number = next(_numbers)
         self.host = host
-        self.state = GroupState.PREPARING
         self.members: list[Member] = []
-        self.report = TrainerReport()
-        """The last report of the first member."""
+        """Its processes; empty until they have imported everything."""
         self.replica = ""
-        """Name of the replica that it trains; empty for a spare."""
+        """Name of the replica that it trains; empty if it trains none."""
+        self.report = TrainerReport()
+        """The newest report of the first member."""
+        self.ended: TrainerReport | None = None
+        """The last report of a training that has ended, of the first member that failed if one did."""
+        self.failure = ""
+        """Why the group cannot be used any more; empty if it can."""
+        self.silent = 0.0
+        """Seconds in which its processes have not answered."""
         self._patience = job.silence
-        self._happened = happened
+        self._changed = changed
         self._over = threading.Event()
         self._training_ended = threading.Event()
         self.procs = session.spawn_procs(name, host, {"gpus": job.members}, self._process_gone)
@@ -73,15 +73,29 @@ class ReplicaGroup:
         self._in_background(self._prepare)
 
     @property
+    def state(self) -> GroupState:
+        # Derived, so that a thread which finishes late cannot bring a group back that was stopped.
+        if self._over.is_set():
+            return GroupState.OVER
+        if self.replica:
+            return GroupState.TRAINING
+        return GroupState.READY if self.members else GroupState.PREPARING
+
+    @property
     def pids(self) -> list[int]:
         return [member.pid for member in self.members]
+
+    @property
+    def store(self) -> tuple[str, int]:
+        """Where the group's store listens."""
+        return self.members[0].store
 
     def begin(self, assignment: Assignment) -> None:
         """Start to train. Only in `GroupState.READY`."""
         assert self.state is GroupState.READY, self.state
-        self.state = GroupState.TRAINING
         self.replica = assignment.replica
-        self.report = TrainerReport()
+        self.report, self.ended, self.silent = TrainerReport(), None, 0.0
+        # An event for each training: a thread of the one before may still look at its own.
         self._training_ended = threading.Event()
         training = self.trainers.train.call(assignment)
         self._in_background(self._await_end, training, self._training_ended)
@@ -89,7 +103,7 @@ class ReplicaGroup:
 
     def rest(self) -> None:
         """Take note that the training ended and another can begin."""
-        self.state, self.replica = GroupState.READY, ""
+        self.replica, self.ended = "", None
 
     def leave(self) -> None:
         """End the training at the next step boundary."""
@@ -101,61 +115,57 @@ class ReplicaGroup:
 
     def stop(self, reason: str) -> None:
         """End the processes."""
-        self.state = GroupState.OVER
         self._over.set()
         self._training_ended.set()
         self.procs.stop(reason)
 
-    @property
-    def store(self) -> tuple[str, int]:
-        """Where the group's store listens."""
-        return self.members[0].store
-
     # What follows runs on other threads.
 
     def _in_background(self, work: Callable[..., None], *args: Any) -> None:
+        # A thread each, as a call to processes that hang returns late or never.
         threading.Thread(target=work, args=args, name=f"group {self.number} {work.__name__}", daemon=True).start()
 
-    def _tell(self, event: GroupEvent) -> None:
-        if not self._over.is_set():
-            self._happened(self, event)
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason  # the first is the cause
+        self._changed()
 
     def _process_gone(self, rank: int) -> None:
-        self._tell(ProcessLost(rank))
+        self._fail(f"process {self.pids[rank] if self.members else rank} is gone")
 
     def _prepare(self) -> None:
         try:
             self.members = list(self.trainers.prepare.call().get().values())
         except Exception as error:  # noqa: BLE001 - the job tries again elsewhere
-            self._tell(Failed(f"it could not be prepared: {error}"))
+            self._fail(f"it could not be prepared: {error}")
         else:
-            self._tell(Prepared())
+            self._changed()
 
     def _await_end(self, training: Any, training_ended: threading.Event) -> None:
         try:
             reports: list[TrainerReport] = list(training.get().values())
         except Exception as error:  # noqa: BLE001 - its processes are gone, and whoever notices first tells
             training_ended.set()
-            self._tell(Failed(f"its processes do not answer: {error}"))
+            self._fail(f"its processes do not answer: {error}")
             return
         training_ended.set()
         failed = [report for report in reports if report.ending in (Ending.FAILED, Ending.NO_PEERS)]
-        self._tell(Ended((failed or reports)[0]))
+        self.ended = (failed or reports)[0]
+        self._changed()
 
     def _ask_for_reports(self, training_ended: threading.Event) -> None:
-        silent = 0.0
         while not training_ended.wait(REPORT_EVERY):
             try:
                 reports = list(self.trainers.report.call().get(timeout=self._patience).values())
             except TimeoutError:
-                silent += self._patience
-                self._tell(Silent(silent))
+                self.silent += self._patience
             except Exception as error:  # noqa: BLE001 - its processes are gone, and whoever notices first tells
                 _log.debug("group %s does not answer: %s", self.number, error)
                 return
             else:
-                silent = 0.0
-                self._tell(Reported(reports[0]))
+                if training_ended.is_set():
+                    return
+                self.report, self.silent = reports[0], 0.0
+            self._changed()
 
     def _call(self, endpoint: Any, *args: Any) -> None:
         try:

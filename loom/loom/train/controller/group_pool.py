@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from loom.beside import Session
 from loom.errors import SupervisionError
 from loom.train.controller.group import GroupState, ReplicaGroup
-from loom.train.controller.group_events import Failed, GroupEvent, Prepared, ProcessLost
 from loom.train.controller.job_events import JobEvents
 from loom.train.spec import JobSpec
 
@@ -30,8 +29,8 @@ class GroupPool:
     session: Session
     job: JobSpec
     events: JobEvents
-    happened: Callable[[ReplicaGroup, GroupEvent], None]
-    """Takes the events of each group, called by other threads."""
+    changed: Callable[[], object]
+    """Called by other threads when a group has changed."""
     draining: set[int] = field(default_factory=set)
     """Numbers of the hosts that get no groups."""
     spares: list[ReplicaGroup] = field(default_factory=list)
@@ -64,7 +63,7 @@ class GroupPool:
             return None
         name = f"{name}-{next(self._numbers)}"
         try:
-            group = ReplicaGroup(self.session, self.job, name, host, self.happened)
+            group = ReplicaGroup(self.session, self.job, name, host, self.changed)
         except (SupervisionError, RuntimeError) as error:
             _log.warning("no group can be started on host %d: %s", host, error)
             return None
@@ -72,7 +71,7 @@ class GroupPool:
         return group
 
     def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
-        """Return a spare, one that is ready first, or else start a group; None if no host takes one.
+        """Return a spare, one that is ready first, or else start a group; return None if no host takes one.
 
         Args:
             replica: name of the replica.
@@ -82,18 +81,18 @@ class GroupPool:
         spares = [spare for spare in self.spares if spare.host in hosts]
         ready = [spare for spare in spares if spare.state is GroupState.READY]
         preparing = [one for one in spares if one.state is GroupState.PREPARING and one.host != shunned]
-        if not ready and not preparing:
-            return self.start(replica, rather_not=shunned)
-        return self._taken((ready or preparing)[0])
+        return self._take_spare(ready + preparing) or self.start(replica, rather_not=shunned)
 
     def find_elsewhere(self, replica: str, left: int | None) -> ReplicaGroup | None:
         """Return a spare that is ready, or else start a group, on another host than the one that is left."""
         ready = [spare for spare in self.spares if spare.state is GroupState.READY and spare.host != left]
-        return self._taken(ready[0]) if ready else self.start(replica, rather_not=left)
+        return self._take_spare(ready) or self.start(replica, rather_not=left)
 
-    def _taken(self, spare: ReplicaGroup) -> ReplicaGroup:
-        self.spares.remove(spare)
-        return spare
+    def _take_spare(self, spares: list[ReplicaGroup]) -> ReplicaGroup | None:
+        if not spares:
+            return None
+        self.spares.remove(spares[0])
+        return spares[0]
 
     def keep_spares(self, now: float) -> None:
         """Start a spare if there are fewer than wanted."""
@@ -104,15 +103,12 @@ class GroupPool:
         if spare is not None:
             self.spares.append(spare)
 
-    def take(self, spare: ReplicaGroup, event: GroupEvent) -> None:
-        """Take an event of a spare."""
-        match event:
-            case Prepared():
-                spare.state = GroupState.READY
-            case ProcessLost() | Failed():
-                self.spares.remove(spare)
-                spare.stop("a spare was lost")
-                self.events.record("spare_lost", host=spare.host, pids=spare.pids)
+    def drop_lost_spares(self) -> None:
+        """Stop the spares that have lost a process, or could not be prepared."""
+        for spare in [spare for spare in self.spares if spare.failure]:
+            self.spares.remove(spare)
+            spare.stop("a spare was lost")
+            self.events.record("spare_lost", host=spare.host, pids=spare.pids)
 
     def drain(self, host: int) -> None:
         """Start no groups on a host any more, and stop the spares that are there."""

@@ -1,4 +1,4 @@
-"""`JobEvents`: what happens to a job, reported to the weaver by a thread of its own, as the weaver may be away."""
+"""`JobEvents`: a job's part in the weaver's event log, in a thread of its own, as the weaver may be away."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from loom.beside import Session
-from loom.errors import WeaverUnavailable
+from loom.errors import LoomError, WeaverUnavailable
 
 __all__ = ["JobEvent", "JobEvents"]
 
 _log = logging.getLogger("loom")
 
 RETRY_EVERY = 0.5
-"""Seconds between two attempts while the weaver is away."""
+"""Seconds between two attempts to report an event while the weaver is away."""
+
+ASK_EVERY = 0.5
+"""Seconds between two questions for replicas to respawn."""
+
+MOST_AT_ONCE = 1000
+"""Requests to respawn in one answer."""
 
 CLOSE_TIMEOUT = 2.0
 
@@ -35,17 +41,21 @@ class JobEvent:
 
 
 class JobEvents:
-    """The events of one job.
+    """Reports the events of one job, and asks which replicas the weaver wants respawned as their device failed.
 
     Args:
         job: name of the job, which each event has.
         session: knows the weaver.
+        respawn: called by another thread with the name of a replica to respawn, and the reason.
     """
 
-    def __init__(self, job: str, session: Session) -> None:
+    def __init__(self, job: str, session: Session, respawn: Callable[[str, str], object]) -> None:
         self.recorded: list[JobEvent] = []
         self._job = job
         self._session = session
+        self._respawn = respawn
+        self._newest: int | None = None
+        """The id of the weaver's newest event that was seen; None before its first answer."""
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)
@@ -65,7 +75,14 @@ class JobEvents:
         self._thread.join(CLOSE_TIMEOUT)
 
     def _run(self) -> None:
-        while (event := self._unreported.get()) is not None:
+        while True:
+            try:
+                event = self._unreported.get(timeout=ASK_EVERY)
+            except queue.Empty:
+                self._ask_for_respawns()
+                continue
+            if event is None:
+                return
             self._report(event)
 
     def _report(self, event: JobEvent) -> None:
@@ -79,3 +96,15 @@ class JobEvents:
             except Exception:  # noqa: BLE001 - logged; the job goes on without its log
                 _log.exception("the weaver does not take %s", event)
             return
+
+    def _ask_for_respawns(self) -> None:
+        try:
+            if self._newest is None:
+                self._newest = self._session.ask_weaver("status", {})["event"]
+                return
+            query = {"after": self._newest, "kind": "respawn_wanted", "limit": MOST_AT_ONCE}
+            for event in self._session.ask_weaver("events", query):
+                self._newest = event["id"]
+                self._respawn(event["replica"], event["reason"])
+        except LoomError as error:
+            _log.debug("the weaver does not say what to respawn: %s", error)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.retries import Retries
-from loom.train.settings import Assignment, Ending, TrainerReport
+from loom.train.settings import Ending, TrainerReport
+from loom.train.spec import Assignment
 
-__all__ = ["Departure", "LeaveReason", "ReplicaSlot", "SlotState"]
+__all__ = ["LeaveReason", "ReplicaSlot", "SlotState"]
 
 
 class SlotState(Enum):
@@ -44,15 +46,6 @@ class LeaveReason(Enum):
     """Another group, on another host, takes it."""
 
 
-@dataclass(frozen=True)
-class Departure:
-    """Why a group leaves its slot."""
-
-    reason: LeaveReason
-    text: str
-    """For people, such as ``host 1 is drained``."""
-
-
 @dataclass
 class ReplicaSlot:
     """A place for a replica, and the group that has it."""
@@ -68,16 +61,20 @@ class ReplicaSlot:
     """The host that did not prepare the last group, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None
     """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
-    departure: Departure | None = None
-    """Why the group leaves; None unless the slot is leaving."""
+    leaving: LeaveReason | None = None
+    """What becomes of the slot when its group has left; None unless the slot is leaving."""
     successor: ReplicaGroup | None = None
     """The group on another host that takes the slot when it is ready."""
-    moving: str = ""
-    """Why the successor was started."""
+    why: str = ""
+    """Why the group leaves or the successor was started, for people, such as ``host 1 is drained``."""
     ending: Ending | None = None
     """How the slot ended; None unless it is over."""
     last: TrainerReport = field(default_factory=TrainerReport)
-    """The last report of its groups."""
+    """The last report of any of its groups."""
+    report: TrainerReport = field(default_factory=TrainerReport)
+    """The last report of its group that was acted on; an empty one when the group begins."""
+    moved_at: float = 0.0
+    """When its group began, made its last step or was paused, on the monotonic clock."""
 
     @property
     def over(self) -> bool:
@@ -96,7 +93,7 @@ class ReplicaSlot:
     @property
     def has_state(self) -> bool:
         """Whether its group has made a step, and can give its state to another."""
-        return self.trains and self.group is not None and self.group.report.first_step_at is not None
+        return self.trains and self.report.first_step_at is not None
 
     def take(self, group: ReplicaGroup) -> None:
         """Give the empty slot a group."""
@@ -108,6 +105,8 @@ class ReplicaSlot:
         self._enter(SlotState.TRAINING)
         assert self.group is not None
         self.group.begin(assignment)
+        self.report = self.group.report
+        self.moved_at = time.monotonic()
 
     def rest(self) -> None:
         """Take note that the training ended and the group can begin again."""
@@ -115,22 +114,22 @@ class ReplicaSlot:
         assert self.group is not None
         self.group.rest()
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, reason: LeaveReason) -> None:
         """Tell the group that trains to leave at the next step boundary."""
         self._enter(SlotState.LEAVING)
         assert self.group is not None
-        self.departure = departure
+        self.leaving = reason
         self.group.leave()
 
     def vacate(self, due: float) -> None:
         """Let the group go, which was stopped, and look for another one when it is due."""
         self._enter(SlotState.EMPTY)
-        self.group, self.departure, self.due = None, None, due
+        self.group, self.leaving, self.due = None, None, due
 
     def end(self, ending: Ending) -> None:
         """End the slot for good; its group was stopped."""
         self._enter(SlotState.OVER)
-        self.group, self.departure, self.ending = None, None, ending
+        self.group, self.leaving, self.ending = None, None, ending
         if self.successor is not None:
             self.successor.stop("its replica needs no group any more")
             self.successor = None

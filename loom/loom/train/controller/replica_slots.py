@@ -6,16 +6,15 @@ import itertools
 import time
 from dataclasses import dataclass
 
+from loom.errors import WrongArguments
 from loom.train.controller.group import GroupState, ReplicaGroup
-from loom.train.controller.group_events import Ended, Failed, GroupEvent, Prepared, ProcessLost, Reported, Silent
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
-from loom.train.controller.replica_slot import Departure, LeaveReason, ReplicaSlot, SlotState
-from loom.train.controller.stuck import StuckGroups
+from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
 from loom.train.controller.support import Support
 from loom.train.retries import Retries
 from loom.train.settings import Ending, Restore, TrainerReport
-from loom.train.spec import JobSpec
+from loom.train.spec import Assignment, JobSpec
 
 __all__ = ["ReplicaSlots"]
 
@@ -33,7 +32,6 @@ class ReplicaSlots:
 
     def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
-        self._stuck = StuckGroups(self.job.stuck)
         self._began = False
         """Whether the first groups have begun, which wait for each other."""
 
@@ -51,6 +49,10 @@ class ReplicaSlots:
         """Return the slots whose groups train."""
         return [slot for slot in self.all() if slot.trains]
 
+    def _staying(self) -> list[ReplicaSlot]:
+        """Return the slots that are not removed; a group that leaves to another host stays in the job."""
+        return [slot for slot in self.open() if slot.leaving is not LeaveReason.REMOVED]
+
     @property
     def step(self) -> int:
         """The highest step that a group has applied."""
@@ -65,7 +67,67 @@ class ReplicaSlots:
             any(slot.ending is Ending.FINISHED for slot in slots) and not self.training()
         )
 
-    # What the controller tells them.
+    # What is changed while the job runs. The first three are handlers: what they raise refuses the change.
+
+    def resize(self, groups: int) -> None:
+        """Add slots, or remove those with the highest numbers.
+
+        Raises:
+            WrongArguments: no slot would be left.
+        """
+        if groups < 1:
+            raise WrongArguments(f"a job has 1 group at least, not {groups}; `loom stop` ends it")
+        staying = self._staying()
+        for slot in reversed(staying[groups:]):
+            self.remove(slot, "the job is to be smaller")
+        for _ in range(groups - len(staying)):
+            slot = self.add()
+            self.events.record("group_added", slot.replica)
+
+    def drain(self, host: int) -> None:
+        """Move all groups off a host, and start none there any more.
+
+        Raises:
+            WrongArguments: the host is not there, or its groups or their state can go nowhere.
+        """
+        self._check_drain(host)
+        why = f"host {host} is drained"
+        self.pool.drain(host)
+        for slot in self.open():
+            if slot.successor is not None and slot.successor.host == host:
+                self._replace_successor(slot, slot.successor, why)
+            elif slot.group is not None and slot.group.host == host and slot.successor is None:
+                self._move(slot, why)
+
+    def undrain(self, host: int) -> None:
+        """Start groups on a host again."""
+        self.pool.draining.discard(host)
+
+    def respawn(self, replica: str, reason: str) -> None:
+        """Move the group of a replica whose device has failed."""
+        for slot in self.training():
+            if slot.replica == replica and slot.successor is None and slot.state is not SlotState.LEAVING:
+                self._move(slot, f"its device has failed: {reason}")
+
+    def stop_all(self) -> None:
+        """Let all groups leave for good."""
+        for slot in self._staying():
+            if slot.state is not SlotState.LEAVING:
+                self.remove(slot, "the job was told to stop")
+
+    def _check_drain(self, host: int) -> None:
+        hosts = self.pool.session.hosts()
+        if host not in hosts:
+            raise WrongArguments(f"there is no host {host}; there are {hosts}")
+        if not set(self.pool.hosts()) - {host}:
+            raise WrongArguments(f"host {host} is the last that groups can be on")
+        training = self.training()
+        there = [slot for slot in training if slot.group is not None and slot.group.host == host]
+        if self.job.checkpoints is None and there and len(training) == 1:
+            raise WrongArguments(
+                f"{there[0].replica} is the only group, and nobody could give its state to another: add a group "
+                "first (groups=2), or give the job a folder for checkpoints"
+            )
 
     def add(self) -> ReplicaSlot:
         """Add a slot, with the lowest number that is free."""
@@ -73,6 +135,23 @@ class ReplicaSlots:
         replica = f"{self.job.name}_{number}"
         slot = self._slots[number] = ReplicaSlot(number, replica, Retries(self.job.retries), time.monotonic())
         return slot
+
+    def remove(self, slot: ReplicaSlot, why: str) -> None:
+        """Let the group of a slot leave, and end the slot."""
+        slot.why = why
+        self._depart(slot, LeaveReason.REMOVED)
+
+    def _move(self, slot: ReplicaSlot, why: str) -> None:
+        """Start another group elsewhere for a slot; the group that has it trains until the other one is ready."""
+        left = None if slot.group is None else slot.group.host
+        slot.successor = self.pool.find_elsewhere(slot.replica, left)
+        slot.why = why
+
+    def _replace_successor(self, slot: ReplicaSlot, successor: ReplicaGroup, why: str) -> None:
+        successor.stop(why)
+        slot.successor = self.pool.start(slot.replica, rather_not=successor.host)
+
+    # What is due, and what the groups have found.
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -82,23 +161,20 @@ class ReplicaSlots:
             if slot.state is SlotState.EMPTY and now >= slot.due:
                 self._fill(slot)
             self._move_on(slot)
-        by_group = {slot.group: slot for slot in self.training()}
-        for group, seconds in self._stuck.find([group for group in by_group if group is not None], now):
-            self._lose(by_group[group], f"it has made no step for {seconds:.1f} s, while others did")
+        for slot in self._stuck(now):
+            self._lose(slot, f"it has made no step for {now - slot.moved_at:.1f} s, while others did")
         # A spare that starts would slow down the group that replaces a lost one.
         if all(slot.has_state for slot in self.open()):
             self.pool.keep_spares(now)
 
-    def take(self, group: ReplicaGroup, event: GroupEvent) -> None:
-        """Take an event of a group."""
-        if group.state is GroupState.OVER:
-            return
-        for slot in self._slots.values():
-            if group is slot.group:
-                return self._take(slot, group, event)
-            if group is slot.successor:
-                return self._take_of_successor(slot, group, event)
-        self.pool.take(group, event)
+    def look(self) -> None:
+        """Act on what the groups have found since the last look."""
+        for slot in self.open():
+            if slot.group is not None:
+                self._look_at(slot, slot.group)
+            if slot.successor is not None and slot.successor.failure:
+                self._replace_successor(slot, slot.successor, "it was lost before it began")
+        self.pool.drop_lost_spares()
 
     def lighthouse_moved(self) -> None:
         """Tell the groups that train where the lighthouse is now."""
@@ -106,22 +182,63 @@ class ReplicaSlots:
             if slot.group is not None:
                 slot.group.move(self.support.lighthouse)
 
-    def remove(self, slot: ReplicaSlot, why: str) -> None:
-        """Let the group of a slot leave, and end the slot."""
-        self._depart(slot, Departure(LeaveReason.REMOVED, why))
+    def _look_at(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
+        if slot.trains and group.report is not slot.report:
+            self._take_report(slot, group, group.report)
+        # The end first: once it has ended, that its processes end too is no failure.
+        if group.ended is not None:
+            self._take_end(slot, group, group.ended)
+        elif group.failure:
+            self._lose(slot, group.failure)
+        elif group.silent >= self.job.silence:
+            self._lose(slot, f"its processes have not answered for {group.silent:.1f} s", hung=True)
+        elif slot.is_ready:
+            self._begin(slot)
 
-    def move(self, slot: ReplicaSlot, why: str) -> None:
-        """Start another group elsewhere for a slot; the group that has it trains until the other one is ready."""
-        left = None if slot.group is None else slot.group.host
-        slot.successor = self.pool.find_elsewhere(slot.replica, left)
-        slot.moving = why
+    def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
+        before, slot.report, slot.last = slot.report, report, report
+        # A pause is no lack of progress, neither meanwhile nor when it has ended.
+        if report.step != before.step or report.paused or before.paused:
+            slot.moved_at = time.monotonic()
+        if report.checkpoint_error is not None and report.checkpoint_error != before.checkpoint_error:
+            self.events.record("checkpoint_failed", slot.replica, step=report.step, reason=report.checkpoint_error)
+        if report.checkpoint_step is not None and report.checkpoint_step != before.checkpoint_step:
+            self.events.record("checkpoint_written", slot.replica, step=report.checkpoint_step)
+        if report.first_step_at is None:
+            return
+        if before.first_step_at is None:
+            lost_at, slot.lost_at = slot.lost_at, None
+            kind = "group_trains" if lost_at is None else "group_restored"
+            seconds = None if lost_at is None else round(report.first_step_at - lost_at, 3)
+            self._record(kind, slot, group, restored=report.restored, step=report.restored_step, seconds=seconds)
+        slot.retries.well(report.step - report.restored_step)
 
-    def replace_successor(self, slot: ReplicaSlot, why: str) -> None:
-        """Stop the successor of a slot, and start another one."""
-        assert slot.successor is not None
-        left = slot.successor.host
-        slot.successor.stop(why)
-        slot.successor = self.pool.start(slot.replica, rather_not=left)
+    def _take_end(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
+        if report.ending is Ending.FAILED:
+            slot.last = report
+            self._lose(slot, (report.error or "").strip().rpartition("\n")[2])
+            return
+        if report.ending is Ending.NO_PEERS and slot.leaving is None:
+            # The groups that had the state were lost since it was told to begin. Its own processes are well.
+            slot.rest()
+            self._begin(slot)
+            return
+        if report.ending is not Ending.NO_PEERS:
+            self._take_report(slot, group, report)
+        group.stop("its training has ended")
+        if slot.leaving is not None and report.ending in (Ending.LEFT, Ending.NO_PEERS):
+            self._departed(slot, slot.leaving)
+            return
+        assert report.ending is not None
+        slot.end(report.ending)
+        if report.ending is Ending.STOPPED:
+            self.events.record("group_stopped", slot.replica, step=report.step)
+
+    def _stuck(self, now: float) -> list[ReplicaSlot]:
+        """Return the slots whose groups have made no step for too long, while others did."""
+        training = self.training()
+        newest = max((slot.moved_at for slot in training if not slot.report.paused), default=0.0)
+        return [slot for slot in training if now - slot.moved_at > self.job.stuck and newest > slot.moved_at]
 
     # How a slot comes by a group, and how that begins.
 
@@ -158,7 +275,7 @@ class ReplicaSlots:
     def _train(self, slot: ReplicaSlot, restore: Restore) -> None:
         group = slot.group
         assert group is not None
-        slot.begin(self.job.assignment(slot.replica, self.support.lighthouse, group.store, restore))
+        slot.begin(Assignment(self.job.for_trainers(), slot.replica, self.support.lighthouse, group.store, restore))
         self._record("group_started", slot, group, procs=group.procs.name, restore=restore.value)
 
     # How a slot loses its group.
@@ -172,9 +289,9 @@ class ReplicaSlots:
         self.support.kill(group)
         slot.lost_at = time.time()
         slot.shunned = group.host if hung or not group.members else None
-        self._record("group_failed", slot, group, step=group.report.step, reason=reason)
-        if slot.departure is not None:
-            self._departed(slot, slot.departure)
+        self._record("group_failed", slot, group, step=slot.report.step, reason=reason)
+        if slot.leaving is not None:
+            self._departed(slot, slot.leaving)
             return
         wait = slot.retries.fail()
         if wait is None:
@@ -188,24 +305,24 @@ class ReplicaSlots:
             slot.vacate(time.monotonic() + wait)
             self.events.record("group_retried", slot.replica, attempt=slot.retries.failures, wait=wait)
 
-    def _depart(self, slot: ReplicaSlot, departure: Departure) -> None:
+    def _depart(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
         if slot.state is SlotState.TRAINING:
-            slot.leave(departure)
+            slot.leave(reason)
             return
         if slot.group is not None:
-            slot.group.stop(departure.text)
-        self._departed(slot, departure)
+            slot.group.stop(slot.why)
+        self._departed(slot, reason)
 
-    def _departed(self, slot: ReplicaSlot, departure: Departure) -> None:
+    def _departed(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
         """Take note that a slot's group has left, and let its successor take the place if there is one."""
-        if departure.reason is LeaveReason.REMOVED:
+        if reason is LeaveReason.REMOVED:
             slot.end(Ending.LEFT)
-            self.events.record("group_removed", slot.replica, step=slot.last.step, reason=departure.text)
+            self.events.record("group_removed", slot.replica, step=slot.last.step, reason=slot.why)
             return
         slot.vacate(time.monotonic())
         group, slot.successor = slot.successor, None
         host = None if group is None else group.host
-        self.events.record("group_moved", slot.replica, reason=departure.text, host=host)
+        self.events.record("group_moved", slot.replica, reason=slot.why, host=host)
         if group is not None:
             self._give(slot, group)
 
@@ -216,79 +333,7 @@ class ReplicaSlots:
             return
         others = any(one.has_state and one.state is not SlotState.LEAVING for one in self.open() if one is not slot)
         if others or (self.job.checkpoints is not None and len(self.training()) == 1):
-            self._depart(slot, Departure(LeaveReason.MOVED, slot.moving))
-
-    # What groups tell.
-
-    def _take(self, slot: ReplicaSlot, group: ReplicaGroup, event: GroupEvent) -> None:
-        match event:
-            case Prepared():
-                group.state = GroupState.READY
-                self._begin(slot)
-            case Reported(report):
-                self._take_report(slot, group, report)
-            case Ended(report):
-                self._take_end(slot, group, report)
-            case Silent(seconds):
-                if seconds >= self.job.silence:
-                    self._lose(slot, f"its processes have not answered for {seconds:.1f} s", hung=True)
-            case ProcessLost(rank):
-                self._lose(slot, f"process {group.pids[rank] if group.pids else rank} is gone")
-            case Failed(reason):
-                self._lose(slot, reason)
-
-    def _take_of_successor(self, slot: ReplicaSlot, group: ReplicaGroup, event: GroupEvent) -> None:
-        match event:
-            case Prepared():
-                group.state = GroupState.READY
-            case ProcessLost() | Failed():
-                self.replace_successor(slot, "it was lost before it began")
-
-    def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
-        before, group.report, slot.last = group.report, report, report
-        if report.checkpoint_error is not None and report.checkpoint_error != before.checkpoint_error:
-            self.events.record("checkpoint_failed", slot.replica, step=report.step, reason=report.checkpoint_error)
-        if report.checkpoint_step is not None and report.checkpoint_step != before.checkpoint_step:
-            self.events.record("checkpoint_written", slot.replica, step=report.checkpoint_step)
-        if report.first_step_at is None:
-            return
-        if before.first_step_at is None:
-            self._take_first_step(slot, group, report, report.first_step_at)
-        slot.retries.well(report.step - report.restored_step)
-
-    def _take_first_step(
-        self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport, first_step_at: float
-    ) -> None:
-        lost_at, slot.lost_at = slot.lost_at, None
-        self._record(
-            "group_trains" if lost_at is None else "group_restored",
-            slot,
-            group,
-            restored=report.restored,
-            step=report.restored_step,
-            seconds=None if lost_at is None else round(first_step_at - lost_at, 3),
-        )
-
-    def _take_end(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
-        if report.ending is Ending.FAILED:
-            slot.last = report
-            self._lose(slot, (report.error or "").strip().rpartition("\n")[2])
-            return
-        if report.ending is Ending.NO_PEERS and slot.departure is None:
-            # The groups that had the state were lost since it was told to begin. Its own processes are well.
-            slot.rest()
-            self._begin(slot)
-            return
-        if report.ending is not Ending.NO_PEERS:
-            self._take_report(slot, group, report)
-        group.stop("its training has ended")
-        if slot.departure is not None and report.ending in (Ending.LEFT, Ending.NO_PEERS):
-            self._departed(slot, slot.departure)
-            return
-        assert report.ending is not None
-        slot.end(report.ending)
-        if report.ending is Ending.STOPPED:
-            self.events.record("group_stopped", slot.replica, step=report.step)
+            self._depart(slot, LeaveReason.MOVED)
 
     def _record(self, kind: str, slot: ReplicaSlot, group: ReplicaGroup, **data: object) -> None:
         self.events.record(kind, slot.replica, host=group.host, pids=group.pids, **data)

@@ -30,28 +30,19 @@ class AgreedConfig(Agreement):
         super().__init__({key: float(value) for key, value in numbers.items()})
 
     @property
-    def learning_rate(self) -> float:
-        return self["learning_rate"]
-
-    @property
-    def batch_size(self) -> int:
-        return int(self["batch_size"])
-
-    @property
-    def gradient_clipping(self) -> float:
-        return self["gradient_clipping"]
-
-    @property
-    def sync_every(self) -> int:
-        return int(self["sync_every"])
-
-    @property
-    def optimizer(self) -> str:
-        return self._names[int(self["optimizer"])]
+    def current(self) -> LiveConfig:
+        """The values that hold now."""
+        return LiveConfig(
+            learning_rate=self["learning_rate"],
+            batch_size=int(self["batch_size"]),
+            gradient_clipping=self["gradient_clipping"],
+            sync_every=int(self["sync_every"]),
+            optimizer=self._names[int(self["optimizer"])],
+        )
 
     def named(self, changed: Mapping[str, float]) -> dict[str, Any]:
         """Return changes as others are told of them: an optimizer by its name."""
-        return {key: self.optimizer if key == "optimizer" else value for key, value in changed.items()}
+        return {key: self.current.optimizer if key == "optimizer" else value for key, value in changed.items()}
 
     def register(self, threadlet: Threadlet) -> None:
         """Make a handler for each key, which proposes the value to the other groups."""

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 
 from loom.threadlet import Step
-from loom.train.loop.agreed_config import AgreedConfig
 from loom.train.loop.exchange import Exchange
-from loom.train.loop.gradients import Gradients
-from loom.train.loop.progress import Progress
+from loom.train.loop.outer import OuterOptimizer, ParameterMean
 from loom.train.loop.step_clock import StepClock
-from loom.train.loop.tensors import flatten, unflatten
+from loom.train.loop.tensors import flatten, local, unflatten
+from loom.train.loop.training_state import TrainingState
 
-__all__ = ["LocalSteps", "ParameterMean", "SharedSteps", "StepStrategy"]
+__all__ = ["LocalSteps", "NotFinite", "SharedSteps", "StepStrategy"]
+
+MOST_SKIPPED = 20
+"""Steps in a row without a finite gradient, after which the training is given up."""
 
 
-class StepStrategy(Protocol):
-    """What differs between the kinds of `loom.train.Averaging`."""
+class NotFinite(Exception):
+    """The gradient was not finite in so many steps that it will not become so by itself."""
+
+
+@dataclass
+class StepStrategy:
+    """A kind of `loom.train.Averaging`, and what the kinds share: gradients, and the optimizer's step."""
+
+    state: TrainingState
+    exchange: Exchange
+    clock: StepClock
+    _skipped_now: int = field(default=0, init=False)
+    """Steps in a row without a finite gradient."""
 
     def begin(self) -> None:
         """Do what comes before the first step."""
 
     def advance(self, step: Step) -> None:
         """Make one step."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Do what comes after the last step."""
@@ -34,97 +46,93 @@ class StepStrategy(Protocol):
     @property
     def groups_agree(self) -> bool:
         """Whether all groups have the same parameters now."""
+        return True
+
+    def _compute(self) -> torch.Tensor:
+        """Return the gradient of this process's batch, and the loss behind it, in a row."""
+        state = self.state
+        state.optimizer.zero_grad(set_to_none=True)
+        loss = state.trainer.step(state.model, self.exchange.batch())
+        loss.backward()
+        for parameter in state.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return flatten((one.grad for one in state.parameters), [float(loss.detach())])
+
+    def _apply(self, flat: torch.Tensor) -> None:
+        """Let the optimizer step by a mean gradient, unless it is not finite.
+
+        All groups are given the same mean, and so agree on whether it is finite.
+        """
+        state, report = self.state, self.state.report
+        report.metrics["loss"] = unflatten(flat, (one.grad for one in state.parameters))[0]
+        if self.exchange.all_members(local(one.grad).isfinite().all() for one in state.parameters):
+            self._skipped_now = 0
+            if clip := state.config.current.gradient_clipping:
+                torch.nn.utils.clip_grad_norm_(state.parameters, clip)
+            state.optimizer.step()
+            report.applied += 1
+        else:
+            report.skipped += 1
+            self._skipped_now += 1
+            if self._skipped_now >= MOST_SKIPPED:
+                raise NotFinite(
+                    f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to {report.step}"
+                )
+        report.step += 1
 
 
-@dataclass
-class SharedSteps:
+class SharedSteps(StepStrategy):
     """`Averaging.GRADIENTS`: all groups apply the same mean gradient in each step."""
 
-    steps: int
-    gradients: Gradients
-    exchange: Exchange
-    progress: Progress
-    clock: StepClock
-
-    groups_agree = True
-
-    def begin(self) -> None: ...
-
     def advance(self, step: Step) -> None:
+        """Make one step, as often as it takes until no group is lost in it."""
         while True:
             mark = self.clock.mark()
             self.exchange.gather()
-            if self.progress.step >= self.steps:  # taken over from a group that says farewell
+            if self.state.report.step >= self.state.job.steps:  # taken over from a group that says farewell
                 return
-            with self.clock.computing():
-                flat = self.gradients.compute()
+            with self.clock.measured("compute_s"):
+                flat = self._compute()
             if self.exchange.average_gradients(flat):
                 break
             self.clock.lose(mark)
             step.discard()
-        with self.clock.computing():
+        with self.clock.measured("compute_s"):
             self.exchange.settle()
-            self.gradients.apply(flat)
-        self.progress.step += 1
-
-    def finish(self) -> None: ...
-
-
-class OuterStep(Protocol):
-    """What the groups do with how far each has gone by itself."""
-
-    def progress(self) -> Sequence[torch.Tensor]:
-        """Return what the groups average."""
-
-    def follow(self, mean: torch.Tensor) -> None:
-        """Go on from the mean."""
+            self._apply(flat)
 
 
 @dataclass
-class ParameterMean:
-    """The outer step of local SGD: the mean of all groups' parameters."""
-
-    parameters: Sequence[torch.Tensor]
-
-    def progress(self) -> Sequence[torch.Tensor]:
-        return self.parameters
-
-    def follow(self, mean: torch.Tensor) -> None:
-        unflatten(mean, self.parameters)
-
-
-@dataclass
-class LocalSteps:
+class LocalSteps(StepStrategy):
     """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps by itself, and all together after several steps."""
 
-    outer: OuterStep
-    config: AgreedConfig
-    gradients: Gradients
-    exchange: Exchange
-    progress: Progress
-    clock: StepClock
-    local_steps: int = 0
+    outer: OuterOptimizer | ParameterMean
+    _local_steps: int = field(default=0, init=False)
     """Steps since the last outer step."""
 
     @property
     def groups_agree(self) -> bool:
-        return self.local_steps == 0
+        """Whether no group has made a step by itself."""
+        return self._local_steps == 0
 
     def begin(self) -> None:
-        self._step_outside()  # a group that joins takes over the state of the others here
+        """Take over the state of the others if the group joins them."""
+        self._step_outside()
 
     def advance(self, step: Step) -> None:
-        with self.clock.computing():
-            flat = self.gradients.compute()
+        """Make one step alone, and an outer one if it is due."""
+        with self.clock.measured("compute_s"):
+            flat = self._compute()
             self.exchange.average_in_group(flat)
-            self.gradients.apply(flat)
-        self.progress.step += 1
-        self.local_steps += 1
-        if self.local_steps >= self.config.sync_every:
+            self._apply(flat)
+        self._local_steps += 1
+        if self._local_steps >= self.state.config.current.sync_every:
             self._step_outside()
 
     def finish(self) -> None:
-        if self.local_steps:
+        """Make the last outer step, if steps are left for it."""
+        if self._local_steps:
             self._step_outside()
 
     def _step_outside(self) -> None:
@@ -134,5 +142,5 @@ class LocalSteps:
             if self.exchange.average(flat):
                 break
         self.exchange.settle()
-        self.local_steps = 0
+        self._local_steps = 0
         self.outer.follow(flat)

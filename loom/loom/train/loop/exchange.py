@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from loom.train.loop.agreed_config import AgreedConfig
-from loom.train.loop.baseline import Baseline
 from loom.train.loop.membership import Membership
-from loom.train.loop.progress import Progress
-from loom.train.loop.step_clock import StepClock
+from loom.train.loop.step_clock import Baseline, StepClock
 from loom.train.loop.tensors import flatten
 from loom.train.loop.training_state import FROM_THE_BEGINNING, TrainingState
-from loom.train.settings import Assignment, Batch, Ending, Restore
+from loom.train.settings import Batch, Ending, Restore
 
 __all__ = ["Exchange", "NoPeers"]
 
@@ -28,17 +25,14 @@ class NoPeers(Exception):
 class Exchange:
     """Gathers the groups for a step, averages tensors over them, and has them agree on the configuration."""
 
-    assignment: Assignment
-    rank: int
-    membership: Membership
     state: TrainingState
-    config: AgreedConfig
-    progress: Progress
+    membership: Membership
     clock: StepClock
     wanted_end: Callable[[], Ending | None]
     """Returns how the training was told to end; None if it was not."""
 
     def __post_init__(self) -> None:
+        self._members = self.state.job.members
         self._gathering, self._averaging = Baseline(), Baseline()
         self._rows: list[list[float]] = []
         """The rows of all groups in the last exchange that counts."""
@@ -54,7 +48,7 @@ class Exchange:
     @property
     def agreed_end(self) -> Ending | None:
         """How all members of the group end the training now; None if they go on."""
-        return self.wanted_end() if self.assignment.members == 1 else self._agreed_end
+        return self.wanted_end() if self._members == 1 else self._agreed_end
 
     def gather(self) -> None:
         """Wait for the other groups; a group that is behind takes over their state.
@@ -66,17 +60,18 @@ class Exchange:
             with self.clock.waiting(self._gathering):
                 self.membership.gather()
         self._gathered = True
-        _, self.progress.participants = self.membership.place
-        if not self.progress.restored:
-            if self.assignment.restore is Restore.PEERS:
+        report = self.state.report
+        _, report.participants = self.membership.place
+        if not report.restored:
+            if self.state.assignment.restore is Restore.PEERS:
                 raise NoPeers("no group is left that has the state: it has to come from a checkpoint")
-            self.progress.restored = FROM_THE_BEGINNING
+            report.restored = FROM_THE_BEGINNING
 
     def batch(self) -> Batch:
         """Return what this process trains on in the step for which the groups are gathered."""
         place, groups = self.membership.place
-        number, processes = place * self.assignment.members + self.rank, groups * self.assignment.members
-        return Batch(self.progress.step, self.config.batch_size, number, processes)
+        number, processes = place * self._members + self.state.rank, groups * self._members
+        return Batch(self.state.report.step, self.state.config.current.batch_size, number, processes)
 
     def average_gradients(self, flat: torch.Tensor) -> bool:
         """Replace gradients by their mean over all processes of all groups; return whether it counts."""
@@ -91,9 +86,9 @@ class Exchange:
 
     def _exchange(self, flat: torch.Tensor) -> bool:
         self._gathered = False
-        rows = self.membership.average(flat, self.config.row())
+        rows = self.membership.average(flat, self.state.config.row())
         if not self.membership.commit():
-            self.progress.discarded += 1
+            self.state.report.discarded += 1
             return False
         self._rows = rows
         return True
@@ -101,14 +96,14 @@ class Exchange:
     def average_in_group(self, flat: torch.Tensor) -> None:
         """Replace a tensor of gradients by its mean over the members of this group."""
         # FSDP2 has averaged the gradients of its shards.
-        if self.assignment.members > 1 and self.assignment.parallel == "ddp":
+        if self._members > 1 and self.state.job.parallel == "ddp":
             distributed.all_reduce(flat)
-            flat /= self.assignment.members
+            flat /= self._members
 
     def all_members(self, flags: Iterable[torch.Tensor]) -> bool:
         """Return whether flags hold, in all members of this group."""
         flag = torch.stack(list(flags)).all()
-        if self.assignment.members > 1:
+        if self._members > 1:
             number = flag.to(torch.int32)
             distributed.all_reduce(number, op=distributed.ReduceOp.MIN)
             flag = number.bool()
@@ -116,10 +111,10 @@ class Exchange:
 
     def settle(self) -> None:
         """Adopt the configuration that all groups adopt with the exchange that was the last to count."""
-        rows = self._rows if self.assignment.members == 1 else self._shared_in_group()
-        step = self.progress.step
-        changed = self.config.settle(rows, step)
-        self.progress.changes += [(step, key, value) for key, value in self.config.named(changed).items()]
+        rows = self._rows if self._members == 1 else self._shared_in_group()
+        report, config = self.state.report, self.state.config
+        changed = config.settle(rows, report.step)
+        report.changes += tuple((report.step, key, value) for key, value in config.named(changed).items())
         self.state.adopt(changed)
 
     def _shared_in_group(self) -> list[list[float]]:
@@ -130,11 +125,11 @@ class Exchange:
         distributed.broadcast(shared, src=0)
         *numbers, code = shared.tolist()
         self._agreed_end = None if code == 0 else endings[int(code) - 1]
-        width = self.config.width
+        width = self.state.config.width
         return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
     def say_farewell(self) -> None:
         """Take part in one more exchange, in which a group whose last step was discarded takes it over."""
         self.gather()
-        self.membership.average(torch.zeros(1), self.config.row())
+        self.membership.average(torch.zeros(1), self.state.config.row())
         self.membership.commit()

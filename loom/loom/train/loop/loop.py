@@ -11,20 +11,23 @@ from typing import Any
 
 from loom.threadlet import Threadlet
 from loom.train.loop.agreed_config import AgreedConfig
-from loom.train.loop.averaging import LocalSteps, ParameterMean, SharedSteps, StepStrategy
+from loom.train.loop.averaging import LocalSteps, SharedSteps, StepStrategy
 from loom.train.loop.checkpointing import Checkpointing
 from loom.train.loop.exchange import Exchange, NoPeers
-from loom.train.loop.gradients import Gradients
 from loom.train.loop.membership import Membership
-from loom.train.loop.progress import Progress
+from loom.train.loop.outer import ParameterMean
 from loom.train.loop.step_clock import StepClock
 from loom.train.loop.training_state import TrainingState
 from loom.train.model import TrainerModel
-from loom.train.settings import Assignment, Averaging, Ending, Restore, TrainerReport
+from loom.train.settings import Averaging, Ending, Restore, TrainerReport
+from loom.train.spec import Assignment
 
 __all__ = ["TrainingLoop"]
 
 _log = logging.getLogger("loom")
+
+KEPT_HASHES = 200
+"""Hashes of the parameters that a report has, the newest."""
 
 
 class _Leave(BaseException):
@@ -45,9 +48,9 @@ class TrainingLoop:
         self._assignment = assignment
         self._rank = rank
         self._leaving = threading.Event()
-        self._config = AgreedConfig(assignment.config, assignment.averaging, trainer.optimizers)
-        self._progress = Progress()
-        self._clock = StepClock()
+        job = assignment.job
+        self._config = AgreedConfig(job.config, job.averaging, trainer.optimizers)
+        self._report = TrainerReport()
         self._membership: Membership | None = None
         self._threadlet: Threadlet | None = None
 
@@ -55,7 +58,10 @@ class TrainingLoop:
 
     def report(self) -> TrainerReport:
         """Return how far the training is."""
-        return self._progress.report(paused=self._threadlet is not None and self._threadlet.paused)
+        # Copies, each made in one go: the training thread goes on writing to its own.
+        report = self._report
+        paused = self._threadlet is not None and self._threadlet.paused
+        return dataclasses.replace(report, paused=paused, hashes=dict(report.hashes), metrics=dict(report.metrics))
 
     def leave(self) -> None:
         """End the training at the next step boundary."""
@@ -70,15 +76,15 @@ class TrainingLoop:
 
     def run(self) -> TrainerReport:
         """Train until the last step, or until told to end. The report has whatever was raised."""
-        progress = self._progress
+        report = self._report
         try:
-            progress.ending = self._train()
+            report.ending = self._train()
         except _Leave:
-            progress.ending = Ending.LEFT
+            report.ending = Ending.LEFT
         except NoPeers as error:
-            progress.ending, progress.error = Ending.NO_PEERS, str(error)
+            report.ending, report.error = Ending.NO_PEERS, str(error)
         except Exception:  # noqa: BLE001 - the job decides what follows
-            progress.ending, progress.error = Ending.FAILED, traceback.format_exc(limit=-8)
+            report.ending, report.error = Ending.FAILED, traceback.format_exc(limit=-8)
             _log.exception("%s failed", self._assignment.replica)
         finally:
             if self._membership is not None:
@@ -86,72 +92,67 @@ class TrainingLoop:
         return self.report()
 
     def _train(self) -> Ending:
-        assignment, progress = self._assignment, self._progress
-        state = TrainingState(self._trainer, assignment, self._config, progress)
-        checkpoints = Checkpointing(assignment, self._rank, state, progress, self._clock)
+        assignment, report, steps = self._assignment, self._report, self._assignment.job.steps
+        state = TrainingState(self._trainer, assignment, self._rank, self._config, report)
+        checkpoints = Checkpointing(state)
         if assignment.restore is Restore.CHECKPOINT:
             checkpoints.restore()
         self._membership = membership = Membership(
             assignment, self._rank, state.for_peers, state.take_from_peer, self._check_leave
         )
-        membership.step = progress.step
-        exchange = Exchange(
-            assignment, self._rank, membership, state, self._config, progress, self._clock, self._wanted_end
-        )
-        strategy = self._strategy(state, exchange)
+        membership.step = report.step
         with self._new_threadlet(membership) as threadlet:
-            self._threadlet = self._clock.threadlet = threadlet
+            self._threadlet = threadlet
+            clock = StepClock(threadlet)
+            exchange = Exchange(state, membership, clock, self._wanted_end)
+            strategy = _strategy(state, exchange, clock)
             strategy.begin()
-            while progress.step < assignment.steps:
-                with threadlet.step(progress.step, max_step=assignment.steps) as step:
+            while report.step < steps:
+                with threadlet.step(report.step, max_step=steps) as step:
                     strategy.advance(step)
-                    self._after_step(state, checkpoints, exchange, strategy)
-                    step.number = progress.step
-                    step.metrics.update(self._published())
+                    self._after_step(state, strategy)
+                    if _is_due(report.step, assignment.job.checkpoint_every) and exchange.is_first:
+                        with clock.saving():
+                            checkpoints.save()
+                    step.number = report.step
+                    step.metrics.update(self._published(clock))
                 if (end := exchange.agreed_end) is not None:
-                    # Somebody else may have the state, unless the job ends before its last step.
-                    if exchange.is_first and (end is Ending.STOPPED or progress.participants == 1):
-                        checkpoints.save_and_wait()
+                    # Another group may have the state, unless the job ends before its last step.
+                    if exchange.is_first and (end is Ending.STOPPED or report.participants == 1):
+                        with clock.saving():
+                            checkpoints.save_and_wait()
                     return end
             strategy.finish()
-            progress.metrics.update(state.evaluate())
+            report.metrics.update(state.evaluate())
             exchange.say_farewell()
             self._note_hash(state)
             if exchange.is_first:
-                checkpoints.save_and_wait()
-            threadlet.publish_status(progress.step, metrics=self._published())
+                with clock.saving():
+                    checkpoints.save_and_wait()
+            threadlet.publish_status(report.step, metrics=self._published(clock))
         return Ending.FINISHED
 
-    def _strategy(self, state: TrainingState, exchange: Exchange) -> StepStrategy:
-        gradients = Gradients(self._trainer, state, self._config, exchange, self._progress)
-        if self._assignment.averaging is Averaging.GRADIENTS:
-            return SharedSteps(self._assignment.steps, gradients, exchange, self._progress, self._clock)
-        outer = state.outer or ParameterMean(state.parameters)
-        return LocalSteps(outer, self._config, gradients, exchange, self._progress, self._clock)
-
-    def _after_step(
-        self, state: TrainingState, checkpoints: Checkpointing, exchange: Exchange, strategy: StepStrategy
-    ) -> None:
-        assignment, progress = self._assignment, self._progress
-        if progress.first_step_at is None:
-            progress.first_step_at = time.time()
-        progress.metrics.pop("params_hash", None)
-        if _is_due(progress.step, assignment.hash_every) and strategy.groups_agree:
+    def _after_step(self, state: TrainingState, strategy: StepStrategy) -> None:
+        job, report = state.job, self._report
+        if report.first_step_at is None:
+            report.first_step_at = time.time()
+        report.metrics.pop("params_hash", None)
+        if _is_due(report.step, job.hash_every) and strategy.groups_agree:
             self._note_hash(state)
-        if _is_due(progress.step, assignment.evaluate_every):
-            progress.metrics.update(state.evaluate())
-        if _is_due(progress.step, assignment.checkpoint_every) and exchange.is_first:
-            checkpoints.save()
+        if _is_due(report.step, job.evaluate_every):
+            report.metrics.update(state.evaluate())
 
     def _note_hash(self, state: TrainingState) -> None:
-        found = state.hash()
-        self._progress.hashes.append((self._progress.step, found))
-        self._progress.metrics["params_hash"] = float(int(found[:12], 16))  # as much of it as a number holds
+        hashes, found = self._report.hashes, state.hash()
+        hashes[self._report.step] = found
+        while len(hashes) > KEPT_HASHES:
+            del hashes[next(iter(hashes))]
+        self._report.metrics["params_hash"] = float(int(found[:12], 16))  # as much of it as a number holds
 
-    def _published(self) -> dict[str, float]:
-        progress = self._progress
-        counts = {name: getattr(progress, name) for name in ("participants", "discarded", "skipped")}
-        return {**progress.metrics, **self._clock.take(), **counts}
+    def _published(self, clock: StepClock) -> dict[str, float]:
+        report = self._report
+        counts = {"participants": report.participants, "discarded": report.discarded, "skipped": report.skipped}
+        return {**report.metrics, **clock.take(), **counts}
 
     def _wanted_end(self) -> Ending | None:
         if self._leaving.is_set():
@@ -164,17 +165,13 @@ class TrainingLoop:
 
     def _new_threadlet(self, membership: Membership) -> Threadlet:
         """Return the threadlet of this process; only the first of a group can be told of changes."""
-        assignment = self._assignment
+        replica, job = self._assignment.replica, self._assignment.job
         if self._rank > 0:
-            name, group = f"{assignment.replica}.{self._rank}", f"{assignment.job}.members"
-            threadlet = Threadlet(name, group=group, injectable=assignment.injectable)
+            name, group = f"{replica}.{self._rank}", f"{job.name}.members"
+            threadlet = Threadlet(name, group=group, injectable=job.injectable)
         else:
-            threadlet = Threadlet(
-                assignment.replica,
-                group=assignment.job,
-                config=dataclasses.asdict(assignment.config),
-                injectable=assignment.injectable,
-            )
+            config = dataclasses.asdict(job.config)
+            threadlet = Threadlet(replica, group=job.name, config=config, injectable=job.injectable)
             self._config.register(threadlet)
 
         @threadlet.on_fault("pg_abort")
@@ -186,3 +183,9 @@ class TrainingLoop:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _strategy(state: TrainingState, exchange: Exchange, clock: StepClock) -> StepStrategy:
+    if state.job.averaging is Averaging.GRADIENTS:
+        return SharedSteps(state, exchange, clock)
+    return LocalSteps(state, exchange, clock, state.outer or ParameterMean(state.parameters))

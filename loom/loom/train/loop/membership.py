@@ -16,7 +16,7 @@ from torchft.manager import Manager
 from loom.errors import FaultRefused
 from loom.train.addresses import address_towards
 from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
-from loom.train.settings import Assignment
+from loom.train.spec import Assignment
 
 __all__ = ["Membership"]
 
@@ -62,10 +62,10 @@ class Membership:
         self._moved.set()
 
     def _join(self) -> Manager:
-        assignment = self._assignment
+        assignment, job = self._assignment, self._assignment.job
         own_address = address_towards(self._lighthouse)
-        timeouts = assignment.timeouts
-        group = (NcclGroup if assignment.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
+        timeouts = job.timeouts
+        group = (NcclGroup if job.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
         host, port = assignment.store
         self._generation += 1
         store = TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -83,7 +83,7 @@ class Membership:
             quorum_timeout=timedelta(seconds=timeouts.quorum),
             connect_timeout=timedelta(seconds=timeouts.connect),
             rank=self._rank,
-            world_size=assignment.members,
+            world_size=job.members,
             store_addr=host,
             store_port=port,
             lighthouse_addr=self._lighthouse,

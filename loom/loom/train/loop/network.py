@@ -22,12 +22,15 @@ __all__ = ["GlooGroup", "NcclGroup", "PeerTransport"]
 
 
 class _Addressed:
-    """A torchft group whose store is found by an address."""
+    """A torchft group whose store is found by an address; a base class before torchft's own."""
 
-    own_address: str
     _rendezvous_store: Any
     _global_rank: Any
     _handle_id: Any
+
+    def __init__(self, own_address: str, timeout: float) -> None:
+        super().__init__(timedelta(seconds=timeout))  # type: ignore[call-arg]
+        self.own_address = own_address
 
     def get_reconfigure_handle(self) -> str:
         """Return how peers find this member: torchft's own handle, with the address for the name."""
@@ -39,10 +42,6 @@ class _Addressed:
 
 class GlooGroup(_Addressed, torchft.process_group.ProcessGroupGloo):  # type: ignore[misc]
     """The processes of all groups with the same rank, over TCP."""
-
-    def __init__(self, own_address: str, timeout: float) -> None:
-        super().__init__(timedelta(seconds=timeout))
-        self.own_address = own_address
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> ProcessGroup:
         options = ProcessGroupGloo._Options()
@@ -61,10 +60,6 @@ class GlooGroup(_Addressed, torchft.process_group.ProcessGroupGloo):  # type: ig
 
 class NcclGroup(_Addressed, torchft.process_group.ProcessGroupNCCL):  # type: ignore[misc]
     """The processes of all groups with the same rank, over NCCL."""
-
-    def __init__(self, own_address: str, timeout: float) -> None:
-        super().__init__(timedelta(seconds=timeout))
-        self.own_address = own_address
 
 
 class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`OuterOptimizer`: DiLoCo's optimizer for how far the groups have gone since they last agreed."""
+"""What the groups do after several steps of their own: average the parameters, or follow an outer optimizer."""
 
 from __future__ import annotations
 
@@ -9,37 +9,49 @@ import torch
 
 from loom.train.loop.tensors import local, unflatten
 
-__all__ = ["OuterOptimizer"]
+__all__ = ["OuterOptimizer", "ParameterMean"]
+
+
+class ParameterMean:
+    """The outer step of local SGD: the mean of all groups' parameters."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def progress(self) -> Sequence[torch.Tensor]:
+        """Return what the groups average."""
+        return self._parameters
+
+    def follow(self, mean: torch.Tensor) -> None:
+        """Go on from the mean."""
+        unflatten(mean, self._parameters)
 
 
 class OuterOptimizer:
-    """SGD with Nesterov momentum on the parameters that all groups agreed on last.
+    """DiLoCo's outer step: SGD with Nesterov momentum on the parameters that all groups agreed on last.
 
     The rates are those of the paper (https://arxiv.org/abs/2311.08105), section 3.
 
     Args:
         parameters: that the groups change by themselves in between.
-        learning_rate: of the outer step.
-        momentum: of the outer step.
     """
 
-    def __init__(
-        self, parameters: Sequence[torch.Tensor], learning_rate: float = 0.7, momentum: float = 0.9
-    ) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
         self._anchors = [torch.nn.Parameter(local(one).detach().clone()) for one in parameters]
-        self._sgd = torch.optim.SGD(self._anchors, lr=learning_rate, momentum=momentum, nesterov=True)
+        self._sgd = torch.optim.SGD(self._anchors, lr=0.7, momentum=0.9, nesterov=True)
 
     def progress(self) -> list[torch.Tensor]:
         """Return how far each parameter has gone, as a gradient: with the opposite sign."""
         pairs = zip(self._anchors, self._parameters, strict=True)
         return [anchor.detach() - local(parameter).detach() for anchor, parameter in pairs]
 
-    def follow(self, progress: torch.Tensor) -> None:
+    def follow(self, mean: torch.Tensor) -> None:
         """Step by the mean of all groups' progress, and give the parameters the result."""
-        for anchor in self._anchors:
-            anchor.grad = torch.zeros_like(anchor)
-        unflatten(progress, [anchor.grad for anchor in self._anchors if anchor.grad is not None])
+        gradients = [torch.zeros_like(anchor) for anchor in self._anchors]
+        unflatten(mean, gradients)
+        for anchor, gradient in zip(self._anchors, gradients, strict=True):
+            anchor.grad = gradient
         self._sgd.step()
         with torch.no_grad():
             for anchor, parameter in zip(self._anchors, self._parameters, strict=True):

@@ -4,30 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
 
 from loom.threadlet import Threadlet
-from loom.train.loop.baseline import Baseline
 
-__all__ = ["StepClock"]
+__all__ = ["Baseline", "StepClock"]
+
+REMEMBERED = 200
+"""Newest waits that make a baseline."""
+
+LEAST = 5
+"""Waits before which there is no baseline."""
+
+TIMES = 2.0
+"""The baseline is this many times the median."""
+
+_AGAIN = 10
+"""Waits after which the median is computed again."""
+
+Mark: TypeAlias = tuple[float, dict[str, float]]
+"""A moment, and what had been measured until then."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A moment, and what had been measured until then."""
+class Baseline:
+    """The time that an exchange with other groups takes as a rule.
 
-    at: float
-    seconds: dict[str, float]
+    Groups exchange gradients in each step. The exchange is a part of the step, and its time varies. One that takes
+    much longer is a wait for a group that is slow, stopped, gone or new.
+    """
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=REMEMBERED)
+        self._until_again = LEAST
+        self.seconds = 0.0
+        """The longest time that is usual; 0 while too few are known."""
+
+    def add(self, seconds: float) -> None:
+        """Take note of how long an exchange took."""
+        self._times.append(seconds)
+        self._until_again -= 1
+        if self._until_again == 0:
+            self._until_again = _AGAIN
+            self.seconds = TIMES * median(self._times)
 
 
 class StepClock:
-    """Adds up seconds by what they were spent on, for a step's metrics and for the weaver's goodput."""
+    """Adds up seconds by what they were spent on, for a step's metrics and for the weaver's goodput.
 
-    def __init__(self) -> None:
+    Args:
+        threadlet: takes the time that is no step.
+    """
+
+    def __init__(self, threadlet: Threadlet) -> None:
+        self._threadlet = threadlet
         self._seconds = {"compute_s": 0.0, "wait_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0}
-        self.threadlet: Threadlet | None = None
-        """Takes the time that is no step; None before the training begins."""
 
     def take(self) -> dict[str, float]:
         """Return the seconds since the last call, by their metric."""
@@ -36,41 +69,33 @@ class StepClock:
         return seconds
 
     @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
-        """Measure a computation."""
-        with self._measured("compute_s"):
+    def measured(self, metric: str) -> Iterator[None]:
+        """Measure a part of a step, such as ``compute_s``."""
+        began = time.perf_counter()
+        try:
             yield
+        finally:
+            self._seconds[metric] += time.perf_counter() - began
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Measure what the training waits for a checkpoint."""
-        with self._measured("checkpoint_s"), self._spent("checkpoint"):
+        with self.measured("checkpoint_s"), self._threadlet.spent("checkpoint"):
             yield
 
     @contextlib.contextmanager
     def waiting(self, baseline: Baseline) -> Iterator[None]:
         """Measure an exchange with others: up to the baseline it is a part of the step, beyond it a wait."""
         began = time.perf_counter()
-        with self._measured("wait_s"), self._spent("waiting", baseline.seconds):
+        with self.measured("wait_s"), self._threadlet.spent("waiting", baseline.seconds):
             yield
         baseline.add(time.perf_counter() - began)
 
     def mark(self) -> Mark:
         """Return this moment, for `lose`."""
-        return Mark(time.perf_counter(), dict(self._seconds))
+        return time.perf_counter(), dict(self._seconds)
 
     def lose(self, since: Mark) -> None:
         """Count all seconds since a moment as lost: what was done in them is done again."""
-        lost = time.perf_counter() - since.at
-        self._seconds = {**since.seconds, "lost_s": since.seconds["lost_s"] + lost}
-
-    @contextlib.contextmanager
-    def _measured(self, what: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[what] += time.perf_counter() - began
-
-    def _spent(self, reason: str, beyond: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.threadlet is None else self.threadlet.spent(reason, beyond)
+        at, seconds = since
+        self._seconds = {**seconds, "lost_s": seconds["lost_s"] + time.perf_counter() - at}

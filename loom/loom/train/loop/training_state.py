@@ -9,55 +9,66 @@ import torch
 
 from loom.train.loop.agreed_config import AgreedConfig
 from loom.train.loop.outer import OuterOptimizer
-from loom.train.loop.progress import Progress
 from loom.train.loop.tensors import hash_of, load_model, load_optimizer, local, plain, whole
 from loom.train.model import TrainerModel
-from loom.train.settings import Assignment, Averaging
+from loom.train.settings import Averaging, TrainerReport
+from loom.train.spec import Assignment
 
 __all__ = ["FROM_THE_BEGINNING", "TrainingState"]
 
 FROM_THE_BEGINNING = "the beginning"
-"""`Progress.restored` of a process that took over no state."""
+"""`TrainerReport.restored` of a process that took over no state."""
 
 
 class TrainingState:
-    """Model, optimizers, step and configuration of a process."""
+    """Model, optimizers, step and configuration of a process.
+
+    Args:
+        trainer: has the model and the data.
+        assignment: what to do.
+        rank: of this process in its group.
+        config: that the groups have agreed on.
+        report: how far the training is; written by the training thread alone.
+    """
 
     def __init__(
-        self, trainer: TrainerModel, assignment: Assignment, config: AgreedConfig, progress: Progress
+        self, trainer: TrainerModel, assignment: Assignment, rank: int, config: AgreedConfig, report: TrainerReport
     ) -> None:
-        self._trainer = trainer
-        self._config = config
-        self._progress = progress
+        self.trainer = trainer
+        self.assignment = assignment
+        self.job = job = assignment.job
+        self.rank = rank
+        self.config = config
+        self.report = report
         torch.manual_seed(trainer.seed)
         self.model = trainer.build().to(trainer.device)
-        if assignment.members > 1 and assignment.parallel == "fsdp":
+        if job.members > 1 and job.parallel == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
             fully_shard(self.model)
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
-        self.outer = OuterOptimizer(self.parameters) if assignment.averaging is Averaging.DILOCO else None
-        self._use_optimizer(config.optimizer)
+        self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
+        self._use_optimizer(config.current.optimizer)
 
     def adopt(self, changed: Iterable[str]) -> None:
         """Apply the keys of the configuration that have changed."""
         if "optimizer" in changed:
-            self._use_optimizer(self._config.optimizer)
+            self._use_optimizer(self.config.current.optimizer)
         elif "learning_rate" in changed:
             for group in self.optimizer.param_groups:
-                group["lr"] = self._config.learning_rate
+                group["lr"] = self.config.current.learning_rate
 
     def _use_optimizer(self, name: str) -> None:
         self._optimizer_name = name
-        self.optimizer: torch.optim.Optimizer = self._trainer.optimizers[name](
-            self.parameters, self._config.learning_rate
+        self.optimizer: torch.optim.Optimizer = self.trainer.optimizers[name](
+            self.parameters, self.config.current.learning_rate
         )
 
     def evaluate(self) -> dict[str, float]:
         """Return how good the model is."""
         self.model.eval()
         with torch.no_grad():
-            metrics = self._trainer.evaluate(self.model)
+            metrics = self.trainer.evaluate(self.model)
         self.model.train()
         return metrics
 
@@ -76,11 +87,11 @@ class TrainingState:
     def take_from_peer(self, state: Mapping[str, Any]) -> None:
         """Go on from a peer's `for_peers`."""
         self._load(state, of_whole=False)
-        if self._progress.restored:
+        if self.report.restored:
             return
-        step = self._progress.step
-        self._progress.restored = f"peers, at step {step}" if step else FROM_THE_BEGINNING
-        self._progress.restored_step = step
+        step = self.report.step
+        self.report.restored = f"peers, at step {step}" if step else FROM_THE_BEGINNING
+        self.report.restored_step = step
 
     def take_from_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Go on from what `for_checkpoint` returned."""
@@ -92,19 +103,19 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self._optimizer_name,
             "outer": None if self.outer is None else self.outer.state(),
-            "step": self._progress.step,
-            "config": self._config.state(),
-            "trainer": self._trainer.save(),
+            "step": self.report.step,
+            "config": self.config.state(),
+            "trainer": self.trainer.save(),
         }
         converted: dict[str, Any] = plain(state, convert)
         return converted
 
     def _load(self, state: Mapping[str, Any], of_whole: bool) -> None:
-        self._config.load(state["config"])
+        self.config.load(state["config"])
         self._use_optimizer(state["optimizer_name"])
         load_model(self.model, state["model"], of_whole)
         load_optimizer(self.optimizer, state["optimizer"], of_whole)
         if self.outer is not None:
             self.outer.load(state["outer"])
-        self._trainer.load(state["trainer"])
-        self._progress.step = state["step"]
+        self.trainer.load(state["trainer"])
+        self.report.step = state["step"]

@@ -11,13 +11,11 @@ import pytest
 from loom.errors import WrongArguments
 from loom.train import FaultTolerantJob, RetryBudget, TrainerActor, TrainerReport
 from loom.train.controller.group import GroupState
-from loom.train.controller.group_events import Ended, Failed, GroupEvent, Prepared, ProcessLost, Reported, Silent
-from loom.train.controller.live_changes import LiveChanges
-from loom.train.controller.replica_slot import Departure, LeaveReason, ReplicaSlot, SlotState
+from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
 from loom.train.controller.replica_slots import ReplicaSlots
-from loom.train.controller.stuck import StuckGroups
 from loom.train.retries import Retries
-from loom.train.settings import Assignment, Ending, Restore
+from loom.train.settings import Ending, Restore
+from loom.train.spec import Assignment
 
 
 class Group:
@@ -29,6 +27,8 @@ class Group:
         self.members, self.pids, self.store = [1], [100 + host], ("host", 1)
         self.procs = SimpleNamespace(name="procs")
         self.report = TrainerReport()
+        self.ended: TrainerReport | None = None
+        self.failure, self.silent = "", 0.0
         self.assignments: list[Assignment] = []
         self.told_to_leave = False
         self.stopped = ""
@@ -38,7 +38,7 @@ class Group:
         self.assignments.append(assignment)
 
     def rest(self) -> None:
-        self.state = GroupState.READY
+        self.state, self.ended = GroupState.READY, None
 
     def leave(self) -> None:
         self.told_to_leave = True
@@ -52,6 +52,7 @@ class Pool:
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
+        self.session = SimpleNamespace(hosts=lambda: list(range(hosts)))
         self.started: list[Group] = []
         self.spares: list[Group] = []
         self.draining: set[int] = set()
@@ -71,6 +72,8 @@ class Pool:
 
     def keep_spares(self, now: float) -> None: ...
 
+    def drop_lost_spares(self) -> None: ...
+
 
 class Job:
     """The slots of a job whose groups are stand-ins."""
@@ -85,14 +88,21 @@ class Job:
         self.pool = pool
         self.killed: list[Group] = []
         support: Any = SimpleNamespace(lighthouse="http://lighthouse", kill=self.killed.append)
-        session: Any = SimpleNamespace(hosts=lambda: [0, 1])
         self.slots = ReplicaSlots(spec, pool, support, events)
-        self.changes = LiveChanges(session, spec, self.slots, pool, events)
         for _ in range(spec.groups):
             self.slots.add()
 
-    def tell(self, group: Any, event: GroupEvent) -> None:
-        self.slots.take(group, event)
+    def find(self, group: Any, **found: Any) -> None:
+        """Let the threads of a group find something."""
+        for name, value in found.items():
+            setattr(group, name, value)
+        self.slots.look()
+
+    def become_ready(self, group: Any) -> None:
+        self.find(group, state=GroupState.READY)
+
+    def end(self, group: Any, ending: Ending, **report: Any) -> None:
+        self.find(group, ended=TrainerReport(ending=ending, **report))
 
     def tick(self) -> None:
         self.slots.tick(time.monotonic())
@@ -102,7 +112,7 @@ class Job:
         self.tick()
         waiting = [group for group in self.pool.started if group.state is GroupState.PREPARING]
         for group in waiting:
-            self.tell(group, Prepared())
+            self.become_ready(group)
         self.tick()
         return waiting
 
@@ -114,7 +124,7 @@ class Job:
         return groups
 
     def make_step(self, group: Group, step: int) -> None:
-        self.tell(group, Reported(TrainerReport(step=step, first_step_at=1.0)))
+        self.find(group, report=TrainerReport(step=step, first_step_at=1.0))
 
     def of(self, kind: str) -> list[tuple[str | None, dict[str, Any]]]:
         return [(replica, data) for found, replica, data in self.events if found == kind]
@@ -125,10 +135,10 @@ def test_the_first_groups_begin_together_when_all_are_ready() -> None:
     job.tick()
     first, second = job.pool.started
 
-    job.tell(first, Prepared())
+    job.become_ready(first)
     job.tick()
     assert not first.assignments
-    job.tell(second, Prepared())
+    job.become_ready(second)
     job.tick()
 
     assert [one.restore for group in (first, second) for one in group.assignments] == [Restore.NOTHING] * 2
@@ -138,10 +148,10 @@ def test_the_others_begin_when_the_one_that_they_wait_for_is_removed() -> None:
     job = Job(groups=3)
     job.tick()
     first, second, _ = job.pool.started
-    job.tell(first, Prepared())
-    job.tell(second, Prepared())
+    job.become_ready(first)
+    job.become_ready(second)
 
-    job.changes._resize(2)
+    job.slots.resize(2)
     job.tick()
 
     assert [slot.state for slot in job.slots.all()] == [SlotState.TRAINING, SlotState.TRAINING, SlotState.OVER]
@@ -151,7 +161,7 @@ def test_a_group_that_found_nobody_with_the_state_begins_again() -> None:
     job = Job()
     group, _ = job.train()
 
-    job.tell(group, Ended(TrainerReport(ending=Ending.NO_PEERS, error="no group is left that has the state")))
+    job.end(group, Ending.NO_PEERS, error="no group is left that has the state")
 
     assert group.stopped == ""
     assert len(group.assignments) == 2
@@ -162,7 +172,7 @@ def test_a_group_whose_error_mentions_no_peers_has_failed_all_the_same() -> None
     job = Job()
     group, _ = job.train()
 
-    job.tell(group, Ended(TrainerReport(ending=Ending.FAILED, error="Traceback …\nNoPeers: said the user's code")))
+    job.end(group, Ending.FAILED, error="Traceback …\nNoPeers: said the user's code")
 
     assert group.stopped == "NoPeers: said the user's code"
     assert job.slots.failures == 1
@@ -175,7 +185,7 @@ def test_a_group_that_is_to_leave_and_finds_nobody_does_not_begin_again() -> Non
     slot = job.slots.all()[0]
     job.slots.remove(slot, "moved by hand")  # a text that begins as another reason's name
 
-    job.tell(group, Ended(TrainerReport(ending=Ending.NO_PEERS)))
+    job.end(group, Ending.NO_PEERS)
 
     assert len(group.assignments) == 1
     assert slot.ending is Ending.LEFT
@@ -187,12 +197,12 @@ def test_a_group_that_moves_trains_until_its_successor_is_ready_which_takes_its_
     group, _ = job.train()
     slot = job.slots.all()[0]
 
-    job.changes._drain(0)
+    job.slots.drain(0)
     assert slot.state is SlotState.TRAINING
     (successor,) = job.prepare()
     assert slot.state is SlotState.LEAVING
     assert group.told_to_leave
-    job.tell(group, Ended(TrainerReport(step=5, first_step_at=1.0, ending=Ending.LEFT)))
+    job.end(group, Ending.LEFT, step=5, first_step_at=1.0)
 
     assert slot.state is SlotState.TRAINING
     assert [one.restore for one in successor.assignments] == [Restore.PEERS]
@@ -202,10 +212,10 @@ def test_a_group_that_moves_trains_until_its_successor_is_ready_which_takes_its_
 def test_a_group_that_finishes_while_it_moves_needs_no_successor() -> None:
     job = Job()
     group, _ = job.train()
-    job.changes._drain(0)
+    job.slots.drain(0)
     (successor,) = job.prepare()
 
-    job.tell(group, Ended(TrainerReport(step=1000, first_step_at=1.0, ending=Ending.FINISHED)))
+    job.end(group, Ending.FINISHED, step=1000, first_step_at=1.0)
 
     assert job.slots.all()[0].ending is Ending.FINISHED
     assert successor.stopped
@@ -214,11 +224,11 @@ def test_a_group_that_finishes_while_it_moves_needs_no_successor() -> None:
 def test_a_group_that_moves_still_counts_as_one_of_the_job() -> None:
     job = Job()
     job.train()
-    job.changes._drain(0)
+    job.slots.drain(0)
     job.prepare()
     assert job.slots.all()[0].state is SlotState.LEAVING
 
-    job.changes._resize(2)
+    job.slots.resize(2)
 
     assert job.of("group_added") == []
 
@@ -226,29 +236,31 @@ def test_a_group_that_moves_still_counts_as_one_of_the_job() -> None:
 def test_a_successor_that_is_lost_is_replaced() -> None:
     job = Job()
     job.train()
-    job.changes._drain(0)
+    job.slots.drain(0)
     successor = job.slots.all()[0].successor
 
-    job.tell(successor, ProcessLost(0))
+    job.find(successor, failure="process 100 is gone")
 
     assert job.slots.all()[0].successor not in (None, successor)
     assert job.slots.failures == 0
 
 
 @pytest.mark.parametrize(
-    ("event", "reason"),
+    ("found", "reason"),
     [
-        (ProcessLost(0), "process 100 is gone"),
-        (Silent(5.0), "its processes have not answered for 5.0 s"),
-        (Failed("its processes do not answer: gone"), "its processes do not answer: gone"),
-        (Ended(TrainerReport(ending=Ending.FAILED, error="Traceback\nValueError: flawed")), "ValueError: flawed"),
+        ({"failure": "process 100 is gone"}, "process 100 is gone"),
+        ({"silent": 5.0}, "its processes have not answered for 5.0 s"),
+        (
+            {"ended": TrainerReport(ending=Ending.FAILED, error="Traceback\nValueError: flawed")},
+            "ValueError: flawed",
+        ),
     ],
 )
-def test_a_group_that_is_lost_is_killed_and_replaced(event: GroupEvent, reason: str) -> None:
+def test_a_group_that_is_lost_is_killed_and_replaced(found: dict[str, Any], reason: str) -> None:
     job = Job()
     group, _ = job.train()
 
-    job.tell(group, event)
+    job.find(group, **found)
     (replacement,) = job.prepare()
 
     assert (group.stopped, job.killed) == (reason, [group])
@@ -261,7 +273,7 @@ def test_a_short_silence_is_no_loss() -> None:
     job = Job(silence=5.0)
     group, _ = job.train()
 
-    job.tell(group, Silent(4.9))
+    job.find(group, silent=4.9)
 
     assert not group.stopped
 
@@ -270,21 +282,21 @@ def test_a_group_that_fails_too_often_is_given_up() -> None:
     job = Job(retries=RetryBudget(attempts=0))
     group, other = job.train()
 
-    job.tell(group, ProcessLost(0))
+    job.find(group, failure="process 100 is gone")
 
     assert job.slots.all()[0].ending is Ending.FAILED
     assert [(replica, data["left"]) for replica, data in job.of("job_smaller")] == [("train_0", ["train_1"])]
     assert not job.slots.are_over
-    job.tell(other, ProcessLost(0))
+    job.find(other, failure="process 100 is gone")
     assert job.slots.are_over
 
 
 def test_a_group_that_is_restored_is_not_waited_for_when_the_others_finish() -> None:
     job = Job()
     group, other = job.train()
-    job.tell(group, ProcessLost(0))
+    job.find(group, failure="process 100 is gone")
 
-    job.tell(other, Ended(TrainerReport(step=1000, first_step_at=1.0, ending=Ending.FINISHED)))
+    job.end(other, Ending.FINISHED, step=1000, first_step_at=1.0)
 
     assert job.slots.are_over
 
@@ -295,7 +307,7 @@ def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: s
     job.train()
 
     with pytest.raises(WrongArguments, match=rule):
-        job.changes._drain(value)
+        job.slots.drain(value)
 
     assert not job.pool.draining
 
@@ -304,33 +316,50 @@ def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
     slot = ReplicaSlot(0, "train_0", Retries(RetryBudget()), due=0.0)
 
     with pytest.raises(RuntimeError, match="train_0 cannot become leaving: it is empty"):
-        slot.leave(Departure(LeaveReason.REMOVED, "by hand"))
+        slot.leave(LeaveReason.REMOVED)
     slot.end(Ending.LEFT)
     with pytest.raises(RuntimeError, match="cannot become starting: it is over"):
         slot.take(Group(0))  # type: ignore[arg-type]
 
 
-def test_a_group_is_stuck_when_it_makes_no_step_while_others_do() -> None:
-    stuck = StuckGroups(patience=10.0)
-    slow, fast, paused = groups = [Group(0), Group(0), Group(0)]
-    any_groups: Any = groups
+def test_a_group_is_stuck_when_it_makes_no_step_while_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    job = Job(groups=3, stuck=10.0)
+    slow, fast, paused = job.train()
 
-    found = []
-    for now in range(25):
-        fast.report = TrainerReport(step=now)
-        paused.report = TrainerReport(step=3, paused=now < 20)
-        found.append(stuck.find(any_groups, float(now)))
+    for second in range(25):
+        now = 1000.0 + second
+        job.make_step(fast, second)
+        job.find(paused, report=TrainerReport(step=3, first_step_at=1.0, paused=second < 20))
+        job.tick()
+        assert bool(slow.stopped) == (second > 10)
 
-    assert found[:11] == [[]] * 11
-    assert found[11] == [(slow, 11.0)]
-    assert all(group is slow for one in found for group, _ in one)
+    assert slow.stopped == "it has made no step for 11.0 s, while others did"
+    assert not paused.stopped
+    assert not fast.stopped
 
 
-def test_when_nobody_makes_a_step_nobody_is_stuck() -> None:
-    stuck = StuckGroups(patience=10.0)
-    groups: Any = [Group(0), Group(0)]
+def test_when_nobody_makes_a_step_nobody_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    job = Job(stuck=10.0)
+    groups = job.train()
 
-    assert [stuck.find(groups, float(now)) for now in range(30)] == [[]] * 30
+    now += 30.0
+    job.tick()
+
+    assert not any(group.stopped for group in groups)
+
+
+def test_a_group_that_ends_well_and_whose_processes_go_then_is_not_lost() -> None:
+    job = Job()
+    group, _ = job.train()
+
+    job.find(group, failure="process 100 is gone", ended=TrainerReport(step=1000, ending=Ending.FINISHED))
+
+    assert job.slots.all()[0].ending is Ending.FINISHED
+    assert job.slots.failures == 0
 
 
 def test_the_first_groups_begin_with_the_newest_checkpoint_if_there_is_a_folder() -> None:
