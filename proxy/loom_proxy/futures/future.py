@@ -91,6 +91,7 @@ class FutureProxy(Generic[R]):
             SupervisionError: a process or an actor that had to answer is dead.
             LoomError: the session or the connection failed.
         """
+        check_timeout(timeout)
         if self._unpack is None:
             self._connection.flush()
             self._wait(timeout)
@@ -102,6 +103,7 @@ class FutureProxy(Generic[R]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait; return what `get` would raise, or None. A timeout raises as it does there."""
+        check_timeout(timeout)
         if self._unpack is None:
             self._connection.flush()
             self._wait(timeout)
@@ -202,7 +204,6 @@ class FutureProxy(Generic[R]):
             return True
 
     def _wait(self, timeout: float | None) -> None:
-        check_timeout(timeout)
         if timeout is not None and timeout > threading.TIMEOUT_MAX:
             timeout = None
         at_first = progress.AFTER if timeout is None else min(timeout, progress.AFTER)

@@ -106,6 +106,14 @@ def test_a_negative_timeout_is_refused(future: FutureProxy[int]) -> None:
         future.get(timeout=-1)
 
 
+def test_a_negative_timeout_is_refused_if_the_answer_is_here(future: FutureProxy[int]) -> None:
+    future._complete(Payload(5))
+
+    for wait in (future.get, future.exception):
+        with pytest.raises(ValueError, match="timeout is -1"):
+            wait(timeout=-1)
+
+
 def test_many_threads_wait_for_one_answer(future: FutureProxy[object]) -> None:
     payload = Payload(object())
     with ThreadPoolExecutor(16) as pool:
