@@ -14,6 +14,8 @@ from tests.unit.loom.weaver.raw_threadlet import RawGateway, running_weaver
 
 REPLICAS = ("train_0", "train_1")
 
+ENOUGH = 60
+"""Steps of the process that is killed: making them again takes longer than the test waits for."""
 
 LONG = 8.0
 """Seconds beside which little is what has not been reported yet: at the beginning, at the death and at the end."""
@@ -35,6 +37,7 @@ def test_a_killed_process_costs_what_it_takes_to_replace_it() -> None:
         gateway = weaver.gateway()
         await_true(lambda: len(gateway.ask("replicas")) == 2)
         await_record(gateway, lambda record: record.seconds["compute"] > 1.0)
+        await_true(lambda: (gateway.ask("replica", id="train_0")["step"] or 0) >= ENOUGH)
         killed = time.time()
         processes[0].process.kill()
         record = await_record(gateway, lambda record: record.faults)

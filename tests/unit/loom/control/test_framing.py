@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.framing import MAX_FRAME, Splitter, pack
-from loom.errors import InvalidAddress, ProtocolMismatch, TooLarge
+from loom.errors import ProtocolMismatch, TooLarge
 
 texts = st.text("a\0é€😀", max_size=40)
 values = st.recursive(
@@ -88,33 +87,3 @@ def test_lists_in_lists_without_end_are_refused() -> None:
 
 def test_text_that_is_no_unicode_loses_what_is_not() -> None:
     assert Splitter().feed(pack(["bye", "a\udc80b"])) == [["bye", "a?b"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("tcp://10.0.0.5:8471/a-Key_1", WeaverAddress("10.0.0.5", 8471, "a-Key_1")),
-        ("tcp://gateway.loom:1/k", WeaverAddress("gateway.loom", 1, "k")),
-        ("tcp://[::1]:65535/k", WeaverAddress("::1", 65535, "k")),
-    ],
-)
-def test_an_address_is_read_and_written(text: str, address: WeaverAddress) -> None:
-    assert parse_weaver_address(text) == address
-    assert str(address) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "tcp://h:1", "tcp://h:1/", "tcp://h:0/k", "tcp://h:65536/k", "tcp://h/k", "http://h:1/k", "tcp://h:1/k k"],
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(InvalidAddress, match="tcp://HOST:PORT/KEY"):
-        parse_weaver_address(text)
-
-
-def test_an_address_that_is_refused_does_not_show_its_key() -> None:
-    with pytest.raises(InvalidAddress) as caught:
-        parse_weaver_address("tcp://h:99999/secret")
-
-    assert "secret" not in str(caught.value)
-    assert "tcp://h:99999/" in str(caught.value)

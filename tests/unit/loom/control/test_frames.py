@@ -1,0 +1,249 @@
+"""Frames between threadlets and the weaver: what travels, and what is refused with a word on what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from loom.control.commands import (
+    Acknowledged,
+    Acknowledgement,
+    Change,
+    Command,
+    CommandKind,
+    FaultRemoved,
+    UnknownCommandKind,
+    check_config,
+)
+from loom.control.device import Device
+from loom.control.frame import MAX_COUNT, MAX_NAME, MAX_VALUES, Frame
+from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello, Refusal, Welcome
+from loom.control.reports import DeviceReport, Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
+from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
+from loom.errors import ProtocolMismatch, WrongArguments
+
+GPU = {"uuid": "GPU-0", "kind": "gpu", "server": "host", "type": "H100", "memory": 80 << 30}
+
+HELLO = Hello(
+    key="key",
+    replica="train_0",
+    instance="abc",
+    group="trainers",
+    pid=7,
+    host="host",
+    procs="trainers",
+    rank=3,
+    actors="train",
+    session="mine",
+    devices=(Device.from_body(GPU),),
+    handlers={"lr": "float"},
+    config={"lr": 0.1},
+    state=Activity.PAUSED,
+    step=12,
+    injectable=True,
+    removed={"injection": {"seen": True}},
+    applied=("one", "two"),
+)
+
+FRAMES: list[Frame] = [
+    HELLO,
+    Handlers({"lr": "float"}),
+    Welcome(beat=0.5, weaver="w", seq=9, spent=True),
+    Refusal("key", "the key is not known"),
+    Bye("all steps were made", Ending.FINISHED),
+    Command("1", CommandKind.UPDATE_CONFIG, {"lr": 0.2}),
+    Acknowledged("1", Acknowledgement(True, 4, {"lr": Change(0.1, 0.2)}, {"seed": "cannot change"})),
+    Acknowledged("2", Acknowledgement(False, reason="no", evidence={"pid": 7})),
+    FaultRemoved("injection", {"seen": True}),
+    StatusReports([[1, 2.0, 3, None, None, {"loss": 1.0}, None]]),
+    Stored(4),
+    Heartbeat(2.5, None, Phase.BETWEEN),
+    DeviceReport(2.5, {"GPU-0": {"utilization": 0.5, "memory_used": 10, "temperature": None, "power": 200.0}}),
+    StackRequest("1"),
+    Stack("1", "Thread 0x1"),
+    TimeAccount(9.0, 1.0, 0, 5, 0.5, {"checkpoint": 1.0}),
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_a_frame_arrives_as_it_was_sent(frame: Frame) -> None:
+    body = msgpack.unpackb(msgpack.packb(frame.to_body()))
+
+    assert body[0] == frame.KIND
+    assert type(frame).from_body(body) == frame
+
+
+def hello(**told: Any) -> list[Any]:
+    """A hello with some of its fields changed."""
+    return ["hello", {**HELLO.to_body()[1], **told}]
+
+
+def test_a_hello_needs_only_who_it_is() -> None:
+    told = Hello.from_body(["hello", {"protocol": 1, "key": "k", "replica": "r", "instance": "i"}])
+
+    assert (told.group, told.pid, told.host, told.devices, told.state) == ("r", 0, "", (), None)
+    assert (told.procs, told.applied, told.injectable) == (None, (), False)
+
+
+def test_a_state_of_a_newer_threadlet_is_no_state() -> None:
+    assert Hello.from_body(hello(state="dreaming")).state is None
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (["status", []], "the first frame on the link is a hello"),
+        (["hello"], "the first frame on the link is a hello"),
+        (["hello", []], "the first frame on the link is a hello"),
+        (hello(protocol=2), "the threadlet speaks version 2, the weaver 1"),
+        (hello(procs=1.5), "procs is a name or a number"),
+        (hello(devices={}), "devices is a list of at most 1024"),
+        (hello(devices=[GPU] * 1025), "devices is a list of at most 1024"),
+        (hello(devices=["GPU-0"]), "a device is described by a map"),
+        (hello(devices=[{**GPU, "kind": "tpu"}]), "a device is a gpu or a cpu, not 'tpu'"),
+        (hello(devices=[{**GPU, "memory": -1}]), "memory is a count or None, not -1"),
+        (hello(key=""), "key is a printable text"),
+        (hello(replica="a\nb"), "replica is a printable text"),
+        (hello(instance=None), "instance is a printable text"),
+        (hello(group="g" * (MAX_NAME + 1)), f"group is a text of at most {MAX_NAME} characters"),
+        (hello(host=5), "host is a text"),
+        (hello(step=MAX_COUNT), "step is a count or None"),
+        (hello(rank=True), "rank is a count or None"),
+        (hello(config=[]), "config is keys and values"),
+        (hello(config=dict.fromkeys(map(str, range(MAX_VALUES + 1)))), "config is keys and values"),
+        (hello(handlers={"lr": 1}), "not a 'handlers' frame"),
+        (hello(removed={"i" * (MAX_NAME + 1): {}}), "not a 'fault' frame"),
+    ],
+)
+def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], why: str) -> None:
+    with pytest.raises(ProtocolMismatch, match=why):
+        Hello.from_body(body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [
+        (Handlers, [[]]),
+        (Handlers, [dict.fromkeys(map(str, range(MAX_VALUES + 1)), "int")]),
+        (Handlers, [{"k" * (MAX_NAME + 1): "int"}]),
+        (Welcome, [{"protocol": 1, "beat": 0.0, "seq": 0}]),
+        (Welcome, [{"protocol": 1, "beat": 3600.0, "seq": 0}]),
+        (Welcome, [{"protocol": "1", "beat": 1.0, "seq": 0}]),
+        (Refusal, ["code"]),
+        (Bye, ["why", "vanished"]),
+        (Bye, [1, "failed"]),
+        (Command, ["1", "pause"]),
+        (Command, [1, "pause", {}]),
+        (Acknowledged, ["1", 3]),
+        (FaultRemoved, ["i" * (MAX_NAME + 1), {}]),
+        (FaultRemoved, ["1", []]),
+        (StatusReports, [{}]),
+        (StatusReports, [[], []]),
+        (Stored, ["4"]),
+        (Heartbeat, [1.0, None, "asleep"]),
+        (Heartbeat, ["now", None, "step"]),
+        (DeviceReport, [1.0, []]),
+        (DeviceReport, [1.0, {f"GPU-{number}": {} for number in range(1025)}]),
+        (StackRequest, [1]),
+        (Stack, ["1", None]),
+        (TimeAccount, [[1.0, None, None, None]]),
+        (TimeAccount, [[-1.0, None, None, None, 0.0, {}]]),
+        (TimeAccount, [[1.0, None, -1, None, 0.0, {}]]),
+        (TimeAccount, [[1.0, None, None, 1.5, 0.0, {}]]),
+        (TimeAccount, [[1.0, None, None, None, 0.0, {"r" * (MAX_REASON + 1): 1.0}]]),
+        (TimeAccount, [[1.0, None, None, None, 0.0, {1: 1.0}]]),
+        (TimeAccount, [[1.0, None, None, None, 0.0, None]]),
+        (
+            TimeAccount,
+            [[1.0, None, None, None, 0.0, dict.fromkeys(map(str, range(MAX_REASONS + len(REASONS) + 2)), 1.0)]],
+        ),
+    ],
+)
+def test_a_frame_of_another_form_is_refused_by_its_kind(kind: type[Frame], rest: list[Any]) -> None:
+    with pytest.raises(ProtocolMismatch, match=f"not a '{kind.KIND}' frame"):
+        kind.from_body([kind.KIND, *rest])
+
+
+@pytest.mark.parametrize("status", [5, {"power": "much"}, {"power": True}])
+def test_a_status_of_a_device_is_made_of_numbers(status: Any) -> None:
+    with pytest.raises(ProtocolMismatch, match="a device's status is made of numbers"):
+        DeviceReport.from_body(["devices", 1.0, {"GPU-0": status}])
+
+
+def test_a_step_that_is_no_count_is_refused_in_a_heartbeat() -> None:
+    with pytest.raises(ProtocolMismatch, match="step is a count or None, not 'two'"):
+        Heartbeat.from_body(["beat", 1.0, "two", "step"])
+
+
+def test_a_command_that_a_threadlet_does_not_know_is_named_with_its_id() -> None:
+    with pytest.raises(UnknownCommandKind, match="this replica knows no command 'dance'") as caught:
+        Command.from_body(["command", "17", "dance", {}])
+
+    assert caught.value.id == "17"
+
+
+def test_a_kind_of_command_is_read_by_its_name() -> None:
+    assert CommandKind.read("pause") is CommandKind.PAUSE
+    assert str(CommandKind.PAUSE) == "pause"
+    with pytest.raises(WrongArguments, match="there is no command 'dance'; choose one of update_config, pause, "):
+        CommandKind.read("dance")
+
+
+def test_an_acknowledgement_says_only_what_there_is_to_say() -> None:
+    assert Acknowledgement.failed("it is gone").to_body() == {
+        "ok": False,
+        "reason": "it is gone",
+        "step": None,
+        "changes": {},
+        "refused": {},
+    }
+    assert Acknowledgement.failed("not yet", waiting=True).to_body()["waiting"] is True
+
+
+@pytest.mark.parametrize(
+    "acknowledgement",
+    [
+        Acknowledgement(True, 3, {"lr": Change(None, 0.1)}, {"seed": "no"}, "not all", evidence={"pid": 1}),
+        Acknowledgement(False, reason="not yet", waiting=True),
+    ],
+)
+def test_an_acknowledgement_is_read_from_json(acknowledgement: Acknowledgement) -> None:
+    assert Acknowledgement.from_body(acknowledgement.to_body()) == acknowledgement
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({}, "not an acknowledgement"),
+        ({"ok": 1}, "not an acknowledgement"),
+        ({"ok": True, "reason": 5}, "not an acknowledgement"),
+        ({"ok": True, "changes": [1]}, "not an acknowledgement"),
+        ({"ok": True, "evidence": "none"}, "not an acknowledgement"),
+        ({"ok": True, "step": -1}, "step is a count or None"),
+        ({"ok": True, "changes": {"lr": 0.1}}, "a change is an old and a new value"),
+        ({"ok": True, "changes": {"lr": {"old": 0.1}}}, "a change is an old and a new value"),
+    ],
+)
+def test_what_is_no_acknowledgement_is_refused(body: dict[str, Any], why: str) -> None:
+    with pytest.raises(ProtocolMismatch, match=why):
+        Acknowledgement.from_body(body)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 1, -(1 << 63), (1 << 64) - 1, 1.5, "text", [1, [None]], (1, "a"), {"a": {"b": [1]}}]
+)
+def test_plain_values_are_taken_for_a_configuration(value: Any) -> None:
+    check_config({"key": value})
+
+
+@pytest.mark.parametrize("value", [b"bytes", {1, 2}, 1 << 64, {1: 2}, [object()], {"a": {"b": b""}}])
+def test_other_values_are_refused_by_their_key_and_type(value: Any) -> None:
+    with pytest.raises(WrongArguments, match=f"key: values of a configuration are .*, not {type(value).__name__}"):
+        check_config({"key": value})
+
+
+def test_a_configuration_without_a_key_is_refused() -> None:
+    with pytest.raises(WrongArguments, match="give at least one key and its value"):
+        check_config({})
