@@ -15,7 +15,7 @@ from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
-from loom_gateway.access.control import Doors, Visit, refusal_headers
+from loom_gateway.access.control import AccessControl, Principal, refusal_headers
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
@@ -27,7 +27,7 @@ from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.log_reader import LogQuery
 from loom_gateway.sessions.sessions import Session, SessionManager
-from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import parse_worker_address
 
 __all__ = ["create_app"]
@@ -99,38 +99,38 @@ class Health(BaseModel):
 
 def create_app(
     manager: SessionManager,
-    doors: Doors,
+    access: AccessControl,
     tunnel_idle: float = IDLE,
-    keeper: WeaverKeeper | None = None,
+    supervisor: WeaverSupervisor | None = None,
     injectable: bool = False,
 ) -> FastAPI:
     """The gateway's application.
 
-    For behind a `DoorKeeper`. Errors are ``{"error": {"code", "message"}}``.
+    For behind a `AccessMiddleware`. Errors are ``{"error": {"code", "message"}}``.
 
     Args:
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
-        keeper: of the weaver; one for the manager's folder and workers unless given.
+        supervisor: of the weaver; one for the manager's folder and workers unless given.
         injectable: whether it, its weaver and its drivers may be killed by who injects failures.
     """
-    keeper = keeper or WeaverKeeper(
+    supervisor = supervisor or WeaverSupervisor(
         manager.folder.weaver, manager.worker_watch.there, exit_with_gateway=manager.exit_with_gateway
     )
-    weaver = keeper.client
+    weaver = supervisor.client
     draining = Draining(manager)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await manager.adopt()
         manager.prepare_spare()
-        keeper.start()
-        manager.on_end = doors.session_ended
-        watching = asyncio.ensure_future(doors.watch(manager))
+        supervisor.start()
+        manager.on_end = access.session_ended
+        watching = asyncio.ensure_future(access.watch(manager))
         yield
         watching.cancel()
-        await keeper.close(manager.end_sessions)
+        await supervisor.close(manager.end_sessions)
         await manager.close()
-        doors.audit.close()
+        access.audit.close()
 
     app = FastAPI(
         title="Loom gateway",
@@ -219,10 +219,10 @@ def create_app(
         """
         query = LogQuery(mesh, rank, stream, tail)
         if follow:
-            followed = _while_welcome(await manager.logs.follow(name, query), doors, request.scope["loom.visit"])
+            followed = _while_valid(await manager.logs.follow(name, query), access, request.scope["loom.principal"])
             return StreamingResponse(followed, media_type="application/x-ndjson")
-        lines = await asyncio.to_thread(manager.logs.read, name, query)
-        return StreamingResponse(_in_pieces(lines), media_type="application/x-ndjson")
+        found = await asyncio.to_thread(manager.logs.read, name, query)
+        return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
 
     @app.get(
         "/metrics",
@@ -233,23 +233,25 @@ def create_app(
         """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
-    app.include_router(weaver_routes(keeper, doors, Components(manager, keeper, injectable)))
-    relay = Relay(manager, doors, draining)
+    app.include_router(weaver_routes(supervisor, access, Components(manager, supervisor, injectable)))
+    relay = Relay(manager, access, draining)
     app.state.draining = draining
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
-        WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, doors)),
+        WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access)),
         WebSocketRoute("/ws/v1", relay),
         *app.state.tunnels.routes,
     ]
     return app
 
 
-async def _while_welcome(lines: AsyncIterator[bytes], doors: Doors, visit: Visit) -> AsyncIterator[bytes]:
-    """The lines, until the token of whom they are for is not good any more."""
+async def _while_valid(
+    lines: AsyncIterator[bytes], access: AccessControl, principal: Principal
+) -> AsyncIterator[bytes]:
+    """Pass lines on until the token of their reader is not good any more."""
     async for line in lines:
         try:
-            doors.confirm(visit)
+            access.confirm(principal)
         except LoomError:
             return
         yield line

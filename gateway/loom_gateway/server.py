@@ -21,8 +21,8 @@ from loom.token_file import TokenFile, default_path, generate_token
 from loom.wire.frames import MAX_FRAME
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
-from loom_gateway.access.control import Doors
-from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.impatience import ImpatientProtocol
@@ -31,7 +31,7 @@ from loom_gateway.sessions.sessions import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, Limits, LogLevel
-from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 __all__ = ["serve"]
@@ -54,7 +54,7 @@ def serve(settings: GatewaySettings) -> None:
     file = TokenFile(settings.tokens or default_path())
     file.read()
     audit = Audit(settings.audit, settings.audit_size)
-    doors = Doors(TokenAuthority(token, file), settings, audit, settings.allow_origin)
+    access = AccessControl(TokenAuthority(token, file), settings, audit, settings.allow_origin)
     listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
     folder = _state_folder(settings, listener.getsockname()[1])
     manager = SessionManager(
@@ -66,7 +66,7 @@ def serve(settings: GatewaySettings) -> None:
         settings.workers_timeout,
     )
     manager.end_sessions |= settings.end_sessions
-    keeper = WeaverKeeper(
+    supervisor = WeaverSupervisor(
         manager.folder.weaver,
         manager.worker_watch.there,
         settings.weaver_listen,
@@ -75,8 +75,8 @@ def serve(settings: GatewaySettings) -> None:
         settings.session_linger,
     )
     if settings.exit_with_parent:
-        when_parent_ends(lambda: _abandon(manager, keeper))
-    _Server(settings, token, manager, doors, keeper).run(sockets=[listener])
+        when_parent_ends(lambda: _abandon(manager, supervisor))
+    _Server(settings, token, manager, access, supervisor).run(sockets=[listener])
 
 
 def _check_tls(certificate: Path | None, key: Path | None) -> None:
@@ -112,27 +112,32 @@ def _driver_limits(limits: Limits) -> list[str]:
     return ["--max-message", str(limits.max_message or MAX_MESSAGE), "--max-in-flight", str(limits.max_in_flight)]
 
 
-def _abandon(manager: SessionManager, keeper: WeaverKeeper) -> None:
+def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:
     """End at once. The drivers end with this process, and the sessions' procs with them."""
-    keeper.abandon()
+    supervisor.abandon()
     manager.abandon()
     os._exit(FAILURE)
 
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, settings: GatewaySettings, token: str, manager: SessionManager, doors: Doors, keeper: WeaverKeeper
+        self,
+        settings: GatewaySettings,
+        token: str,
+        manager: SessionManager,
+        access: AccessControl,
+        supervisor: WeaverSupervisor,
     ) -> None:
         self._settings = settings
         self._token = token
         self._manager = manager
-        self._keeper = keeper
-        self._app = create_app(manager, doors, settings.tunnel_idle, keeper, settings.injectable)
+        self._supervisor = supervisor
+        self._app = create_app(manager, access, settings.tunnel_idle, supervisor, settings.injectable)
         self._draining: asyncio.Future[None] | None = None
         level = settings.log_level
         super().__init__(
             uvicorn.Config(
-                DoorKeeper(self._app, doors),
+                AccessMiddleware(self._app, access),
                 loop="uvloop",
                 ws=RelaySocket,  # uvicorn's websockets-sansio, with a short way for frames
                 ws_max_size=MAX_FRAME + 4096,
@@ -181,5 +186,5 @@ class _Server(uvicorn.Server):
         await self._manager.end_all()  # while their clients can be told
         self._manager.logs.stop_following()  # uvicorn waits for answers that are under way
         self._app.state.tunnels.close()
-        self._keeper.client.close()
+        self._supervisor.client.close()
         await super().shutdown(sockets)

@@ -24,7 +24,7 @@ from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.workers.registry_file import WorkerList
 
-__all__ = ["WeaverKeeper"]
+__all__ = ["WeaverSupervisor"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ CANCEL_AGAIN = 0.1
 """Seconds between two attempts to have the keeping end."""
 
 
-class WeaverKeeper:
+class WeaverSupervisor:
     """Keeps a weaver running.
 
     Args:

@@ -35,7 +35,7 @@ LINES = 5.0
 
 
 class Audit:
-    """Writes what happened at a gateway's doors.
+    """Writes what happened at a gateway's access.
 
     Args:
         path: the file; None writes nothing.

@@ -1,4 +1,4 @@
-"""The gateway's doors: every request and every WebSocket comes in through `Doors.admit`, or not at all.
+"""Who may use the gateway: every request and every WebSocket passes `AccessControl.admit`.
 
 What is refused costs little and is refused in this order: an address that comes too often, a web page of another
 origin, an address that has shown too many wrong tokens, and then a token that is none of ours.
@@ -33,7 +33,7 @@ from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
 from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
 from loom_gateway.settings import Limits
 
-__all__ = ["Doors", "Visit", "refusal_headers"]
+__all__ = ["AccessControl", "Principal", "refusal_headers"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,16 @@ Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
-class Visit:
-    """Somebody who has come in."""
+class Principal:
+    """Who made a request that was let in."""
 
     identity: Identity
     peer: str
     """Address that the connection came from."""
 
 
-class Doors:
-    """Lets in who may, keeps count of it, and puts out whose token is not good any more.
+class AccessControl:
+    """Authenticates requests, limits their rate, and disconnects clients whose token was revoked.
 
     Args:
         authority: knows the tokens.
@@ -81,14 +81,14 @@ class Doors:
         self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Address and digest of each token that was accepted from there, the newest last."""
-        self._inside: dict[object, tuple[Visit, Cut]] = {}
+        self._connected: dict[object, tuple[Principal, Cut]] = {}
         self._opening: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- coming in ------------------------------------------------------------------------------------------
 
-    def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Visit:
-        """Let a request or a WebSocket in, given its ASGI scope.
+    def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
+        """Authenticate a request or a WebSocket, given its ASGI scope.
 
         Args:
             counts: whether it counts as a connection; not what goes on with one.
@@ -100,7 +100,7 @@ class Doors:
         """
         peer = peer_of(scope)
         try:
-            return Visit(self._admit(scope, address_key(peer), counts), peer)
+            return Principal(self._admit(scope, address_key(peer), counts), peer)
         except LoomError as error:
             self.audit.refused(error, None, peer)
             raise
@@ -145,7 +145,7 @@ class Doors:
                 f"--allow-origin names"
             )
 
-    def check_hello(self, visit: Visit, hello: Hello) -> None:
+    def check_hello(self, principal: Principal, hello: Hello) -> None:
         """Check that a client may do what it says it wants.
 
         Raises:
@@ -153,40 +153,40 @@ class Doors:
             ProtocolMismatch: it wants something that there is not.
         """
         if hello.mode == "watch" and hello.session is not None:
-            self.require(visit, "view", "to watch a session")
+            self.require(principal, "view", "to watch a session")
         elif hello.mode == "drive":
-            self.require(visit, "drive", "to drive a session")
+            self.require(principal, "drive", "to drive a session")
         else:
             raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
 
-    def require(self, visit: Visit, scope: str, what: str) -> None:
-        """Check that a visitor's token has a scope.
+    def require(self, principal: Principal, scope: str, what: str) -> None:
+        """Check that a principal's token has a scope.
 
         Raises:
             ScopeError: it has a smaller one.
         """
         try:
-            visit.identity.require(scope, what)
+            principal.identity.require(scope, what)
         except ScopeError as error:
-            self.audit.refused(error, visit.identity, visit.peer)
+            self.audit.refused(error, principal.identity, principal.peer)
             raise
 
     @contextmanager
-    def opening(self, visit: Visit, sessions: Sequence[Session]) -> Iterator[None]:
-        """While a new session is being made for a visitor.
+    def opening(self, principal: Principal, sessions: Sequence[Session]) -> Iterator[None]:
+        """While a new session is being made for a principal.
 
         Raises:
             LimitReached: the token has as many as it may.
         """
-        token = visit.identity.token
+        token = principal.identity.token
         most = self.limits.max_sessions
         has = sum(session.owner == token for session in sessions) + self._opening[token]
         if most and has >= most:
             error = LimitReached(
-                f"the token {visit.identity.name!r} has {has} sessions, and --max-sessions allows {most}: end one "
-                f"(`loom sessions list`, `loom sessions end NAME`) or attach to it with session=…"
+                f"the token {principal.identity.name!r} has {has} sessions, and --max-sessions allows {most}: end "
+                f"one (`loom sessions list`, `loom sessions end NAME`) or attach to it with session=…"
             )
-            self.audit.refused(error, visit.identity, visit.peer)
+            self.audit.refused(error, principal.identity, principal.peer)
             raise error
         self._opening[token] += 1
         try:
@@ -199,35 +199,35 @@ class Doors:
     # -- being in -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def inside(self, visit: Visit, cut: Cut) -> Iterator[None]:
-        """While a visitor is connected; ``cut`` is called when its token is not good any more."""
+    def connected(self, principal: Principal, cut: Cut) -> Iterator[None]:
+        """While a principal is connected; ``cut`` is called when its token is not good any more."""
         key = object()
-        self._inside[key] = (visit, cut)
+        self._connected[key] = (principal, cut)
         try:
             yield
         finally:
-            self._inside.pop(key, None)
+            self._connected.pop(key, None)
 
-    def confirm(self, visit: Visit) -> None:
-        """Check that a visitor's token is still good.
+    def confirm(self, principal: Principal) -> None:
+        """Check that a principal's token is still good.
 
         Raises:
             TokenRevoked: it is not.
         """
-        self._authority.confirm(visit.identity)
+        self._authority.confirm(principal.identity)
 
     async def watch(self, manager: SessionManager) -> None:
-        """Put out whose token is not good any more, and end the sessions opened with it. Does not return."""
+        """Disconnect clients whose token is not good any more, and end their sessions. Never returns."""
         while True:
             await asyncio.sleep(TICK)
             self._authority.reload()
             self.audit.tick()
-            for key, (visit, cut) in list(self._inside.items()):
+            for key, (principal, cut) in list(self._connected.items()):
                 try:
-                    self.confirm(visit)
+                    self.confirm(principal)
                 except TokenRevoked as error:
-                    del self._inside[key]
-                    self.audit.write("cut off", visit.identity, visit.peer, message=str(error))
+                    del self._connected[key]
+                    self.audit.write("cut off", principal.identity, principal.peer, message=str(error))
                     self._background(cut(error))
             for session in manager.sessions():
                 try:
@@ -241,7 +241,7 @@ class Doors:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def entered(self, visit: Visit, session: Session, hello: Hello) -> None:
+    def entered(self, principal: Principal, session: Session, hello: Hello) -> None:
         """Note in the audit that a client was let into a session."""
         if hello.stream:
             event = "resumed"
@@ -250,11 +250,11 @@ class Doors:
         else:
             event = "watched" if hello.mode == "watch" else "drove"
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
-        self.audit.write(event, visit.identity, visit.peer, **details)
+        self.audit.write(event, principal.identity, principal.peer, **details)
 
-    def left(self, visit: Visit, session: Session) -> None:
+    def left(self, principal: Principal, session: Session) -> None:
         """Note in the audit that a client is gone."""
-        self.audit.write("left", visit.identity, visit.peer, session=session.name)
+        self.audit.write("left", principal.identity, principal.peer, session=session.name)
 
     def session_ended(self, session: Session) -> None:
         """Note in the audit that a session has ended."""

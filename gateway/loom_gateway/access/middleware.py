@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from loom.errors import LoomError
-from loom_gateway.access.control import Doors, refusal_headers
+from loom_gateway.access.control import AccessControl, refusal_headers
 
-__all__ = ["DONE", "DoorKeeper"]
+__all__ = ["DONE", "AccessMiddleware"]
 
 DONE = "loom.done"
 """Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
@@ -28,12 +28,12 @@ _TUNNEL = "/api/v1/tunnel"
 """Stands in for a WebSocket: what its client may do is decided by its hello, and what is below goes on with it."""
 
 
-class DoorKeeper:
-    """Lets requests and WebSockets through, with a `Visit` as ``loom.visit`` in their scope, or refuses them."""
+class AccessMiddleware:
+    """Lets requests through, with a `Principal` as ``loom.principal`` in their scope, or refuses them."""
 
-    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], doors: Doors) -> None:
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], access: AccessControl) -> None:
         self._app = app
-        self._doors = doors
+        self._access = access
 
     async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
         if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
@@ -42,9 +42,11 @@ class DoorKeeper:
         path = scope["path"]
         reads = scope["type"] == "websocket" or scope["method"] in _READS or _is_tunnel(path)
         try:
-            visit = scope["loom.visit"] = self._doors.admit(scope, counts=not path.startswith(f"{_TUNNEL}/"))
+            principal = scope["loom.principal"] = self._access.admit(
+                scope, counts=not path.startswith(f"{_TUNNEL}/")
+            )
             if scope["type"] == "http":
-                self._doors.require(visit, "view" if reads else "operate", f"{scope['method']} over REST")
+                self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:
             await self._refuse(error, scope, send)
             return
@@ -56,7 +58,7 @@ class DoorKeeper:
             if message["type"] == "http.response.start":  # noted before anybody is told
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
                 event, details = scope.get(DONE, ("commanded", {}))
-                self._doors.audit.write(event, visit.identity, visit.peer, **command, **details)
+                self._access.audit.write(event, principal.identity, principal.peer, **command, **details)
             await send(message)
 
         await self._app(scope, receive, note_and_send)

@@ -51,9 +51,9 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     import uvicorn
 
     from loom_gateway.pod.app import create_app
-    from loom_gateway.pod.supervisor import Keeper
+    from loom_gateway.pod.supervisor import PodSupervisor
 
-    keeper = Keeper(settings, options.folder, address, options.name)
+    keeper = PodSupervisor(settings, options.folder, address, options.name)
     end_sessions = False
 
     class Server(uvicorn.Server):

@@ -11,12 +11,12 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from loom.errors import LoomError
 from loom_gateway.pod.peers import JOB_HEADER
 from loom_gateway.pod.settings import PodSettings
-from loom_gateway.pod.supervisor import Keeper
+from loom_gateway.pod.supervisor import PodSupervisor
 
 __all__ = ["create_app"]
 
 
-def create_app(keeper: Keeper, end: Callable[[], None]) -> FastAPI:  # noqa: C901 - many routes, each simple
+def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:  # noqa: C901 - many routes, each simple
     """The keeper's HTTP interface.
 
     Args:

@@ -1,4 +1,4 @@
-"""`KeptProcess`: a process that listens on a port, started again when it ends."""
+"""`SupervisedProcess`: a process that listens on a port, started again when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 
 from loom.process.state import ProcessState
 
-__all__ = ["KeptProcess", "who_listens"]
+__all__ = ["SupervisedProcess", "who_listens"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def _port(address: Any) -> int | None:
     return address.port if address else None
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A module of Loom that is to run, with what listens on its port already where that is such a module.
 
     Args:

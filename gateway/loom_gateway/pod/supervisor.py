@@ -1,4 +1,4 @@
-"""`Keeper`: keeps a pod's worker running and, in one pod of a job, its gateway."""
+"""`PodSupervisor`: keeps a pod's worker running and, in one pod of a job, its gateway."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from loom.token_file import TokenFile
 from loom_gateway.pod.election import choose
 from loom_gateway.pod.forwarding import Forwarder
 from loom_gateway.pod.peers import Peers
-from loom_gateway.pod.process import KeptProcess
+from loom_gateway.pod.process import SupervisedProcess
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.settings import GatewaySettings
 from loom_gateway.workers.sources import resolve_pods
 
-__all__ = ["Keeper"]
+__all__ = ["PodSupervisor"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ PATIENCE = 30.0
 """Seconds for which a pod that is missing, and might come first, is waited for before another takes the gateway."""
 
 
-class Keeper:
+class PodSupervisor:
     """Looks after one pod.
 
     Args:
@@ -59,10 +59,10 @@ class Keeper:
         self._folder = folder
         self._peers = Peers(settings.keeper_port, settings.token_sha256)
         self._forwarder = Forwarder(settings.gateway_port)
-        self.worker = KeptProcess(
+        self.worker = SupervisedProcess(
             "worker", "loom_gateway.workers.host", settings.monarch_port, self._worker_arguments
         )
-        self.gateway = KeptProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
+        self.gateway = SupervisedProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
         self._known: list[str] = []
         self._states: dict[str, dict[str, Any]] = {}
         self._chosen: str | None = None

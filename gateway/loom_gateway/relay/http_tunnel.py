@@ -28,7 +28,7 @@ from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
 from loom.wire.stream import LENGTH
-from loom_gateway.access.control import Visit
+from loom_gateway.access.control import Principal
 from loom_gateway.access.tokens import Identity
 from loom_gateway.relay.relay import AsgiReceive, AsgiScope, AsgiSend, DriverLink
 
@@ -297,8 +297,8 @@ class Tunnels:
 
 
 def _identity(request: Request) -> Identity:
-    visit: Visit = request.scope["loom.visit"]
-    return visit.identity
+    principal: Principal = request.scope["loom.principal"]
+    return principal.identity
 
 
 def _number(request: Request) -> int:

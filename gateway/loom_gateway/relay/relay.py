@@ -27,7 +27,7 @@ from loom.wire.messages import Buffer, Kind
 from loom.wire.sockets import keep_queues_short
 from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
-from loom_gateway.access.control import Doors, Visit
+from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
 
@@ -308,25 +308,25 @@ class DriverLink(asyncio.Protocol):
 class Relay:
     """ASGI application of the path ``/ws/v1``."""
 
-    def __init__(self, manager: SessionManager, doors: Doors, draining: Draining) -> None:
+    def __init__(self, manager: SessionManager, access: AccessControl, draining: Draining) -> None:
         self._manager = manager
-        self._doors = doors
+        self._access = access
         self._draining = draining
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        visit: Visit = scope["loom.visit"]
+        principal: Principal = scope["loom.principal"]
         try:
-            opened = await self._open(receive, visit)
+            opened = await self._open(receive, principal)
         except LoomError as error:
             await _say(send, error)
             return
         if opened is not None:
             session, link, hello = opened
-            await self._serve(session, link, hello, scope["loom.socket"], receive, send, visit)
+            await self._serve(session, link, hello, scope["loom.socket"], receive, send, principal)
 
-    async def _open(self, receive: AsgiReceive, visit: Visit) -> tuple[Session, DriverLink, Hello] | None:
+    async def _open(self, receive: AsgiReceive, principal: Principal) -> tuple[Session, DriverLink, Hello] | None:
         """Take the client's hello and pass it to the driver of its session."""
         try:
             event = await asyncio.wait_for(receive(), HELLO_TIMEOUT)
@@ -339,11 +339,11 @@ class Relay:
             raise ProtocolMismatch("a client begins with a binary message; this one began with text")
         hello = _read_hello(frame)
         check_protocol(hello.protocol, ours="gateway", theirs="client")
-        self._doors.check_hello(visit, hello)
+        self._access.check_hello(principal, hello)
         if hello.session is None:
             self._draining.check_open()
-            with self._doors.opening(visit, self._manager.sessions()):
-                session = await self._manager.create(visit.identity.token)
+            with self._access.opening(principal, self._manager.sessions()):
+                session = await self._manager.create(principal.identity.token)
         else:
             session = self._manager.get(hello.session)
         loop = asyncio.get_running_loop()
@@ -364,7 +364,7 @@ class Relay:
         socket: ClientSocket,
         receive: AsgiReceive,
         send: AsgiSend,
-        visit: Visit,
+        principal: Principal,
     ) -> None:
         first = await link.next()
         answer = None if first is None else decode_frame(first).messages[0]
@@ -385,7 +385,7 @@ class Relay:
         if not hello.lane:  # another is the second connection of a client that is counted already
             self._manager.connected(session, lambda: link.written)
             logger.info("session %s: client connected", session.name)
-            self._doors.entered(visit, session, hello)
+            self._access.entered(principal, session, hello)
         socket.relay_to(link)
         link.relay_to(socket)
         farewell = asyncio.ensure_future(self._farewell(session, link, send))
@@ -399,14 +399,14 @@ class Relay:
                 socket.abort()
 
         try:
-            with self._doors.inside(visit, cut), session.traffic.on(link), self._told(hello, socket):
+            with self._access.connected(principal, cut), session.traffic.on(link), self._told(hello, socket):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # text, which no client of ours sends
         finally:
             link.close()
             farewell.cancel()
             if not hello.lane:
-                self._doors.left(visit, session)
+                self._access.left(principal, session)
                 self._manager.disconnected(session)
                 logger.info("session %s: client disconnected", session.name)
 

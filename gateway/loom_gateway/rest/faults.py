@@ -11,7 +11,7 @@ from typing import Any
 from loom.errors import NotInjectable, WeaverUnavailable
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.sessions import SessionManager
-from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_process import WeaverSupervisor
 
 __all__ = ["Components"]
 
@@ -24,13 +24,13 @@ class Components:
 
     Args:
         manager: of the sessions.
-        keeper: of the weaver.
+        supervisor: of the weaver.
         injectable: whether it may be killed; what a gateway is asked for otherwise is refused.
     """
 
-    def __init__(self, manager: SessionManager, keeper: WeaverKeeper, injectable: bool) -> None:
+    def __init__(self, manager: SessionManager, supervisor: WeaverSupervisor, injectable: bool) -> None:
         self._manager = manager
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._injectable = injectable
 
     async def strike(self, kind: str, target: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Components:
             return {"pid": os.getpid(), "state": f"killed in {BEFORE_THE_END:g} s"}
         if kind == "dead_driver":
             return await _kill(self._manager.get(target).driver)
-        process = self._keeper.process
+        process = self._supervisor.process
         if process is None:
             raise WeaverUnavailable("the weaver is away already")
         return await _kill(process)

@@ -26,11 +26,11 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverStatus,
 )
-from loom_gateway.access.control import Doors, Visit
+from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.faults import Components
-from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_process import WeaverSupervisor
 
 __all__ = ["weaver_routes"]
 
@@ -169,9 +169,9 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
-    """The routes. Reading needs a token of scope view, the rest operate, which the `DoorKeeper` sees to."""
-    weaver = keeper.client
+def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
+    """The routes. Reading needs a token of scope view, the rest operate, which the `AccessMiddleware` sees to."""
+    weaver = supervisor.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
 
     @router.get("/status", response_model=WeaverStatus)
@@ -239,19 +239,19 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
     @router.get("/address", response_model=WeaverAddressInfo)
     async def address(request: Request) -> Response:
         """Where training processes that Loom did not spawn find the weaver. Needs a token of scope operate."""
-        doors.require(request.scope["loom.visit"], "operate", "to add replicas")
-        if keeper.address is None:
+        access.require(request.scope["loom.principal"], "operate", "to add replicas")
+        if supervisor.address is None:
             raise WeaverUnavailable("the weaver has not come up yet; ask again in a moment")
-        return _answer({"address": keeper.address})
+        return _answer({"address": supervisor.address})
 
     @router.post("/commands", response_model=CommandState)
     async def give_command(asked: CommandRequest, request: Request) -> Response:
         """Tell replicas to do something; with ``wait``, answer when they have, or when it is over."""
-        visit: Visit = request.scope["loom.visit"]
+        principal: Principal = request.scope["loom.principal"]
         about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
         request.scope[DONE] = ("commanded", about)
         given = await weaver.ask(
-            "command", kind=asked.kind.value, params=asked.params, target=asked.target, by=visit.identity.name
+            "command", kind=asked.kind.value, params=asked.params, target=asked.target, by=principal.identity.name
         )
         request.scope[DONE] = ("commanded", {**about, "command": given["id"]})
         return _answer(await _command_state(given["id"], asked.wait))
@@ -278,7 +278,7 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
 
         Those that last end by themselves, or by DELETE.
         """
-        visit: Visit = request.scope["loom.visit"]
+        principal: Principal = request.scope["loom.principal"]
         about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration}
         request.scope[DONE] = ("injected", about)
         kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
@@ -293,7 +293,7 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
             params=params,
             duration=duration,
             target=asked.target,
-            by=visit.identity.name,
+            by=principal.identity.name,
         )
         request.scope[DONE] = ("injected", {**about, "command": given["id"], "replicas": given["replicas"][:100]})
         return _answer({**await _command_state(given["id"], asked.wait), "evidence": {}})
@@ -301,9 +301,9 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request) -> Response:
         """Remove a fault before its time is over. Those on its host that can are told; one of them does it."""
-        visit: Visit = request.scope["loom.visit"]
+        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"removed": injection[:200]})
-        given = await weaver.ask("remove_fault", injection=injection, by=visit.identity.name)
+        given = await weaver.ask("remove_fault", injection=injection, by=principal.identity.name)
         return _answer(await _command_state(given["id"], 0.0))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
@@ -312,9 +312,9 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
 
         The answer is the event that shows it: the device, the replicas, and what was done with each.
         """
-        visit: Visit = request.scope["loom.visit"]
+        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
-        found = await weaver.ask("fail_device", device=device, reason=failure.reason, by=visit.identity.name)
+        found = await weaver.ask("fail_device", device=device, reason=failure.reason, by=principal.identity.name)
         return _answer(found)
 
     @router.get("/policies", response_model=PolicyList)
@@ -325,9 +325,9 @@ def weaver_routes(keeper: WeaverKeeper, doors: Doors, pieces: Components) -> API
     @router.post("/policies", response_model=PolicyList)
     async def set_policy(asked: PolicyRequest, request: Request) -> Response:
         """Choose what is done with a group when a device fails."""
-        visit: Visit = request.scope["loom.visit"]
+        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
-        found = await weaver.ask("policy", group=asked.group, action=asked.action.value, by=visit.identity.name)
+        found = await weaver.ask("policy", group=asked.group, action=asked.action.value, by=principal.identity.name)
         return _answer({"policies": found})
 
     return router

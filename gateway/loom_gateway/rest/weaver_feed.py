@@ -20,7 +20,7 @@ from typing import Any
 
 from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
 from loom.weaver.client import WeaverClient
-from loom_gateway.access.control import Doors, Visit
+from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT, AsgiReceive, AsgiScope, AsgiSend
 from loom_gateway.rest.exact_json import exact_json
 
@@ -36,13 +36,13 @@ BETWEEN_WATCHES = 0.2
 class WeaverSocket:
     """ASGI application of the path ``/ws/v1/weaver``."""
 
-    def __init__(self, weaver: WeaverClient, doors: Doors) -> None:
+    def __init__(self, weaver: WeaverClient, access: AccessControl) -> None:
         self._weaver = weaver
-        self._doors = doors
+        self._access = access
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # websocket.connect
-        visit: Visit = scope["loom.visit"]
+        principal: Principal = scope["loom.principal"]
         await send({"type": "websocket.accept"})
         waiting = _Waiting()
         tasks: list[asyncio.Future[None]] = [
@@ -56,8 +56,8 @@ class WeaverSocket:
                 put_out.set_result(error)
 
         try:
-            self._doors.require(visit, "view", "to watch replicas")
-            with self._doors.inside(visit, cut):
+            self._access.require(principal, "view", "to watch replicas")
+            with self._access.connected(principal, cut):
                 ends: list[asyncio.Future[Any]] = [*tasks, put_out]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0].done():  # it has left

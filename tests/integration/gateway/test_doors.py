@@ -19,8 +19,8 @@ import loom
 from loom import Actor, endpoint
 from loom.rest import Gateway
 from loom.token_file import SCOPES, TokenFile
-from loom_gateway.access.control import Doors as GatewayDoors
-from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.settings import Limits
 from loom_proxy.local import LocalCluster
@@ -329,17 +329,17 @@ def test_a_tunnel_comes_in_as_a_websocket_does_and_counts_once() -> None:
     came: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        came.append(f"{scope['method']} {scope['path']} {scope['loom.visit'].identity.name}")
+        came.append(f"{scope['method']} {scope['path']} {scope['loom.principal'].identity.name}")
 
     async def refused(message: Any) -> None:
         came.append(str(message.get("status", "")))
 
     async def ask() -> None:
         limits = Limits(connection_rate=0.2)  # one at once, and then one in 5 s
-        keeper = DoorKeeper(app, GatewayDoors(TokenAuthority("own"), limits))
+        guarded = AccessMiddleware(app, AccessControl(TokenAuthority("own"), limits))
         headers = [(b"authorization", b"Bearer own")]
         for path in ("/api/v1/tunnel", *["/api/v1/tunnel/abc/up"] * 100, "/api/v1/tunnel"):
-            await keeper({"type": "http", "method": "POST", "path": path, "headers": headers}, None, refused)  # type: ignore[arg-type]
+            await guarded({"type": "http", "method": "POST", "path": path, "headers": headers}, None, refused)  # type: ignore[arg-type]
 
     asyncio.run(ask())
     assert came == ["POST /api/v1/tunnel gateway", *["POST /api/v1/tunnel/abc/up gateway"] * 100, "429", ""]

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 import loom
 from loom.token_file import TokenFile
 from loom.weaver.client import WeaverClient
-from loom_gateway.access.control import Doors
+from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest import weaver_feed as weaver_socket
 from loom_gateway.rest.weaver_feed import WeaverSocket
@@ -298,10 +298,10 @@ class Reader:
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
     monkeypatch.setattr(weaver_socket, "MAX_WAITING", 100_000)
     monkeypatch.setattr(weaver_socket, "CUT_TIMEOUT", 0.1)
-    doors = Doors(TokenAuthority("a token"))
+    doors = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
     scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1)}
-    scope["loom.visit"] = doors.admit(scope)
+    scope["loom.principal"] = doors.admit(scope)
     reader = scope["loom.socket"] = Reader(takes_goodbye)
     began = time.monotonic()
 

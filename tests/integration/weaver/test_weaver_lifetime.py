@@ -17,7 +17,7 @@ import pytest
 import loom
 from loom.weaver.views import Away, Snapshot
 from loom_gateway.sessions.driver_files import DriverFiles
-from loom_gateway.weaver_process import WeaverKeeper
+from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.registry_file import WorkerList
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
@@ -235,7 +235,7 @@ async def test_a_cancellation_that_is_lost_does_not_hold_up_a_gateway_that_ends(
     async def workers() -> WorkerList:
         return WorkerList(["tcp://127.0.0.1:1"])
 
-    keeper = WeaverKeeper(str(tmp_path), workers)
+    keeper = WeaverSupervisor(str(tmp_path), workers)
     keeper._keeping = asyncio.ensure_future(keep())
     await asyncio.sleep(0)
 

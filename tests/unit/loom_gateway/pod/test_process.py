@@ -6,13 +6,13 @@ import asyncio
 import socket
 
 from loom.process.state import ProcessState
-from loom_gateway.pod.process import KeptProcess
+from loom_gateway.pod.process import SupervisedProcess
 
 
 async def test_a_port_that_is_taken_is_a_state_of_its_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = KeptProcess("worker", "loom_gateway.workers.host", port, list)
+        process = SupervisedProcess("worker", "loom_gateway.workers.host", port, list)
         process.keep()
         try:
             while process.state is ProcessState.STARTING:

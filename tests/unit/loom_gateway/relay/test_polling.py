@@ -14,8 +14,8 @@ import pytest
 from loom.errors import ProtocolMismatch
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.stream import behind_length
-from loom_gateway.access.control import Doors
-from loom_gateway.access.middleware import DoorKeeper
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay import http_tunnel as polling
@@ -204,9 +204,9 @@ async def test_a_client_that_does_not_poll_is_gone_and_one_that_does_is_not(tmp_
 async def gateway() -> AsyncIterator[httpx.AsyncClient]:
     """A gateway without workers, whose routes are called in this process."""
     manager = SessionManager([])
-    doors = Doors(TokenAuthority("token"))
-    app = create_app(manager, doors)
-    transport = httpx.ASGITransport(DoorKeeper(app, doors))
+    access = AccessControl(TokenAuthority("token"))
+    app = create_app(manager, access)
+    transport = httpx.ASGITransport(AccessMiddleware(app, access))
     headers = {"Authorization": "Bearer token"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
         yield client
