@@ -21,6 +21,7 @@ __all__ = [
     "Place",
     "check_duration",
     "check_fault",
+    "check_params",
     "fault_kind",
 ]
 
@@ -53,30 +54,31 @@ class Param:
     most: float = math.inf
     choices: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        what = {int: "a whole number", float: "a number", str: "a text", list: "a list of texts"}[self.type]
+        return what if self.least == -math.inf else f"{what} from {self.least:g} to {self.most:g}"
+
     def check(self, fault: str, name: str, value: Any) -> Any:
-        """The value, as the parameter's type.
+        """Return a value as the parameter's type.
 
         Raises:
             WrongArguments: it is none, or too small or large.
         """
-        if value is None and self.default is None:
-            return None
-        if self.type in (int, float) and type(value) in (int, float):
-            number = self.type(value)
-            if number == value and self.least <= number <= self.most:
-                return number
-            raise WrongArguments(
-                f"{fault}: {name} is {_article(self.type)} from {self.least:g} to {self.most:g}, not {value!r:.80}"
-            )
-        if self.type is list and isinstance(value, str):
-            return [value]
-        if self.type is list and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-            return list(value)
-        if type(value) is not self.type or self.type is list:
-            raise WrongArguments(f"{fault}: {name} is {_article(self.type)}, not {value!r:.80}")
-        if self.choices and value not in self.choices:
-            raise WrongArguments(f"{fault}: {name} is one of {', '.join(self.choices)}, not {value!r:.80}")
-        return value
+        read: Any = value
+        if self.type is list:
+            read = [value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
+        elif type(value) in (int, float) and self.type in (int, float) and value % 1 == 0:
+            read = self.type(value)
+        fits = type(read) is self.type and (not self.choices or read in self.choices)
+        if fits and self.type is list:
+            fits = all(isinstance(one, str) for one in read)
+        elif fits and self.type in (int, float):
+            fits = self.least <= read <= self.most
+        if not fits:
+            raise WrongArguments(f"{fault}: {name} is {self}, not {value!r:.80}")
+        return read
 
 
 _NO_PARAMS: Mapping[str, Param] = MappingProxyType({})
@@ -99,10 +101,6 @@ class FaultKind:
     """Whether the process cannot say anything while it lasts, and has to say before that it is about to come."""
     of: str = "replica"
     """What it strikes: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
-
-
-def _article(type_: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a text", list: "a list of texts"}[type_]
 
 
 _PEERS = Param(list, [], "addresses of the hosts on the other side; none: all but this host itself")
@@ -270,6 +268,23 @@ def check_duration(kind: FaultKind, duration: Any) -> float | None:
     return float(duration)
 
 
+def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
+    """Return all parameters of a fault: those given, and the others' defaults.
+
+    Raises:
+        WrongArguments: its kind has no such parameters, or they have no such values.
+    """
+    if not isinstance(params, Mapping):
+        raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
+    for given in params:
+        if given not in kind.params:
+            known = ", ".join(kind.params) or "none"
+            raise WrongArguments(f"{kind.name} has no parameter {given!r:.80}; it has {known}")
+    return {
+        name: param.check(kind.name, name, params.get(name, param.default)) for name, param in kind.params.items()
+    }
+
+
 def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
     """See that a fault makes sense; return its kind, all of its parameters, and the seconds that it lasts.
 
@@ -277,15 +292,7 @@ def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind
         WrongArguments: there is no such kind, or it has no such parameters, or they have no such values.
     """
     kind = fault_kind(name)
-    if not isinstance(params, dict):
-        raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
-    for given in params:
-        if given not in kind.params:
-            known = ", ".join(kind.params) or "none"
-            raise WrongArguments(f"{kind.name} has no parameter {given!r:.80}; it has {known}")
-    checked = {
-        name: param.check(kind.name, name, params.get(name, param.default)) for name, param in kind.params.items()
-    }
-    if "folder" in checked and not checked["folder"]:
+    checked = check_params(kind, params)
+    if checked.get("folder") == "":
         raise WrongArguments(f"{kind.name} needs a folder: {kind.params['folder'].what}")
     return kind, checked, check_duration(kind, duration)

@@ -141,10 +141,10 @@ def once(
     ca: Ca = None,
 ) -> None:
     """Inject one fault, and show the proof of it. Exits with 1 where nobody has it."""
+    from loom.chaos.durations import parse_time
     from loom.chaos.faults import Place, check_fault
-    from loom.chaos.plans.durations import parse_time
     from loom.chaos.plans.plan import Target
-    from loom.chaos.plans.targets import check_target, chosen, living, matching
+    from loom.chaos.targets import check_target, chosen, living, matching
     from loom.errors import WaitTimeout
 
     kind, given, seconds = check_fault(

@@ -1,5 +1,9 @@
 """Plans of faults: what they are made of, how they are read, and what they expect."""
 
-from loom.chaos.plans.plan import Mark, Plan, PlannedFault, Target, When
+from loom.extras import require
+
+require({"pydantic": "pydantic", "yaml": "pyyaml"}, "a plan of faults", "chaos")
+
+from loom.chaos.plans.plan import Mark, Plan, PlannedFault, Target, When  # noqa: E402
 
 __all__ = ["Mark", "Plan", "PlannedFault", "Target", "When"]

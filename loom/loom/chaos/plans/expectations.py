@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from loom.chaos.plans.durations import parse_time
+from loom.chaos.durations import parse_time
 from loom.errors import WrongArguments
 
 __all__ = ["Expectation", "ExpectationKind", "parse_expectation"]
@@ -91,6 +91,8 @@ def parse_expectation(value: Any) -> Expectation:
     Raises:
         WrongArguments: it has none of the forms.
     """
+    if isinstance(value, Expectation):
+        return value
     text = " ".join(value.split()) if isinstance(value, str) else ""
     for form, kind in _FORMS:
         if (match := form.fullmatch(text)) is not None:

@@ -1,22 +1,40 @@
 """A plan of faults: what strikes whom, when and for how long, and what has to hold.
 
-In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file.
+In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file. What makes no
+sense is refused by pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from loom.chaos.faults import FaultKind, check_fault, fault_kind
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+
+from loom.chaos.durations import parse_rate, parse_time
+from loom.chaos.faults import FaultKind, check_duration, check_fault, check_params, fault_kind
 from loom.chaos.plans.expectations import Expectation, parse_expectation
+from loom.chaos.targets import Target
 from loom.errors import BadPlan, LoomError, WrongArguments
 
 __all__ = ["Mark", "Plan", "PlannedFault", "Target", "When"]
 
 RECOVERED = "recovered"
 """The event that the fault before has been recovered from; all others are the weaver's."""
+
+V = TypeVar("V")
+
+_CONFIG = ConfigDict(extra="forbid", populate_by_name=True, validate_default=True)
 
 
 class Mark(NamedTuple):
@@ -33,41 +51,71 @@ class Mark(NamedTuple):
 NOWHERE = Mark("plan", 0, 0)
 
 
-@dataclass(frozen=True)
+def _told(check: Callable[..., V]) -> Callable[..., V]:
+    """Return a function whose `WrongArguments` are the kind of error that pydantic finds the place of."""
+
+    @functools.wraps(check)
+    def tell(*given: Any) -> V:
+        try:
+            return check(*given)
+        except WrongArguments as error:
+            raise ValueError(str(error)) from error
+
+    return tell
+
+
+def _check_expected(expected: Expectation) -> Expectation:
+    if not expected.of_faults:
+        raise ValueError(f"{expected.text!r} is about the whole run: expect it of the plan, not of a fault")
+    return expected
+
+
+def _check_target(target: Target) -> Target:
+    if target.random is not None and target.random < 1:
+        raise ValueError(f"random is how many are chosen, at least 1, and not {target.random}")
+    if target.rank is not None and target.rank < 0:
+        raise ValueError(f"a rank is not negative, and not {target.rank}")
+    return target
+
+
+def _named(target: Any) -> Any:
+    return {"replica": target} if isinstance(target, str) else target
+
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, BeforeValidator(_told(parse_time))]
+Rate = Annotated[float, BeforeValidator(_told(parse_rate))]
+Expected = Annotated[Expectation, BeforeValidator(_told(parse_expectation))]
+
+
+@dataclass(frozen=True, config=_CONFIG)
 class When:
-    """When a fault strikes: one of ``step``, ``time``, ``event`` and ``rate``.
+    """When a fault strikes: one of ``step``, ``time``, ``event`` and ``rate``."""
 
-    Raises:
-        WrongArguments: none of them is given, or several, or something is negative.
-    """
-
-    step: int | None = None
+    step: Count | None = None
     """Once a replica that is struck has reached it."""
-    time: float | None = None
+    time: Seconds | None = None
     """Seconds after the run has begun."""
-    event: str | None = None
+    event: Text | None = None
     """Once the weaver has logged an event of this kind since the fault before; or `RECOVERED`."""
-    after: float = 0.0
+    after: Seconds = 0.0
     """Seconds after the event."""
-    rate: float | None = None
+    rate: Rate | None = None
     """So often a second, by chance."""
-    times: int = 1
+    times: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """How often, with a rate."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> When:
         given = [name for name in ("step", "time", "event", "rate") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise WrongArguments(
-                f"a fault strikes at a step, a time, an event or a rate, and not {given or 'never'}"
-            )
-        if min(self.step or 0, self.time or 0.0, self.after) < 0:
-            raise WrongArguments("a fault does not strike before the beginning: a step and a time are not negative")
-        if self.rate is not None and self.rate <= 0:
-            raise WrongArguments(f"a rate is more than none, and not {self.rate!r}")
-        if not 1 <= self.times <= 10_000 or (self.times > 1 and self.rate is None):
-            raise WrongArguments("times is how often a fault with a rate strikes: from 1 to 10000")
+            raise ValueError(f"a fault strikes at a step, a time, an event or a rate, and not {given or 'never'}")
+        if self.times > 1 and self.rate is None:
+            raise ValueError("times is how often a fault with a rate strikes")
         if self.after and self.event is None:
-            raise WrongArguments("after is the time after an event")
+            raise ValueError("after is the time after an event")
+        return self
 
     def __str__(self) -> str:
         if self.step is not None:
@@ -79,107 +127,77 @@ class When:
         return f"{self.times} times by chance"
 
 
-@dataclass(frozen=True)
-class Target:
-    """Whom a fault strikes: living replicas for which all holds that is given."""
-
-    replica: str | None = None
-    """An id, a short name, or a glob."""
-    mesh: str | None = None
-    """The name of the proc mesh, which is the group of its replicas; or a glob."""
-    rank: int | None = None
-    """In the mesh."""
-    host: str | None = None
-    """The name of the host, or a glob."""
-    session: str | None = None
-    random: int | None = None
-    """How many of them, chosen by the plan's seed; None: all."""
-
-    def __post_init__(self) -> None:
-        if self.random is not None and self.random < 1:
-            raise WrongArguments(f"random is how many are chosen, at least 1, and not {self.random}")
-        if self.rank is not None and self.rank < 0:
-            raise WrongArguments(f"a rank is not negative, and not {self.rank}")
-
-    def __str__(self) -> str:
-        names = ("replica", "mesh", "rank", "host", "session")
-        said = [f"{name} {value}" for name in names if (value := getattr(self, name)) is not None]
-        chosen = [] if self.random is None else [f"{self.random} at random"]
-        return ", ".join(chosen + said) or "all"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
 class PlannedFault:
-    """A fault of a plan.
-
-    Raises:
-        WrongArguments: there is no such fault, it has no such parameters, or it lasts no such time.
-    """
+    """A fault of a plan."""
 
     fault: str
     when: When
-    target: Target = field(default_factory=Target)
-    duration: float | None = None
+    target: Annotated[Target, BeforeValidator(_named), AfterValidator(_check_target)] = Target()
+    duration: float | None = Field(default=None, validation_alias="for")
     """Seconds; None: as long as its kind lasts."""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    expect: tuple[Expectation, ...] = ()
+    params: Mapping[str, Any] = Field(default={}, validation_alias="with")
+    expect: tuple[Annotated[Expected, AfterValidator(_check_expected)], ...] = ()
     mark: Mark = NOWHERE
 
-    def __post_init__(self) -> None:
-        _, params, duration = check_fault(self.fault, dict(self.params), self.duration)
-        object.__setattr__(self, "params", params)
-        object.__setattr__(self, "duration", duration)
-        object.__setattr__(self, "expect", tuple(map(_expectation, self.expect)))
-        for one in self.expect:
-            if not one.of_faults:
-                raise WrongArguments(f"{one.text!r} is about the whole run: expect it of the plan, not of a fault")
+    @field_validator("fault", mode="before")
+    @classmethod
+    def _check_fault(cls, fault: Any) -> str:
+        return _told(fault_kind)(fault).name
+
+    @field_validator("duration", mode="before")
+    @classmethod
+    def _check_duration(cls, duration: Any, before: ValidationInfo) -> float | None:
+        if "fault" not in before.data:  # which has been refused
+            return None
+        seconds = None if duration is None else _told(parse_time)(duration)
+        return _told(check_duration)(fault_kind(before.data["fault"]), seconds)
+
+    @field_validator("params", mode="before")
+    @classmethod
+    def _check_params(cls, params: Any, before: ValidationInfo) -> dict[str, Any]:
+        return _told(check_params)(fault_kind(before.data["fault"]), params) if "fault" in before.data else {}
+
+    @model_validator(mode="after")
+    def _check(self) -> PlannedFault:
+        _told(check_fault)(self.fault, self.params, self.duration)
+        return self
 
     @property
     def kind(self) -> FaultKind:
         return fault_kind(self.fault)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
 class Plan:
-    """Faults, and what has to hold.
-
-    Raises:
-        WrongArguments: something makes no sense.
-    """
+    """Faults, and what has to hold."""
 
     faults: tuple[PlannedFault, ...]
-    seed: int = 0
-    name: str = "plan"
-    expect: tuple[Expectation, ...] = ()
-    watch: str = "*"
+    seed: Count = 0
+    name: Text = "plan"
+    expect: tuple[Expected, ...] = ()
+    watch: Text = "*"
     """The replicas that the expectations are about: a glob over ids and groups."""
-    until: str = "recovered"
+    until: Literal["recovered", "finished"] = "recovered"
     """When the run ends: once all faults are ``recovered`` from, or all replicas have ``finished``."""
-    settle: float = 2.0
+    settle: Seconds = 2.0
     """Seconds that it goes on after the last recovery."""
-    recovery: float = 60.0
+    recovery: Seconds = 60.0
     """Seconds after which a fault that was not recovered from is given up."""
-    within: float = 3600.0
+    within: Seconds = 3600.0
     """Seconds that all of it may take."""
     text: str = ""
     """As it was written."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "faults", tuple(self.faults))
-        object.__setattr__(self, "expect", tuple(map(_expectation, self.expect)))
-        if not self.faults:
-            raise WrongArguments("a plan has at least one fault")
-        if self.until not in ("recovered", "finished"):
-            raise WrongArguments(f"until is recovered or finished, and not {self.until!r:.80}")
-        if self.faults[0].when.event == RECOVERED:
-            raise WrongArguments(
-                "the first fault cannot strike once the one before is recovered from: it is the first"
-            )
+    @field_validator("faults")
+    @classmethod
+    def _check_faults(cls, faults: tuple[PlannedFault, ...]) -> tuple[PlannedFault, ...]:
+        if not faults:
+            raise ValueError("a plan has at least one fault")
+        if faults[0].when.event == RECOVERED:
+            raise ValueError("the first fault cannot strike once the one before is recovered from: it is the first")
+        return faults
 
     def problem(self, fault: PlannedFault, error: LoomError | str) -> BadPlan:
         """The error for a fault that cannot be."""
         return BadPlan(f"{fault.mark}: {fault.fault}: {error}")
-
-
-def _expectation(value: Any) -> Expectation:
-    return value if isinstance(value, Expectation) else parse_expectation(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loom._version import __version__
-from loom.chaos.plans.durations import spoken
+from loom.chaos.durations import spoken
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, compute_share, goodput, judge

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from loom.chaos.faults import FaultKind, Place
 from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault, Target
-from loom.chaos.plans.targets import ENDED, check_target, chosen, living, matching
 from loom.chaos.runs.observer import AWAY, Observer
 from loom.chaos.runs.tracker import Follower, Struck, Victim
+from loom.chaos.targets import ENDED, check_target, chosen, living, matching
 from loom.errors import LoomError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.chaos.plans.plan import PlannedFault
-from loom.chaos.plans.targets import ENDED
 from loom.chaos.runs.observer import DETECTS, Observer
+from loom.chaos.targets import ENDED
 
 __all__ = ["Follower", "Struck", "Victim"]
 

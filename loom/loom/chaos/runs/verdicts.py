@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from loom.chaos.plans.durations import spoken
+from loom.chaos.durations import spoken
 from loom.chaos.plans.expectations import Expectation, ExpectationKind
 from loom.chaos.runs.observer import Life
 from loom.chaos.runs.run import Run

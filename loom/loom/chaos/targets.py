@@ -1,22 +1,48 @@
-"""Who is meant by a target, among the replicas that there are."""
+"""Whom a fault strikes, among the replicas that there are."""
 
 from __future__ import annotations
 
 import fnmatch
 import random
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from loom.chaos.plans.plan import Target
 from loom.errors import NotInjectable, UnknownReplica
 
 if TYPE_CHECKING:
     from loom.weaver.views import ReplicaInfo
 
-__all__ = ["ENDED", "check_target", "chosen", "living", "matching"]
+__all__ = ["ENDED", "Target", "check_target", "chosen", "living", "matching"]
 
 ENDED = ("failed", "finished")
 """States of replicas that do not live."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a fault strikes: living replicas for which all holds that is given."""
+
+    # Read by pydantic in a plan. The laptop, which may have none, targets single faults, too.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    replica: str | None = None
+    """An id, a short name, or a glob."""
+    mesh: str | None = None
+    """The name of the proc mesh, which is the group of its replicas; or a glob."""
+    rank: int | None = None
+    """In the mesh."""
+    host: str | None = None
+    """The name of the host, or a glob."""
+    session: str | None = None
+    random: int | None = None
+    """How many of them, chosen by the plan's seed; None: all."""
+
+    def __str__(self) -> str:
+        names = ("replica", "mesh", "rank", "host", "session")
+        said = [f"{name} {value}" for name in names if (value := getattr(self, name)) is not None]
+        chosen = [] if self.random is None else [f"{self.random} at random"]
+        return ", ".join(chosen + said) or "all"
 
 
 def matching(target: Target, replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:

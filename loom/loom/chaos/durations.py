@@ -38,20 +38,21 @@ def parse_time(value: Any) -> float:
 
 
 def parse_rate(value: Any) -> float:
-    """How often a second: ``2 per minute``, ``1 per 30 s``.
+    """How often a second: a number, or such as ``2 per minute``, ``1 per 30 s``.
 
     Raises:
         WrongArguments: it is no rate, or not more than none.
     """
-    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise WrongArguments(f"{value!r:.80} is no rate: write such as 2 per minute, or 1 per 30 s")
-    each = match["each"].strip()
-    seconds = _unit(each) or parse_time(each)
-    number = float(match["number"])
-    if number <= 0 or seconds <= 0:
+    number, seconds = value, 1.0
+    if type(value) not in (int, float):
+        match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise WrongArguments(f"{value!r:.80} is no rate: write such as 2 per minute, or 1 per 30 s")
+        each = match["each"].strip()
+        number, seconds = float(match["number"]), _unit(each) or parse_time(each)
+    if not number > 0 or not seconds > 0:
         raise WrongArguments(f"a rate is more than none, and not {value!r:.80}")
-    return number / seconds
+    return float(number / seconds)
 
 
 def spoken(seconds: float | None) -> str:
