@@ -10,17 +10,18 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loom.chaos.host import agent as keeper
 from loom.chaos.host import delay as delaying
 from loom.chaos.host import network
-from loom.chaos.host.proc import state_of
 from loom.errors import FaultRefused
 from tests.support.network.namespaces import Hosts, missing
 
@@ -265,16 +266,36 @@ def test_what_is_delayed_stays_in_order_and_none_is_lost(pair: Pair) -> None:
     assert injected.removal["dropped"] == injected.removal["lost"] == 0
 
 
-def test_what_comes_faster_than_it_can_be_taken_is_dropped_and_counted(pair: Pair) -> None:
-    with delaying.delay(1.0, "eth0") as injected:
-        os.kill(injected.evidence["pid"], signal.SIGSTOP)
-        pair.send(range(6000))
-        os.kill(injected.evidence["pid"], signal.SIGCONT)
-        assert pair.receive(4000) == list(range(4000))
+HOLDER = """
+import json, sys
+from loom.chaos.host.delay import delay
+injected = delay(float(sys.argv[1]), "eth0")
+print("there", flush=True)
+sys.stdin.read()
+print(json.dumps(injected.remove()))
+"""
 
-    assert injected.removal is not None
-    assert injected.removal["dropped"] > 0
-    assert injected.removal["delayed"] + injected.removal["dropped"] >= 6000
+
+@contextlib.contextmanager
+def held(milliseconds: float) -> Iterator[subprocess.Popen[str]]:
+    """A process that delays, until its standard input ends."""
+    command = [sys.executable, "-c", HOLDER, str(milliseconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "there\n"
+        yield holder
+
+
+def test_what_comes_faster_than_it_can_be_taken_is_dropped_and_counted(pair: Pair) -> None:
+    with held(1.0) as holder:
+        holder.send_signal(signal.SIGSTOP)
+        pair.send(range(6000))
+        holder.send_signal(signal.SIGCONT)
+        assert pair.receive(4000) == list(range(4000))
+        removal = json.loads(holder.communicate(timeout=BOUND)[0])
+
+    assert removal["dropped"] > 0
+    assert removal["delayed"] + removal["dropped"] >= 6000
 
 
 def test_much_data_arrive_delayed_as_they_were(pair: Pair, hosts: Hosts) -> None:
@@ -288,12 +309,11 @@ def test_much_data_arrive_delayed_as_they_were(pair: Pair, hosts: Hosts) -> None
 
 
 def test_what_is_under_way_when_a_delay_is_removed_is_sent_at_once(pair: Pair) -> None:
-    with delaying.delay(60_000.0, "eth0") as injected:
+    with delaying.delay(60_000.0, "eth0"):
         pair.send(range(500))
         assert pair.quiet()
 
     assert pair.receive(500) == list(range(500))
-    assert state_of(injected.evidence["pid"]) is None
 
 
 def test_a_delay_ends_when_its_time_is_over(pair: Pair) -> None:
@@ -306,37 +326,42 @@ def test_a_delay_ends_when_its_time_is_over(pair: Pair) -> None:
     assert pair.there_and_back() == (1, 1)
 
 
-def test_a_delay_is_gone_with_the_process_that_makes_it(pair: Pair) -> None:
-    with delaying.delay(60_000.0, "eth0") as injected:
+def test_a_delay_of_our_own_is_gone_with_the_process_that_makes_it(pair: Pair) -> None:
+    before = state()
+    with held(60_000.0) as holder:
         pair.send(range(1))
         assert pair.quiet()
 
-        os.kill(injected.evidence["pid"], signal.SIGKILL)
-        wait_for(lambda: state_of(injected.evidence["pid"]) in (None, "Z"))
-        assert pair.there_and_back() == (1, 1)
+        holder.kill()
+        wait_for(lambda: state() == before)
 
-    assert injected.removal is not None
-    assert injected.removal["forwarder"] == "ended with code -9"
+    assert pair.there_and_back() == (1, 1)
 
 
-def test_a_delay_is_gone_with_the_keeper_that_holds_it(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("delay", {"milliseconds": 60_000.0, "device": "eth0"}),
+        ("bandwidth", {"megabits": 0.01, "device": "eth0"}),
+        ("partition", {"peers": []}),
+        ("link_down", {"device": "eth0"}),
+    ],
+)
+def test_a_fault_is_gone_with_the_keeper_that_holds_it(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, params: dict[str, Any]
 ) -> None:
     monkeypatch.setenv(keeper.FOLDER_VARIABLE, str(tmp_path / "keepers"))
     before = state()
-    params = {"milliseconds": 60_000.0, "device": "eth0"}
-    evidence, strike = keeper.keep("f1", "delay", params, None, os.getpid(), lambda _: None)
-    assert strike is None
+    _, strike = keeper.keep("f1", kind, params, None, os.getpid(), lambda _: None)
+    if strike is not None:
+        strike()
+    wait_for(lambda: state() != before)
 
     pid, _ = json.loads((tmp_path / "keepers" / "f1.json").read_text())
     os.kill(pid, signal.SIGKILL)
 
-    if "pid" in evidence:  # netem outlives whoever holds it
-        wait_for(lambda: state_of(evidence["pid"]) in (None, "Z"))
-        wait_for(lambda: state() == before)
-        assert pair.there_and_back() == (1, 1)
-    else:
-        subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=True)
+    wait_for(lambda: state() == before)
+    assert pair.there_and_back() == (1, 1)
 
 
 def test_a_device_may_be_narrow_and_delayed_at_once(pair: Pair, hosts: Hosts) -> None:
@@ -371,7 +396,7 @@ def test_a_host_without_tun_refuses_a_delay_in_words(here: None, monkeypatch: py
     monkeypatch.setattr(delaying, "TUN", "/dev/net/nosuch")
 
     with pytest.raises(FaultRefused, match="'/dev/net/nosuch', and this kernel has no netem: give the container"):
-        delaying.Forwarder("eth0", delaying.Line(0.05))
+        delaying.Forwarder("eth0", delaying.DelayQueue(0.05))
 
 
 def test_what_is_no_address_is_refused(here: None) -> None:

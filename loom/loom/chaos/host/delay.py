@@ -1,49 +1,35 @@
-"""``python -m loom.chaos.host.delay``: a process that has what goes out of a network device go out later.
+"""Has what goes out of a network device go out later, on a kernel without netem.
 
-For kernels without netem. An nftables table hands each frame that is about to leave the device to a TAP device of
-the process, which keeps it for as long as it was told to, and then sends it out of the device by a packet socket,
-whose mark the table lets pass. Frames are Ethernet's, of whatever is in them: IPv4, IPv6, ARP. They go by as the
-kernel has them, large ones uncut and without a checksum yet (``struct virtio_net_hdr`` before each says how).
-
-Table and TAP device are the process's own: the kernel removes both when it ends, by SIGKILL too, and the network is
-what it was. It ends when its standard input does, and so with whoever has started it. It prints a line of JSON with
-what it made, or with why it cannot; and at its end another, with what came by.
+An nftables table hands each frame that is about to leave the device to a TAP device of this process, which keeps it
+for as long as it was told to, and then sends it out of the device by a packet socket, whose mark the table lets
+pass. Frames are Ethernet's, of whatever is in them: IPv4, IPv6, ARP. They go by as the kernel has them, large ones
+uncut and without a checksum yet (``struct virtio_net_hdr`` before each says how).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import fcntl
-import json
 import math
 import os
 import secrets
 import select
 import socket
 import struct
-import subprocess
-import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
-from loom.chaos.host.nftables import Nftables
+from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
 __all__ = ["DelayQueue", "delay"]
 
-STARTED_WITHIN = 30.0
-"""Seconds that the process may take to start."""
-
-ENDED_WITHIN = 10.0
-"""Seconds that it may take to end."""
-
 EMPTIED_WITHIN = 5.0
-"""Seconds, of those, in which it sends what it still has."""
+"""Seconds in which what is still delayed is sent at the end."""
 
 ROOM = 64 << 20
 """Bytes that are kept at most; what comes then is dropped. That is 51 ms of ten billion bits a second."""
@@ -85,45 +71,19 @@ def delay(milliseconds: float, device: str, duration: float | None = None) -> In
         FaultRefused: there is no such device, or it is no Ethernet's, or it is delayed already; or this machine has
             no ``/dev/net/tun``, or none for this process, or no nftables that hands on what goes out (Linux 5.16).
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "loom.chaos.host.delay", device, repr(milliseconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    if not select.select([process.stdout], [], [], STARTED_WITHIN)[0]:
-        process.kill()
-    said: Evidence = json.loads(process.stdout.readline() or "{}")
-    if "made" not in said:
-        ended = _end(process)["forwarder"]
-        raise FaultRefused(said.get("refused") or f"{device} is not delayed: the process that was to do it {ended}")
+    forwarder = Forwarder(device, DelayQueue(milliseconds / 1000))
+    carrying = threading.Thread(target=forwarder.carry, name="loom-delay", daemon=True)
+    carrying.start()
 
     def undo() -> Evidence:
-        counted = _end(process)
+        forwarder.end()
+        carrying.join()
         devices = [name for _, name in socket.if_nameindex()]
-        nftables = Nftables()
-        tables = nftables.run("list tables").splitlines()
-        nftables.close()
-        return {"device": device, "devices": devices, "tables": tables, **counted}
+        tables = run("nft", "list", "tables").splitlines()
+        return {"device": device, "devices": devices, "tables": tables, **forwarder.counted}
 
-    evidence = {"device": device, "milliseconds": milliseconds, "pid": process.pid, **said["made"]}
-    return Injected("delay", evidence, undo, duration)
-
-
-def _end(process: subprocess.Popen[bytes]) -> Evidence:
-    """Have a process end that delays; what it counted, or how it ended if it has not."""
-    try:
-        printed, failed = process.communicate(timeout=ENDED_WITHIN)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        printed, failed = process.communicate()
-    if printed:
-        counted: Evidence = json.loads(printed)
-        return counted
-    last = failed.decode(errors="replace").strip().rpartition("\n")[2]
-    return {"forwarder": f"ended with code {process.returncode}" + (f": {last}" if last else "")}
+    made = {"tap": forwarder.tap_name, "table": forwarder.table}
+    return Injected("delay", {"device": device, "milliseconds": milliseconds, **made}, undo, duration)
 
 
 class DelayQueue:
@@ -142,7 +102,7 @@ class DelayQueue:
         self._frames: deque[tuple[float, bytes]] = deque()
 
     def put(self, frame: bytes, now: float) -> None:
-        """Send a frame on its way, or drop it where there is no room."""
+        """Send a frame on its way, or drop it if there is no room."""
         size = len(frame) + _OVERHEAD
         if size > self._room:
             self.dropped += 1
@@ -159,89 +119,88 @@ class DelayQueue:
         self._room += len(self._frames.popleft()[1]) + _OVERHEAD
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the first arrives; None where there is none."""
+        """Seconds until the first arrives; None if there is none."""
         return max(0.0, self._frames[0][0] - now) if self._frames else None
 
 
 class Forwarder:
-    """A TAP device, and the table that hands it what goes out of another one.
+    """A TAP device, and the table that hands it what goes out of another one."""
 
-    Raises:
-        FaultRefused: as `delay`.
-    """
-
-    def __init__(self, device: str, line: DelayQueue) -> None:
-        self._line = line
+    def __init__(self, device: str, queue: DelayQueue) -> None:
+        self._queue = queue
         self._taken = self._lost = 0
         try:
             index = socket.if_nametoindex(device)
         except OSError as error:
             raise FaultRefused(f"there is no network device {device!r:.80} here") from error
-        self._tap_name = f"loomd{index}"  # 15 bytes at most, as a name may have
-        self._table = f"loom_delay_{index}"
+        self.tap_name = f"loomd{index}"  # 15 bytes at most, as a name may have
+        self.table = f"loom_delay_{index}"
         mark = 1 + secrets.randbelow(0x7FFFFFFF)
-        try:
-            self._out = _open_packet_socket(device, mark)
-            self._tap = _open_tap(self._tap_name, device)
-        except PermissionError as error:
-            raise FaultRefused(
-                f"{device} cannot be delayed: {error}: it needs root, or CAP_NET_ADMIN and CAP_NET_RAW in this "
-                f"network namespace, and in a container the device {TUN}"
-            ) from error
-        self._nftables = Nftables()
-        try:
-            self._nftables.run(*_rules(self._table, device, self._tap_name, mark))
-        except FaultRefused as error:
-            raise FaultRefused(
-                f"{device} cannot be delayed: {error}; it needs Linux 5.16 with CONFIG_NETFILTER_EGRESS"
-            ) from error
+        with contextlib.ExitStack() as opened:
+            try:
+                self._out = opened.enter_context(_open_packet_socket(device, mark))
+                self._tap = _open_tap(self.tap_name, device)
+            except PermissionError as error:
+                raise FaultRefused(
+                    f"{device} cannot be delayed: {error}: it needs root, or CAP_NET_ADMIN and CAP_NET_RAW in this "
+                    f"network namespace, and in a container the device {TUN}"
+                ) from error
+            opened.callback(os.close, self._tap)
+            try:
+                run("nft", "-f", "-", given=_rules(self.table, device, self.tap_name, mark))
+            except FaultRefused as error:
+                raise FaultRefused(
+                    f"{device} cannot be delayed: {error}; it needs Linux 5.16 with CONFIG_NETFILTER_EGRESS"
+                ) from error
+            self._remove_table = run_at_end(["nft", "delete", "table", "netdev", self.table])
+            self._ending, self._end = os.pipe()
+            opened.callback(os.close, self._ending)
+            self._opened = opened.pop_all()
 
-    @property
-    def made(self) -> Evidence:
-        """What is there now."""
-        return {"tap": self._tap_name, "table": self._table}
+    def end(self) -> None:
+        """Have `carry` end."""
+        os.close(self._end)
 
-    @property
-    def counted(self) -> Evidence:
-        """Frames that were delayed; that were dropped because there were too many; and that the device lost."""
-        too_many = self._line.dropped + _dropped_by_device(self._tap_name)
-        return {"delayed": self._taken - self._line.dropped, "dropped": too_many, "lost": self._lost}
-
-    def carry(self, end: int) -> None:
-        """Take frames and send each after its time, until a descriptor is at its end; then give the device back."""
-        blocked = False
-        while True:
-            wait = None if blocked else self._line.wait(time.monotonic())
-            readable, _, _ = select.select([self._tap, end], [self._out] if blocked else [], [], wait)
-            if end in readable:
-                break
-            if self._tap in readable:
-                self._take(_BATCH)
-            blocked = not self._send(time.monotonic())
-        until = time.monotonic() + EMPTIED_WITHIN
-        self._take(_QUEUE)
-        self._send_all(until)  # before the table goes: what goes out then would overtake it
-        self._nftables.close()
-        self._take(_QUEUE)
-        self._send_all(until)
+    def carry(self) -> None:
+        """Take frames and send each after its time, until `end`; then give the device back."""
+        with self._opened:
+            blocked = False
+            while True:
+                wait = None if blocked else self._queue.wait(time.monotonic())
+                waits = [self._out] if blocked else []
+                readable, _, _ = select.select([self._tap, self._ending], waits, [], wait)
+                if self._ending in readable:
+                    break
+                if self._tap in readable:
+                    self._take(_BATCH)
+                blocked = not self._send(time.monotonic())
+            until = time.monotonic() + EMPTIED_WITHIN
+            self._take(_QUEUE)
+            self._send_all(until)  # before the table goes: what goes out then would overtake it
+            self._remove_table()
+            self._take(_QUEUE)
+            self._send_all(until)
+            dropped = self._queue.dropped + _dropped_by_device(self.tap_name)
+        self.counted = {"delayed": self._taken - self._queue.dropped, "dropped": dropped, "lost": self._lost}
+        """Frames that were delayed, that were dropped because there were too many, and that the device lost."""
 
     def _take(self, most: int) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(most):
                 frame = os.read(self._tap, _FRAME)
                 self._taken += 1
-                self._line.put(frame, time.monotonic())
+                self._queue.put(frame, time.monotonic())
 
     def _send(self, now: float) -> bool:
         """Send what has arrived by then; whether the device took it all."""
-        while (frame := self._line.arrived(now)) is not None:
+        while (frame := self._queue.arrived(now)) is not None:
             try:
                 self._out.send(frame)
             except BlockingIOError:
                 return False
             except OSError:  # the device is down, or its queue is full: as it would be without us
                 self._lost += 1
-            self._line.take()
+            self._queue.take()
         return True
 
     def _send_all(self, until: float) -> None:
@@ -276,6 +235,7 @@ def _open_tap(name: str, device: str) -> int:
     try:
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     except OSError as error:
+        os.close(tap)
         if error.errno != errno.EBUSY:
             raise
         raise FaultRefused(
@@ -292,49 +252,22 @@ def _open_tap(name: str, device: str) -> int:
     return tap
 
 
-def _rules(table: str, device: str, tap: str, mark: int) -> list[str]:
+def _rules(table: str, device: str, tap: str, mark: int) -> str:
     marked = f"meta mark != {mark}"
-    return [
-        f"add table netdev {table} {{ flags owner; }}",
-        f'add chain netdev {table} out {{ type filter hook egress device "{device}" priority 0; }}',
-        f'add rule netdev {table} out {marked} meta mark set {mark} counter fwd to "{tap}"',
+    return f"""
+        add table netdev {table}
+        add chain netdev {table} out {{ type filter hook egress device "{device}" priority 0; }}
+        add rule netdev {table} out {marked} meta mark set {mark} counter fwd to "{tap}"
         # What this host would say on the TAP device of its own accord, such as a DHCP client's, is not to come out.
-        f'add chain netdev {table} tap {{ type filter hook egress device "{tap}" priority 0; }}',
-        f"add rule netdev {table} tap {marked} counter drop",
-    ]
+        add chain netdev {table} tap {{ type filter hook egress device "{tap}" priority 0; }}
+        add rule netdev {table} tap {marked} counter drop
+    """
 
 
 def _dropped_by_device(name: str) -> int:
-    """Frames that a device of this process's network namespace could not keep until they were taken."""
+    """Frames that a device of this thread's network namespace could not keep until they were taken."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         found, _, numbers = line.partition(":")
         if found.strip() == name:
             return int(numbers.split()[11])
     return 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loom.chaos.host.delay", description="Delay what goes out of a network device."
-    )
-    parser.add_argument("device")
-    parser.add_argument("milliseconds", type=float)
-    options = parser.parse_args()
-    try:
-        forwarder = Forwarder(options.device, DelayQueue(options.milliseconds / 1000))
-    except FaultRefused as error:
-        _say(refused=str(error))
-        return 1
-    _say(made=forwarder.made)
-    forwarder.carry(sys.stdin.fileno())
-    _say(**forwarder.counted)
-    return 0
-
-
-def _say(**line: Any) -> None:
-    with contextlib.suppress(OSError):  # who started it may be gone
-        print(json.dumps(line), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,13 +13,12 @@ import contextlib
 import ipaddress
 import json
 import secrets
-import shutil
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 from loom.chaos.faults import MAX_DELAY
 from loom.chaos.host import delay as delaying
+from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
@@ -28,10 +27,6 @@ __all__ = ["delay", "link_down", "lose", "narrow", "partition", "try_link_down",
 NETEM_LIMIT = 100_000
 """Packets that netem keeps at most; without it 1,000, which is 12 ms of a billion bits a second."""
 
-PROGRAM_WITHIN = 10.0
-"""Seconds that ``ip``, ``tc`` or ``nft`` may take."""
-
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
 _DEFAULT_QDISCS = ("noqueue", "fq_codel", "pfifo_fast", "mq", "fq", "pfifo")
 
 
@@ -41,7 +36,7 @@ def try_partition(peers: Sequence[str] = ()) -> Evidence:
     Raises:
         FaultRefused: it cannot.
     """
-    _run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
+    run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
     return {"peers": list(peers) or "all others"}
 
 
@@ -76,7 +71,7 @@ def try_link_down(device: str = "") -> Evidence:
         FaultRefused: there is none.
     """
     device = device or _device()
-    _run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
+    run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
     return {"device": device, "flags": _flags(device)}
 
 
@@ -87,16 +82,16 @@ def link_down(device: str = "", duration: float | None = None) -> Injected:
         FaultRefused: there is no such device, or it is not for this process to take down.
     """
     device = device or _device()
-    routes = [
-        line for line in _run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line
-    ]
-    _run("ip", "link", "set", "dev", device, "down")
+    routes = [line for line in run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line]
+    run("ip", "link", "set", "dev", device, "down")
+    words = [[word for word in route.split() if word != "linkdown"] for route in routes]
+    put_up = run_at_end(
+        ["ip", "link", "set", "dev", device, "up"],
+        *(["ip", "route", "replace", *route, "dev", device] for route in words),
+    )
 
     def undo() -> Evidence:
-        _run("ip", "link", "set", "dev", device, "up")
-        for route in routes:
-            words = [word for word in route.split() if word != "linkdown"]
-            _run("ip", "route", "replace", *words, "dev", device)
+        put_up()
         return {"device": device, "flags": _flags(device)}
 
     return Injected("link_down", {"device": device, "flags": _flags(device)}, undo, duration)
@@ -147,13 +142,13 @@ def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
 
 def _rules(kind: str, rules: list[str], evidence: dict[str, Any], duration: float | None) -> Injected:
     table = f"loom_{kind}_{secrets.token_hex(4)}"
-    _run("nft", "-f", "-", given=_table(table, rules))
-    _run("nft", "list", "table", "inet", table)
+    run("nft", "-f", "-", given=_table(table, rules))
+    delete = run_at_end(["nft", "delete", "table", "inet", table])
 
     def undo() -> Evidence:
         dropped = _dropped(table)
-        _run("nft", "delete", "table", "inet", table)
-        return {"table": table, "tables": _run("nft", "list", "tables").split("\n")[:-1], "dropped": dropped}
+        delete()
+        return {"table": table, "tables": run("nft", "list", "tables").split("\n")[:-1], "dropped": dropped}
 
     return Injected(kind, {"table": table, "rules": rules, **evidence}, undo, duration)
 
@@ -177,7 +172,7 @@ def _table(name: str, rules: Sequence[str]) -> str:
 
 def _dropped(table: str) -> int:
     """Packets that the rules of a table have dropped."""
-    listed: list[dict[str, Any]] = json.loads(_run("nft", "-j", "list", "table", "inet", table))["nftables"]
+    listed: list[dict[str, Any]] = json.loads(run("nft", "-j", "list", "table", "inet", table))["nftables"]
     expressions = [one for rule in listed for one in rule.get("rule", {}).get("expr", ())]
     return sum(one["counter"]["packets"] for one in expressions if "counter" in one)
 
@@ -194,51 +189,32 @@ def _qdisc(kind: str, device: str, options: list[str], duration: float | None) -
             f"{device} has the qdisc {before} already, which {options[0]} would replace: remove it first"
         )
     try:
-        _run("tc", "qdisc", "add", "dev", device, "root", *options)
+        run("tc", "qdisc", "add", "dev", device, "root", *options)
     except FaultRefused as error:
         raise _NoQdisc(str(error)) from error
+    delete = run_at_end(["tc", "qdisc", "del", "dev", device, "root"])
 
     def undo() -> Evidence:
-        _run("tc", "qdisc", "del", "dev", device, "root")
+        delete()
         return {"device": device, "qdisc": _root_qdisc(device)}
 
     return Injected(kind, {"device": device, "qdisc": _root_qdisc(device), "options": options}, undo, duration)
 
 
 def _root_qdisc(device: str) -> str:
-    listed: list[dict[str, Any]] = json.loads(_run("tc", "-j", "qdisc", "show", "dev", device) or "[]")
+    listed: list[dict[str, Any]] = json.loads(run("tc", "-j", "qdisc", "show", "dev", device) or "[]")
     return next((str(one["kind"]) for one in listed if one.get("root") or "parent" not in one), "noqueue")
 
 
 def _flags(device: str) -> list[str]:
-    (found,) = json.loads(_run("ip", "-j", "link", "show", "dev", device))
+    (found,) = json.loads(run("ip", "-j", "link", "show", "dev", device))
     return list(found["flags"])
 
 
 def _device() -> str:
     """The device over which this host reaches others."""
-    routes: list[dict[str, Any]] = json.loads(_run("ip", "-j", "route", "show") or "[]")
+    routes: list[dict[str, Any]] = json.loads(run("ip", "-j", "route", "show") or "[]")
     routes.sort(key=lambda route: route.get("dst") != "default")
     if not routes:
         raise FaultRefused("this host has no route to others: name the device")
     return str(routes[0]["dev"])
-
-
-def _run(program: str, *arguments: str, given: str | None = None) -> str:
-    if shutil.which(program) is None:
-        raise FaultRefused(f"the program {program} is not installed here: install {_PACKAGES[program]}")
-    command = [program, *arguments]
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=PROGRAM_WITHIN)
-    except subprocess.TimeoutExpired as error:
-        raise FaultRefused(f"`{' '.join(command)}` did not end within {PROGRAM_WITHIN:g} s") from error
-    if done.returncode != 0:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        raise FaultRefused(f"`{' '.join(command)}` failed: {said}{_advice(said)}")
-    return done.stdout
-
-
-def _advice(said: str) -> str:
-    if "ermitted" in said or "ermission" in said:
-        return ": it needs root, or CAP_NET_ADMIN in this network namespace"
-    return ""

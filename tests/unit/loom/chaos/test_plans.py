@@ -58,7 +58,8 @@ def test_a_plan_says_all_that_it_may() -> None:
     assert raises.when == When(rate=2 / 60, times=3)
     assert (weaver.when.time, weaver.mark.line) == (60.0, 19)
     assert [(one.kind, one.metric, one.value) for one in plan.expect] == [
-        (ExpectationKind.FALLS, "loss", 0.0), (ExpectationKind.AT_LEAST, "accuracy", 0.97), (ExpectationKind.LOST_ONCE, "", 0.0)
+        (ExpectationKind.FALLS, "loss", 0.0), (ExpectationKind.AT_LEAST, "accuracy", 0.97),
+        (ExpectationKind.LOST_ONCE, "", 0.0)
     ]  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""The system's programs that make faults of the network, and the shell that undoes what they did."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+
+from loom.errors import FaultRefused
+
+__all__ = ["run", "run_at_end"]
+
+PROGRAM_WITHIN = 10.0
+"""Seconds that ``ip``, ``tc`` or ``nft`` may take."""
+
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
+
+
+def run(program: str, *arguments: str, given: str | None = None) -> str:
+    """Return what a program prints."""
+    if shutil.which(program) is None:
+        raise FaultRefused(f"the program {program} is not installed here: install {_PACKAGES[program]}")
+    command = [program, *arguments]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=PROGRAM_WITHIN)
+    except subprocess.TimeoutExpired as error:
+        raise FaultRefused(f"`{' '.join(command)}` did not end within {PROGRAM_WITHIN:g} s") from error
+    _check(" ".join(command), done.returncode, done.stderr)
+    return done.stdout
+
+
+def run_at_end(*commands: list[str]) -> Callable[[], None]:
+    """Return a function that runs commands. Should this process be killed first, they run all the same."""
+    program = " && ".join(map(shlex.join, commands))
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    # The shell waits for the end of a pipe that only this process holds, and the kernel closes it if it is killed.
+    shell = subprocess.Popen(
+        ["sh", "-c", f"read nothing; {program}"],
+        stdin=pipe,
+        stdout=null,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+    )
+
+    def undo() -> None:
+        _, said = shell.communicate(timeout=PROGRAM_WITHIN)
+        _check(program, shell.returncode, said)
+
+    return undo
+
+
+def _check(command: str, code: int, said: str) -> None:
+    if code != 0:
+        said = said.strip() or f"exit code {code}"
+        forbidden = "ermitted" in said or "ermission" in said
+        advice = ": it needs root, or CAP_NET_ADMIN in this network namespace" if forbidden else ""
+        raise FaultRefused(f"`{command}` failed: {said}{advice}")
