@@ -138,10 +138,21 @@ def _is_plain(obj: Any, depth: int = 8) -> bool:
         return len(obj) < IN_BAND
     if depth == 0:  # perhaps an object that contains itself
         return False
+    # Loops, and no call for what is plain by its type: this looks at the arguments and the result of every call.
     if kind is tuple or kind is list:
-        return len(obj) <= 16 and all(_is_plain(item, depth - 1) for item in obj)
+        if len(obj) > 16:
+            return False
+        for item in obj:  # noqa: SIM110 - a generator would be called once more for each item
+            if type(item) not in _PLAIN and not _is_plain(item, depth - 1):
+                return False
+        return True
     if kind is dict:
-        return len(obj) <= 16 and all(type(k) is str and _is_plain(v, depth - 1) for k, v in obj.items())
+        if len(obj) > 16:
+            return False
+        for key, value in obj.items():
+            if type(key) is not str or (type(value) not in _PLAIN and not _is_plain(value, depth - 1)):
+                return False
+        return True
     return False
 
 

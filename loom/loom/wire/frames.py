@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from loom.errors import ProtocolMismatch
-from loom.wire.messages import Buffer, Message
+from loom.wire.messages import Buffer, Message, new_message
 
 __all__ = ["MAX_FRAME", "MAX_HEADER", "Frame", "decode_frame", "encode_frame"]
 
@@ -47,10 +47,10 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
     buffers: list[Buffer] = [b""]
     for kind, ident, body, parts in messages:
         if parts:
-            heads.append((int(kind), ident, body, [len(part) for part in parts]))
+            heads.append((kind, ident, body, [len(part) for part in parts]))
             buffers.extend(parts)
         else:
-            heads.append((int(kind), ident, body, ()))
+            heads.append((kind, ident, body, ()))
     header: bytes = msgpack.packb((seq, ack, heads, lane) if lane else (seq, ack, heads))
     buffers[0] = _LENGTH.pack(len(header)) + header
     return buffers
@@ -79,18 +79,23 @@ def decode_frame(data: Buffer) -> Frame:
         seq, ack, heads = header
         _check_counts(seq, ack)
         messages = []
+        size_of_all = len(view)
         for kind, ident, body, lengths in heads:
-            _check_counts(kind, ident)
+            # Looked at here first: a function call for each number would double what a small message costs.
+            if type(kind) is not int or type(ident) is not int or kind < 0 or ident < 0:
+                _check_counts(kind, ident)
             if type(body) is not tuple:
                 raise ValueError(f"a message body is {type(body).__name__}, not a list")
             parts: list[Buffer] = []
             for size in lengths:
-                _check_counts(size)
-                if position + size > len(view):
+                if type(size) is not int or size < 0:
+                    _check_counts(size)
+                end = position + size
+                if end > size_of_all:
                     raise ValueError("a payload is longer than the frame")
-                parts.append(view[position : position + size])
-                position += size
-            messages.append(Message(kind, ident, body, parts))
+                parts.append(view[position:end])
+                position = end
+            messages.append(new_message(Message, (kind, ident, body, parts)))
     except (ValueError, TypeError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {error}") from error
     if position != len(view):

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["ADVERBS", "READING", "TURN", "Buffer", "Kind", "Message", "turns"]
+__all__ = ["ADVERBS", "READING", "TURN", "Buffer", "Kind", "Message", "new_message", "turns"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -115,4 +115,11 @@ class Message(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of payload."""
-        return sum(len(part) for part in self.parts)
+        return sum(map(len, self.parts))
+
+
+new_message = tuple.__new__
+"""Makes a `Message` of all its fields, ``new_message(Message, fields)``: the class's own way runs Python code.
+
+For where every message passes, which is where it counts.
+"""

@@ -165,9 +165,19 @@ class ChunkOutbox:
 
     def put(self, message: Message, key: OrderKey = None) -> None:
         """Queue a message; see the module's text for ``key``."""
-        size = message.size if message.parts else 0
+        parts = message.parts
+        if len(parts) <= 1:
+            size = len(parts[0]) if parts else 0
+            if size <= CHUNK_SIZE and not self._blocked and not self._unsettled:
+                # A small call while nothing large is on its way: what `_admit` does of it.
+                self.pending_bytes += size
+                self.small_bytes += size
+                self._small.append(message)
+                return
+        else:
+            size = message.size
         self.pending_bytes += size
-        if (self._blocked or self._unsettled) and self._must_wait(key, size):
+        if self._must_wait(key, size):
             self._blocked.add(key)
             self._waiting.append((message, size, key))
         else:
@@ -276,7 +286,8 @@ class ChunkOutbox:
             message = small[0]
             if isinstance(message, _Transfer):
                 break
-            size = message.size if message.parts else 0
+            parts = message.parts
+            size = (len(parts[0]) if len(parts) == 1 else message.size) if parts else 0
             if size > room:
                 break
             batch.append(message)

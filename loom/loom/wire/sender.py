@@ -150,8 +150,8 @@ class FrameSender:
         self._writer_sends = False
         self._work = threading.Semaphore(0)
         self._woken = False
-        self._room = threading.Event()
-        self._room.set()
+        self.has_room = True
+        """Whether `wait_for_room` returns at once."""
         self._idle = threading.Condition(self._lock)
         self._watchers = 0
         self._closed = False
@@ -267,10 +267,11 @@ class FrameSender:
             if pending > INLINE:
                 self._wake_bulk()
                 if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
-                    self._room.clear()
-            if self._stream.payload_ahead <= INLINE and (eager or len(outbox) >= GATHER):
+                    self.has_room = False
+            # So little is pending nearly always that what is ahead need not be looked at.
+            if (pending <= INLINE or self._stream.payload_ahead <= INLINE) and (eager or len(outbox) >= GATHER):
                 self._pump()
-            else:
+            elif not self._woken:
                 self._wake_writer()
             return True
 
@@ -282,8 +283,9 @@ class FrameSender:
         with self._lock:
             if self._closed:
                 return False
-            self._stream.outbox.put(message)
-            if self._stream.outbox.pending_bytes > INLINE:
+            outbox = self._stream.outbox
+            outbox.put(message)
+            if outbox.pending_bytes > INLINE:
                 self._wake_bulk()
                 if self._stream.payload_ahead > INLINE:
                     self._wake_writer()
@@ -329,12 +331,10 @@ class FrameSender:
 
         With ``on``, also until that connection is no longer the one to send over.
         """
-        if self._room.is_set():
+        if self.has_room:
             return True
         with self._idle:
-            return self._idle.wait_for(
-                lambda: self._room.is_set() or (on is not None and on is not self._wire), timeout
-            )
+            return self._idle.wait_for(lambda: self.has_room or (on is not None and on is not self._wire), timeout)
 
     def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
         """Wait until the message with an id has been copied to be sent; False after ``timeout`` seconds of it."""
@@ -372,7 +372,7 @@ class FrameSender:
             self._closed = True
             self._wire = None
             self._replace_bulk(None)
-            self._room.set()
+            self.has_room = True
             self._idle.notify_all()
         self._work.release()
 
@@ -403,8 +403,8 @@ class FrameSender:
         return frame
 
     def _see_room(self) -> None:
-        if not self._room.is_set() and self._stream.outbox.backlog < HIGH_WATER // 2:
-            self._room.set()
+        if not self.has_room and self._stream.outbox.backlog < HIGH_WATER // 2:
+            self.has_room = True
             self._idle.notify_all()
 
     def _wake_bulk(self) -> None:

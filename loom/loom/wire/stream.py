@@ -32,6 +32,9 @@ from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 
 __all__ = ["LENGTH", "WINDOW", "Stream", "behind_length", "unnumbered_frame"]
 
+_CHUNK = int(Kind.CHUNK)
+"""To compare with a member of an enum takes twice as long, and every message is."""
+
 _UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT})
 """An event among them is the gateway's own, for clients with the capability ``draining``."""
 
@@ -204,8 +207,9 @@ class Stream(Lane):
             return whole
         self._came(frame.seq, len(data))
         for message in frame.messages:
-            complete = self._inbox.receive(message)
-            if complete is not None:
+            if message.kind != _CHUNK:
+                whole.append(message)
+            elif (complete := self._inbox.receive(message)) is not None:
                 whole.append(complete)
         if self._held or self._arrived:
             whole += self.arrived()  # what came behind the frame

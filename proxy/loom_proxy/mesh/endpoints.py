@@ -59,6 +59,7 @@ class EndpointProxy:
         self._key = mesh._whole.ident
         self._name = name
         self._signature = signature
+        self._what = f"{signature.name} (args, kwargs)"
         self._single = len(mesh) == 1
         self._procs = mesh._whole.procs
         self._operations: dict[type[EndpointCall], EndpointCall] = {}
@@ -75,7 +76,7 @@ class EndpointProxy:
         caller = self._caller
         caller.check_open()
         self._signature.check(args, kwargs)
-        return caller.encoder.dumps((args, kwargs), f"{self._signature.name} (args, kwargs)", self._procs)
+        return caller.encoder.dumps((args, kwargs), self._what, self._procs)
 
     def call(self, *args: Any, **kwargs: Any) -> FutureProxy[ValueMeshProxy[Any]]:
         """Call every actor; the result is a `ValueMeshProxy` of all results."""

@@ -128,7 +128,7 @@ class Calls:
             convert: makes the future's result of the answer.
         """
         if ident is None:
-            ident = self.next_id()
+            ident = next(self._ids)
         future: FutureProxy[Any] = FutureProxy(self, operation, ident, convert)
         eager = not self._waiting
         self._waiting[ident] = future
@@ -192,14 +192,16 @@ class Calls:
         self._sender.put(ForgetMeshes(meshes).message(self.next_id()), BARRIER, False)
 
     def _put(self, message: Message, key: OrderKey, eager: bool, ident: int | None = None) -> None:
-        refusal = self._why_not(message)
-        if refusal is not None:
-            if ident is not None:
-                self._waiting.pop(ident, None)
-            raise refusal
+        parts = message.parts
+        if self._error is not None or self.watching or (parts and message.size > self.welcome.max_message):
+            refusal = self._why_not(message)
+            if refusal is not None:
+                if ident is not None:
+                    self._waiting.pop(ident, None)
+                raise refusal
         on_loop = asyncio._get_running_loop() is not None  # which must not be held up
         # As with Monarch, the caller may change an array as soon as the call has been made.
-        borrowed = borrowed_bytes(message) if len(message.parts) > 1 else 0
+        borrowed = borrowed_bytes(message) if len(parts) > 1 else 0
         if borrowed and (on_loop or borrowed <= COPIED):
             message, borrowed = with_copies(message), 0
         with Uninterrupted():
@@ -208,7 +210,7 @@ class Calls:
             self._sender.put(message, key, eager)
         if on_loop:
             return
-        if not self._sender.wait_for_room(progress.AFTER):
+        if not self._sender.has_room and not self._sender.wait_for_room(progress.AFTER):
             progress.wait(self._sender.wait_for_room, None, self)
         if borrowed:
             taken = functools.partial(self._sender.wait_until_taken, message.id)
@@ -223,7 +225,7 @@ class Calls:
             return ReadOnlySession(
                 f"this job watches session {self.welcome.session!r}: attach with mode='drive' to change something"
             )
-        if message.parts and message.size > self.welcome.max_message:
+        if message.size > self.welcome.max_message:
             return TooLarge(
                 f"a message of {message.size} bytes is over the gateway's --max-message "
                 f"{self.welcome.max_message}; nothing of it was sent"
@@ -245,9 +247,10 @@ class Calls:
         waiting = self._waiting.get(message.id)
         if waiting is None:
             return
-        result = OperationResult.from_body(message.body)
-        self.states.answered(waiting.operation, result.index)
-        self._complete(message, waiting, Success(self.decoder, message.parts), result)
+        rpc_ms, index = OperationResult.fields(message.body)
+        if self.states.unseen:
+            self.states.answered(waiting.operation, index)
+        self._complete(message, waiting, Success(self.decoder, message.parts), rpc_ms, index)
 
     def take_error(self, message: Message) -> None:
         """Complete the future of an operation that failed, or tell of it if nobody waits."""
@@ -259,19 +262,20 @@ class Calls:
             return
         failed = OperationError.from_body(message.body)
         self.states.failed(waiting.operation, failed.code, text_of(message), failed.index)
-        self._complete(message, waiting, Failure(self.decoder, message), failed)
+        self._complete(message, waiting, Failure(self.decoder, message), failed.rpc_ms, failed.index)
 
     def _complete(
         self,
         message: Message,
         waiting: FutureProxy[Any] | StreamFutures,
         unpack: Callable[[], Any],
-        answer: OperationResult | OperationError,
+        rpc_ms: float,
+        index: int | None,
     ) -> None:
         if isinstance(waiting, FutureProxy):
             del self._waiting[message.id]
-            waiting._complete(unpack, answer.rpc_ms)
-        elif waiting.complete(answer.index, unpack, answer.rpc_ms):
+            waiting._complete(unpack, rpc_ms)
+        elif waiting.complete(index, unpack, rpc_ms):
             del self._waiting[message.id]
 
     def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:

@@ -88,6 +88,8 @@ class Connection:
         self.on(Kind.RESULT, self.calls.take_result)
         self.on(Kind.ERROR, self.calls.take_error)
         self.on(Kind.EVENT, self._take_notice)
+        self.on(Kind.REFUSE, self._take_refusal)
+        self.on(Kind.ENDED, self._take_end)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._last_words: LoomError | None = None
         """Why the other side ended the connection, if it said so."""
@@ -267,15 +269,14 @@ class Connection:
     def _take_all(self, frames: Sequence[bytes]) -> None:
         for data in frames:
             for message in self._stream.receive(data):
-                if message.kind == Kind.REFUSE:
-                    self._last_words = error_from_refusal(message)
-                elif message.kind == Kind.ENDED:
-                    text = (
-                        f"session {self.welcome.session!r} has ended: {SessionEnded.from_body(message.body).reason}"
-                    )
-                    self._last_words = SessionClosed(text)
-                else:
-                    self._inbound.take(message)
+                self._inbound.take(message)
+
+    def _take_refusal(self, message: Message) -> None:
+        self._last_words = error_from_refusal(message)
+
+    def _take_end(self, message: Message) -> None:
+        reason = SessionEnded.from_body(message.body).reason
+        self._last_words = SessionClosed(f"session {self.welcome.session!r} has ended: {reason}")
 
     def _take_notice(self, message: Message) -> None:
         name, details = Notice.from_body(message.body).name, unpack_texts(message.parts[0])

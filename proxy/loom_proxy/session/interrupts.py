@@ -16,6 +16,8 @@ __all__ = ["Uninterrupted"]
 # What `signal` wraps to return enums, which would take longer than the rest.
 _signal: Any = import_module("_signal")
 _handler, _handle = _signal.getsignal, _signal.signal
+_SIGINT = int(signal.SIGINT)
+_get_ident, _main_thread = threading.get_ident, threading.main_thread
 
 
 class Uninterrupted:
@@ -33,10 +35,10 @@ class Uninterrupted:
         self._previous: Any = None
 
     def __enter__(self) -> Uninterrupted:
-        if threading.get_ident() == threading.main_thread().ident:
-            previous = _handler(signal.SIGINT)
+        if _get_ident() == _main_thread().ident:
+            previous = _handler(_SIGINT)
             if previous is not None:  # one that C code installed could not be put back
-                _handle(signal.SIGINT, self._note)
+                _handle(_SIGINT, self._note)
                 self._previous = previous
         return self
 
@@ -46,6 +48,6 @@ class Uninterrupted:
     def __exit__(self, *error: object) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
-            _handle(signal.SIGINT, previous)
+            _handle(_SIGINT, previous)
             if self.came:
                 signal.raise_signal(signal.SIGINT)

@@ -43,7 +43,7 @@ class _Call:
 
     @property
     def endpoint(self) -> str:
-        return EndpointCall.from_body(self.asked[1]).endpoint
+        return EndpointCall.fields(self.asked[1])[1]
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class UnclaimedResults:
         kind, body = asked
         if ident in self._calls or kind not in _ADVERB_OF:
             return
-        entry = self._context.meshes.known(EndpointCall.from_body(body).mesh)
+        entry = self._context.meshes.known(EndpointCall.fields(body)[0])
         if entry is not None and entry.mesh is not None:
             self._calls[ident] = _Call(asked, entry.name, self._context.meshes.shape(entry))
 

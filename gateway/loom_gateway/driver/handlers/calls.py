@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loom.wire.bodies import Broadcast, CallOne, EndpointCall, StreamCall
+from loom.wire.bodies import EndpointCall
 from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
@@ -23,6 +23,7 @@ class Calls:
         self._context = context
         self._meshes = context.meshes
         self._replies = context.replies
+        self._channels = context.channels
         self.handlers: dict[int, Handler] = {
             Kind.CALL: self._call,
             Kind.CALL_ONE: self._call_one,
@@ -32,10 +33,10 @@ class Calls:
         }
 
     def _call(self, message: Message, started: float) -> None:
-        call = EndpointCall.from_body(message.body)
-        entry = self._meshes.entry(call.mesh)
-        bound = getattr(self._meshes.endpoint(call.mesh, call.endpoint), _ADVERB_OF[message.kind])
-        args, kwargs = self._arguments(call, message)
+        mesh, name = EndpointCall.fields(message.body)
+        entry = self._meshes.entry(mesh)
+        bound = getattr(self._meshes.endpoint(mesh, name), _ADVERB_OF[message.kind])
+        args, kwargs = self._arguments(name, message)
         convert = _values if message.kind == Kind.CALL else None
         reply = self._replies.expect(message, started, entry, convert=convert)
         try:
@@ -45,18 +46,19 @@ class Calls:
             raise
 
     def _call_one(self, message: Message, started: float) -> None:
-        call = CallOne.from_body(message.body)
-        name = call.endpoint
-        entry = self._meshes.entry(call.mesh)
-        endpoint = self._meshes.endpoint(call.mesh, name)
-        channel = self._context.channels.to(call.mesh, entry)
+        mesh, name = EndpointCall.fields(message.body)
+        entry = self._meshes.entry(mesh)
+        endpoint = self._meshes.endpoint(mesh, name)
+        channel = self._channels.to(mesh, entry)
         takes = channel is not None and channel.takes(name, endpoint)
         plain = plain_payload(message.parts) if takes else None
-        resolved = self._meshes.resolved
-        args, kwargs = self._arguments(call, message) if plain is None else ((), {})
+        if plain is None:
+            resolved = self._meshes.resolved
+            args, kwargs = self._arguments(name, message)
+            takes = takes and self._meshes.resolved == resolved
         reply = self._replies.expect(message, started, entry)
         try:
-            if channel is None or not takes or self._meshes.resolved > resolved:
+            if channel is None or not takes:
                 self._context.futures.soon(reply, endpoint.call_one(*args, **kwargs))
             elif plain is not None:
                 channel.pass_on(reply, name, plain)
@@ -67,22 +69,22 @@ class Calls:
             raise
 
     def _stream(self, message: Message, started: float) -> None:
-        call = StreamCall.from_body(message.body)
-        entry = self._meshes.entry(call.mesh)
-        bound = self._meshes.endpoint(call.mesh, call.endpoint).stream
-        args, kwargs = self._arguments(call, message)
+        mesh, name = EndpointCall.fields(message.body)
+        entry = self._meshes.entry(mesh)
+        bound = self._meshes.endpoint(mesh, name).stream
+        args, kwargs = self._arguments(name, message)
         futures = list(bound(*args, **kwargs))
         expected = [self._replies.expect(message, started, entry, index) for index in range(len(futures))]
         self._context.futures.in_order(expected, futures)
 
     def _broadcast(self, message: Message, started: float) -> None:
-        call = Broadcast.from_body(message.body)
-        bound = self._meshes.endpoint(call.mesh, call.endpoint).broadcast
-        args, kwargs = self._arguments(call, message)
+        mesh, name = EndpointCall.fields(message.body)
+        bound = self._meshes.endpoint(mesh, name).broadcast
+        args, kwargs = self._arguments(name, message)
         bound(*args, **kwargs)
 
-    def _arguments(self, call: EndpointCall, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {call.endpoint!r}")
+    def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
         return args, kwargs
 
 

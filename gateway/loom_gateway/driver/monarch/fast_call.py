@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.actor import MethodSpecifier, PythonMessageKind
@@ -164,7 +165,7 @@ class ReplyChannel:
         Raises:
             Exception: whatever Monarch raises if it does not take the call, which was then not made.
         """
-        self._make(reply, name, lambda: endpoint._send(args, kwargs, self._port, "all"))
+        self._make(reply, name, partial(endpoint._send, args, kwargs, self._port, "all"))
 
     def pass_on(self, reply: ReplyId, name: str, pickled: bytes) -> None:
         """Call an endpoint with ``(args, kwargs)`` as the client pickled them: nothing is unpickled here."""
@@ -172,7 +173,7 @@ class ReplyChannel:
         buffer.write(pickled)
         message = PendingMessage(self._kinds[name], PicklingState(buffer.freeze()))
         # What `_send` does with the message that it makes.
-        self._make(reply, name, lambda: self._mesh.cast_unresolved(message, "all", self._sender))
+        self._make(reply, name, partial(self._mesh.cast_unresolved, message, "all", self._sender))
 
     def _make(self, reply: ReplyId, name: str, send: Callable[[], None]) -> None:
         waiting = (reply, name)

@@ -7,7 +7,6 @@ receives it, and answered when its future resolves: see `loom_gateway.driver.ses
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -54,7 +53,8 @@ class Dispatcher:
     ) -> None:
         self._context = context
         self._end = end
-        self._max_in_flight = max_in_flight or sys.maxsize
+        self._replies = context.replies
+        self._max_in_flight = max_in_flight
         self._highest_id = 0
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
@@ -104,7 +104,7 @@ class Dispatcher:
             self._start(message)
         else:
             text = "this client watches the session: attach with mode='drive' to change something"
-            self._context.replies.fail(message.id, time.perf_counter(), ReadOnlySession(text))
+            self._replies.fail(message.id, time.perf_counter(), ReadOnlySession(text))
 
     def _start(self, message: Message) -> None:
         started = time.perf_counter()
@@ -114,15 +114,19 @@ class Dispatcher:
             handler = self._handlers.get(message.kind)
             if handler is None:
                 raise ProtocolMismatch(f"this driver knows no operation {message.kind}")
-            in_flight = self._context.replies.in_flight
-            if in_flight >= self._max_in_flight and message.kind in LIMITED:
-                raise LimitReached(
-                    f"{in_flight} operations of this session have not been answered, as many as the gateway's "
-                    f"--max-in-flight allows: wait for some. This one was not begun"
-                )
+            if self._max_in_flight and message.kind in LIMITED:
+                self._check_in_flight()
             handler(message, started)
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
-            self._context.replies.fail(message.id, started, error)
+            self._replies.fail(message.id, started, error)
+
+    def _check_in_flight(self) -> None:
+        in_flight = self._replies.in_flight
+        if in_flight >= self._max_in_flight:
+            raise LimitReached(
+                f"{in_flight} operations of this session have not been answered, as many as the gateway's "
+                f"--max-in-flight allows: wait for some. This one was not begun"
+            )
 
     def _end_session(self, message: Message, started: float) -> None:
         self._context.loop.call_soon_threadsafe(self._end, "the client closed it")

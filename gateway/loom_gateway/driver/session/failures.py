@@ -57,6 +57,8 @@ class Losses:
 
     def why_silent(self, entry: Entry) -> str | None:
         """Return why a mesh, or one of its elements, cannot answer; None if it can as far as is known."""
+        if not self._processes and not self._actors:
+            return None  # as nearly always; each call is asked about
         gone = self._processes.copy()
         rank = next((rank for rank in entry.ranks if (entry.procs, rank) in gone), None) if gone else None
         if rank is not None:

@@ -45,14 +45,10 @@ class LargeCalls:
         self._start = start
         self._root = root
         self._queue: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._under_way: Counter[int] = Counter()
+        self.under_way: Counter[int] = Counter()
+        """How many calls are being started aside, or wait for that, by the root of what they go to."""
         self._done = threading.Condition()
         self._thread: threading.Thread | None = None
-
-    @property
-    def under_way(self) -> bool:
-        """Whether any call is being started aside, or waits for that."""
-        return bool(self._under_way)
 
     def take(self, message: Message) -> bool:
         """Take an operation if it is to be started aside; else return False, once it may be started.
@@ -61,15 +57,15 @@ class LargeCalls:
         """
         if message.kind not in _CALLS:
             if message.kind != Kind.END:  # which comes after nothing
-                self._wait(lambda: not self._under_way)
+                self._wait(lambda: not self.under_way)
             return False
-        root = self._root(EndpointCall.from_body(message.body).mesh)
+        root = self._root(EndpointCall.fields(message.body)[0])
         if message.size < LARGE:
-            self._wait(lambda: root not in self._under_way)
+            self._wait(lambda: root not in self.under_way)
             return False
-        self._wait(lambda: sum(self._under_way.values()) < MOST)
+        self._wait(lambda: sum(self.under_way.values()) < MOST)
         with self._done:
-            self._under_way[root] += 1
+            self.under_way[root] += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="large calls", daemon=True)
             self._thread.start()
@@ -88,7 +84,7 @@ class LargeCalls:
             finally:
                 del message  # or its arguments would stay until the next one comes
                 with self._done:
-                    self._under_way -= Counter({root: 1})
+                    self.under_way -= Counter({root: 1})
                     self._done.notify_all()
 
     def _next(self) -> tuple[int, Message]:

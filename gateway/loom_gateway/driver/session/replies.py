@@ -172,13 +172,13 @@ class Replies:
 
     def succeed(self, ident: int, started: float, value: Any, index: int | None = None, eager: bool = True) -> None:
         """Tell the client what an operation, or one answer of several, gives."""
-        rpc_ms = _since(started)
+        rpc_ms = (time.perf_counter() - started) * 1000
         try:
             parts = self._encoder.dumps(value, "the result")
         except LoomError as error:
             self.fail(ident, started, error, index, eager)
             return
-        self._send(OperationResult(rpc_ms, index).message(ident, parts), eager)
+        self._send(OperationResult.message_of(ident, parts, rpc_ms, index), eager)
 
     def fail(
         self, ident: int, started: float, error: BaseException, index: int | None = None, eager: bool = True

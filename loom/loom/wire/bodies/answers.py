@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from loom.wire.bodies.base import Body
-from loom.wire.messages import Kind
+from loom.wire.messages import Buffer, Kind, Message, new_message
 
 __all__ = ["Notice", "OperationError", "OperationResult", "SessionEnded"]
 
@@ -23,18 +23,25 @@ class OperationResult(Body):
     index: int | None = None
     """Which of several answers this is, for a `StreamCall`."""
 
-    # Written out, as in `EndpointCall`.
-
     def to_body(self) -> list[Any]:
         """Return the fields as they travel."""
         return [self.rpc_ms] if self.index is None else [self.rpc_ms, self.index]
 
+    # As in `EndpointCall`, for where every answer passes.
+
     @classmethod
-    def from_body(cls, body: Sequence[Any]) -> OperationResult:
-        """Make a body of what a peer sent; see `Body.from_body`."""
+    def message_of(cls, ident: int, parts: Sequence[Buffer], rpc_ms: float, index: int | None = None) -> Message:
+        """Return the message that answers an operation."""
+        body = [rpc_ms] if index is None else [rpc_ms, index]
+        return new_message(Message, (cls.KIND, ident, body, parts))
+
+    @classmethod
+    def fields(cls, body: Sequence[Any]) -> tuple[float, int | None]:
+        """Return ``rpc_ms`` and ``index`` of what a peer sent, checked as by `from_body`."""
         if len(body) == 1 and type(body[0]) is float:
-            return cls(body[0])
-        return super(OperationResult, cls).from_body(body)
+            return body[0], None
+        result = cls.from_body(body)
+        return result.rpc_ms, result.index
 
 
 @dataclass(frozen=True, slots=True)
