@@ -19,14 +19,14 @@ from loom.control.commands import (
 )
 from loom.control.device import Device
 from loom.control.frame import MAX_COUNT, MAX_NAME, MAX_VALUES, Frame
-from loom.control.introduction import Activity, Bye, Ending, Handlers, Hello, Refusal, Welcome
+from loom.control.introduction import Activity, Bye, Ending, Handlers, Refusal, ThreadletHello, ThreadletWelcome
 from loom.control.reports import DeviceReport, Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
 from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
 from loom.errors import ProtocolMismatch, WrongArguments
 
 GPU = {"uuid": "GPU-0", "kind": "gpu", "server": "host", "type": "H100", "memory": 80 << 30}
 
-HELLO = Hello(
+HELLO = ThreadletHello(
     key="key",
     replica="train_0",
     instance="abc",
@@ -50,7 +50,7 @@ HELLO = Hello(
 FRAMES: list[Frame] = [
     HELLO,
     Handlers({"lr": "float"}),
-    Welcome(beat=0.5, weaver="w", seq=9, spent=True),
+    ThreadletWelcome(beat=0.5, weaver="w", seq=9, spent=True),
     Refusal("key", "the key is not known"),
     Bye("all steps were made", Ending.FINISHED),
     Command("1", CommandKind.UPDATE_CONFIG, {"lr": 0.2}),
@@ -81,14 +81,14 @@ def hello(**told: Any) -> list[Any]:
 
 
 def test_a_hello_needs_only_who_it_is() -> None:
-    told = Hello.from_body(["hello", {"protocol": 1, "key": "k", "replica": "r", "instance": "i"}])
+    told = ThreadletHello.from_body(["hello", {"protocol": 1, "key": "k", "replica": "r", "instance": "i"}])
 
     assert (told.group, told.pid, told.host, told.devices, told.state) == ("r", 0, "", (), None)
     assert (told.procs, told.applied, told.injectable) == (None, (), False)
 
 
 def test_a_state_of_a_newer_threadlet_is_no_state() -> None:
-    assert Hello.from_body(hello(state="dreaming")).state is None
+    assert ThreadletHello.from_body(hello(state="dreaming")).state is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_state_of_a_newer_threadlet_is_no_state() -> None:
 )
 def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], why: str) -> None:
     with pytest.raises(ProtocolMismatch, match=why):
-        Hello.from_body(body)
+        ThreadletHello.from_body(body)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], wh
         (Handlers, [[]]),
         (Handlers, [dict.fromkeys(map(str, range(MAX_VALUES + 1)), "int")]),
         (Handlers, [{"k" * (MAX_NAME + 1): "int"}]),
-        (Welcome, [{"protocol": 1, "beat": 0.0, "seq": 0}]),
-        (Welcome, [{"protocol": 1, "beat": 3600.0, "seq": 0}]),
-        (Welcome, [{"protocol": "1", "beat": 1.0, "seq": 0}]),
+        (ThreadletWelcome, [{"protocol": 1, "beat": 0.0, "seq": 0}]),
+        (ThreadletWelcome, [{"protocol": 1, "beat": 3600.0, "seq": 0}]),
+        (ThreadletWelcome, [{"protocol": "1", "beat": 1.0, "seq": 0}]),
         (Refusal, ["code"]),
         (Bye, ["why", "vanished"]),
         (Bye, [1, "failed"]),
