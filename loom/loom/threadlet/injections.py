@@ -27,13 +27,16 @@ class Injections:
     """Faults of one process.
 
     Args:
+        hooks: functions that carry out faults in Loom's place, by the fault's kind.
+        each_step: what the training thread calls before each step, which faults are added to.
         told: called with the id of a fault, and with what shows that it is gone.
     """
 
-    def __init__(self, told: Callable[[str, Evidence], None]) -> None:
-        self.each_step: training.EachStep = []
-        """What the training thread calls before each step."""
-        self.hooks: dict[str, Hook] = {}
+    def __init__(
+        self, hooks: dict[str, Hook], each_step: training.EachStep, told: Callable[[str, Evidence], None]
+    ) -> None:
+        self._hooks = hooks
+        self._each_step = each_step
         self._told = told
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
@@ -75,7 +78,7 @@ class Injections:
             LoomError: it cannot be done.
         """
         kind, params, duration = _read(command)
-        if (hook := self.hooks.get(kind)) is not None:
+        if (hook := self._hooks.get(kind)) is not None:
             undo = hook(params)
             evidence = {"pid": os.getpid(), "by": getattr(hook, "__name__", "a function of the training's")}
             if undo is not None:
@@ -86,15 +89,10 @@ class Injections:
         if kind in training.STRIKES:
             strike = training.strike(kind, params, duration)
             return strike.evidence, strike
-        injected = training.begin(kind, params, duration, self.each_step, self._teller(command.id))
+        injected = training.begin(kind, params, duration, self._each_step, self._teller(command.id))
         if injected.removable:
             self._there[command.id] = injected
         return injected.evidence, None
-
-    def suffer(self) -> None:
-        """Do what is to be done before each step."""
-        for each in list(self.each_step):
-            each()
 
     def _remove(self, injection: str) -> Evidence:
         if (injected := self._there.get(injection)) is not None:

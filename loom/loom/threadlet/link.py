@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
-import selectors
 import socket
 import sys
 import threading
@@ -23,26 +21,24 @@ from typing import Any
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame
-from loom.control.framing import Splitter, pack
 from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
-from loom.control.reports import Heartbeat, Phase, Row, Stack, StackRequest, StatusReports, Stored
+from loom.control.reports import Heartbeat, Phase, Stack, StackRequest, Stored
 from loom.control.time_account import TimeAccount
-from loom.errors import LoomError, ProtocolMismatch, TooLarge
+from loom.errors import ProtocolMismatch
+from loom.process.backoff import Backoff
+from loom.threadlet.connection import Connection, ConnectionOver
 from loom.threadlet.inbox import CommandInbox
-from loom.threadlet.reports import KeptReports
+from loom.threadlet.reports import KeptReports, now_of_system
 
-__all__ = ["Backoff", "WeaverLink", "format_stacks", "now_of_system"]
+__all__ = ["WeaverLink", "format_stacks"]
 
 _log = logging.getLogger("loom")
 
 CONNECT_TIMEOUT = 5.0
 """Seconds that a connection may take."""
 
-FIRST_WAIT = 0.1
-"""Seconds before the second attempt to connect, at most."""
-
-LONGEST_WAIT = 5.0
-"""Seconds between two attempts to connect, at most."""
+BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)
+"""Waits before further attempts to connect."""
 
 WELCOME_TIMEOUT = 10.0
 """Seconds within which the weaver has to answer a hello."""
@@ -53,46 +49,8 @@ ROWS = 512
 HIGH_WATER = 1 << 18
 """Bytes waiting for the socket over which nothing but answers is added to them."""
 
-SILENCE = 30.0
-"""Seconds after which a peer that acknowledges no bytes is given up."""
-
 GOODBYE_TIMEOUT = 0.4
 """Seconds that the weaver has at most to read the last frame and close."""
-
-_CHUNK = 1 << 16
-
-now_of_system = time.time
-"""Seconds since the epoch, also where a fault has `time.time` tell something else to the training."""
-
-
-class Backoff:
-    """How long to wait before each attempt to connect: longer each time, and not the same for all replicas.
-
-    Args:
-        first: seconds before the second attempt, at most.
-        limit: seconds before any attempt, at most.
-        jitter: where the differences come from.
-    """
-
-    def __init__(self, first: float, limit: float, jitter: random.Random) -> None:
-        self._first = first
-        self._limit = limit
-        self._random = jitter
-        self._bound = first
-
-    def reset(self) -> None:
-        """Begin again with short waits."""
-        self._bound = self._first
-
-    def raise_to_limit(self) -> None:
-        """Have the next waits be long: the other side does not want us."""
-        self._bound = self._limit
-
-    def next(self) -> float:
-        """Seconds to wait now, from half the bound to the bound, which doubles."""
-        bound = self._bound
-        self._bound = min(self._limit, 2 * bound)
-        return bound * self._random.uniform(0.5, 1.0)
 
 
 class _Refused(Exception):
@@ -100,10 +58,6 @@ class _Refused(Exception):
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.text} ({refusal.code})")
-
-
-class _Over(Exception):
-    """The connection is over."""
 
 
 class WeaverLink:
@@ -134,17 +88,20 @@ class WeaverLink:
         self._beat = beat
         self._account = account
         self._frames: deque[Frame] = deque()
+        """Wait to be sent. Appending takes no lock: a signal handler may do so while this thread does."""
         self._open = False
         """Whether there is a connection that frames can be queued for."""
         self._connected = threading.Event()
         self._goodbye: Bye | None = None
         self._deadline = 0.0
+        """When `close` ends at the latest, on the monotonic clock."""
         self._closing = threading.Event()
         self._beat_due = False
         self._flushes: deque[threading.Event] = deque()
-        self._said: set[str] = set()
-        self._socket: socket.socket | None = None
-        self._selector: selectors.BaseSelector | None = None
+        """Set when nothing waits to be sent."""
+        self._logged: set[str] = set()
+        """What went wrong since the last welcome, each of which is logged once."""
+        self._connection: Connection | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -207,86 +164,73 @@ class WeaverLink:
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's sockets. Nothing is sent and nothing shut down."""
-        for held in (self._selector, self._socket, self._wake_receiver, self._wake_sender):
+        for held in (self._connection, self._wake_receiver, self._wake_sender):
             if held is not None:
                 held.close()
 
     # -- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff(FIRST_WAIT, LONGEST_WAIT, random.Random())
+        waits = iter(BACKOFF)
         # At least once, for a process that has something to say and ends at once.
         while True:
+            wait = None
             try:
-                self._connect_and_serve(backoff)
+                self._connect_and_serve()
             except _Refused as refusal:
-                backoff.raise_to_limit()
-                self._say_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
+                wait = BACKOFF.most
+                self._log_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
             except ProtocolMismatch as error:
-                backoff.raise_to_limit()
-                self._say_once("protocol", logging.ERROR, "what answers at the weaver's address is none: %s", error)
-            except (OSError, _Over) as error:
-                self._say_once(
-                    type(error).__name__,
-                    logging.WARNING,
-                    "no weaver: %s; training goes on, and so do attempts",
-                    error,
-                )
+                wait = BACKOFF.most
+                self._log_once("protocol", logging.ERROR, "what answers at the weaver's address is none: %s", error)
+            except (OSError, ConnectionOver) as error:
+                kind = type(error).__name__
+                self._log_once(kind, logging.WARNING, "no weaver: %s; training goes on, and so do attempts", error)
             except Exception:  # noqa: BLE001 - logged below; nothing may end this thread, or reach the training
-                self._say_once("fault", logging.ERROR, "the link to the weaver broke of itself", exc_info=True)
+                self._log_once("fault", logging.ERROR, "the link to the weaver broke of itself", exc_info=True)
             finally:
+                if self._connected.is_set():
+                    waits = iter(BACKOFF)
                 self._open = False
                 self._connected.clear()
                 self._frames.clear()
-                self._drop_socket()
-            if self._closing.wait(backoff.next()):
+                connection, self._connection = self._connection, None
+                if connection is not None:
+                    connection.close()
+            if self._closing.wait(wait or next(waits)):
                 break
         self._wake_receiver.close()
         self._wake_sender.close()
 
-    def _say_once(self, kind: str, level: int, text: str, *arguments: Any, exc_info: bool = False) -> None:
-        if kind not in self._said and not self._closing.is_set():
-            self._said.add(kind)
+    def _log_once(self, kind: str, level: int, text: str, *arguments: Any, exc_info: bool = False) -> None:
+        if kind not in self._logged and not self._closing.is_set():
+            self._logged.add(kind)
             _log.log(level, text, *arguments, exc_info=exc_info)
 
-    def _drop_socket(self) -> None:
-        selector, sock = self._selector, self._socket
-        self._selector = self._socket = None
-        if selector is not None:
-            selector.close()
-        if sock is not None:
-            sock.close()
-
-    def _connect_and_serve(self, backoff: Backoff) -> None:
+    def _connect_and_serve(self) -> None:
         address = self._address
-        self._socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
-        _watch_over(self._socket)
-        self._socket.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
+        self._connection = connection = Connection(sock, self._wake_receiver)
         # From here on frames are queued: what changes after hello is made is told behind it.
         self._frames.clear()
         self._open = True
-        connection = _Connection(self._socket, self._selector, self._wake_receiver)
         connection.put(self._hello(address.key))
         welcome, rest = self._welcome(connection)
         self._reports.resume(welcome.seq)
-        backoff.reset()
-        if self._said:
-            self._said.clear()
+        if self._logged:
+            self._logged.clear()
             _log.info("the weaver is there")
         self._connected.set()
         for frame in rest:
             self._take(frame)
         self._serve(connection, welcome)
 
-    def _welcome(self, connection: _Connection) -> tuple[ThreadletWelcome, list[list[Any]]]:
+    def _welcome(self, connection: Connection) -> tuple[ThreadletWelcome, list[list[Any]]]:
         """Return the weaver's answer to hello, and the frames that came behind it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
             if self._closing.is_set() and time.monotonic() > self._deadline:
-                raise _Over("this process ends")
+                raise ConnectionOver("this process ends")
             frames = connection.exchange(min(left, 0.5 if self._closing.is_set() else left))
             if not frames:
                 continue
@@ -296,9 +240,9 @@ class WeaverLink:
             if first[0] != ThreadletWelcome.KIND:
                 raise ProtocolMismatch(f"it answered hello with {first!r:.80}")
             return ThreadletWelcome.from_body(first), rest
-        raise _Over(f"it did not answer within {WELCOME_TIMEOUT:g} s")
+        raise ConnectionOver(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
-    def _serve(self, connection: _Connection, welcome: ThreadletWelcome) -> None:
+    def _serve(self, connection: Connection, welcome: ThreadletWelcome) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
@@ -340,7 +284,7 @@ class WeaverLink:
             case Refusal.KIND:
                 raise _Refused(Refusal.from_body(frame))
             case kind:
-                self._say_once(f"frame {kind}", logging.WARNING, "a newer weaver sent %r, ignored", kind)
+                self._log_once(f"frame {kind}", logging.WARNING, "a newer weaver sent %r, ignored", kind)
 
     def _take_command(self, frame: list[Any]) -> None:
         try:
@@ -350,113 +294,19 @@ class WeaverLink:
         if acknowledged is not None:
             self._frames.append(acknowledged)
 
-    def _say_goodbye(self, connection: _Connection, welcome: ThreadletWelcome) -> None:
+    def _say_goodbye(self, connection: Connection, welcome: ThreadletWelcome) -> None:
         """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
         if welcome.spent:
             connection.put(self._account())
         connection.put(self._goodbye or Bye("", Ending.FINISHED))
         deadline = time.monotonic() + GOODBYE_TIMEOUT
-        with contextlib.suppress(OSError, _Over, ProtocolMismatch):
+        with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
             ended = False
             while (left := deadline - time.monotonic()) > 0:
                 if not ended and not connection.waiting:
                     ended = True
                     connection.end_sending()
                 connection.exchange(left)
-
-
-class _Connection:
-    """Bytes to and from one socket, without waiting but where it is said."""
-
-    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, wake: socket.socket) -> None:
-        self._socket = sock
-        self._selector = selector
-        self._wake = wake
-        self._splitter = Splitter()
-        self._out = bytearray()
-        self._watched = selectors.EVENT_READ
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that the socket has not taken."""
-        return len(self._out)
-
-    def put(self, frame: Frame) -> None:
-        """Queue a frame. One that cannot be packed is left out, and named in the log."""
-        try:
-            self._out += pack(frame.to_body())
-        except (LoomError, TypeError, ValueError, OverflowError) as error:
-            _log.error("a %r frame for the weaver is left out: %s", frame.KIND, error)
-
-    def put_rows(self, rows: list[Row]) -> None:
-        """Have rows be sent, in as many frames as it takes."""
-        try:
-            self._out += pack(StatusReports(rows).to_body())
-        except TooLarge as error:
-            if len(rows) > 1:
-                self.put_rows(rows[: len(rows) // 2])
-                self.put_rows(rows[len(rows) // 2 :])
-            else:
-                seq, moment, *counts = rows[0][:5]
-                _log.error("a status report is sent without metrics and configuration: %s", error)
-                self._out += pack(StatusReports([[seq, moment, *counts, {}, None]]).to_body())
-
-    def end_sending(self) -> None:
-        """Tell the other side that nothing follows."""
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def exchange(self, timeout: float) -> list[list[Any]]:
-        """Send what can be sent, then wait for something to happen; return the frames that came.
-
-        Raises:
-            OSError, _Over: the connection is over.
-            ProtocolMismatch: what came is no frame.
-        """
-        self._send()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        if wanted != self._watched:
-            self._selector.modify(self._socket, wanted)
-            self._watched = wanted
-        frames: list[list[Any]] = []
-        for key, events in self._selector.select(timeout):
-            if key.fileobj is self._wake:
-                _empty(self._wake)
-            elif events & selectors.EVENT_READ:
-                frames += self._receive()
-        self._send()
-        return frames
-
-    def _send(self) -> None:
-        while self._out:
-            try:
-                sent = self._socket.send(self._out[:_CHUNK])
-            except (BlockingIOError, InterruptedError):
-                return
-            del self._out[:sent]
-
-    def _receive(self) -> list[list[Any]]:
-        try:
-            data = self._socket.recv(_CHUNK)
-        except (BlockingIOError, InterruptedError):
-            return []
-        if not data:
-            raise _Over("it closed the connection")
-        return self._splitter.feed(data)
-
-
-def _empty(wake: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError, InterruptedError):
-        while wake.recv(4096):
-            pass
-
-
-def _watch_over(sock: socket.socket) -> None:
-    """Send small frames at once, and notice a peer whose host is gone."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", int(SILENCE * 1000))):
-        if (option := getattr(socket, name, None)) is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def format_stacks() -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.reports import MAX_KEPT_REPORTS, Row
 
-__all__ = ["AnyGiven", "Given", "KeptReports", "RowMaker", "number", "plain"]
+__all__ = ["Given", "KeptReports", "RowMaker", "now_of_system", "number", "plain"]
 
 _log = logging.getLogger("loom")
 
@@ -24,22 +25,12 @@ MAX_METRICS = 1000
 """Names of metrics that are sent for a process, at most: the weaver takes no more."""
 
 
-class Given(NamedTuple):
-    """A report as the training loop gave it, tensors and all."""
+now_of_system = time.time
+"""Seconds since the epoch, also where a fault has `time.time` tell something else to the training."""
 
-    number: int
-    """0 for the first that the process published, then 1, 2, …"""
-    time: float
-    """Seconds since the epoch."""
-    step: Any
-    epoch: Any
-    max_step: Any
-    metrics: dict[str, Any] | None
-    config: dict[str, Any] | None
-
-
-AnyGiven: TypeAlias = tuple[int, float, Any, Any, Any, dict[str, Any] | None, dict[str, Any] | None]
-"""A `Given`, or a tuple of what is in one, which takes less time to make."""
+Given: TypeAlias = tuple[int, float, Any, Any, Any, dict[str, Any] | None, dict[str, Any] | None]
+"""A report as the training loop gave it, tensors and all: its number, from 0; seconds since the epoch; step, epoch,
+max_step, metrics and configuration. A plain tuple, as it is made in each step."""
 
 
 def number(value: Any) -> float:
@@ -107,7 +98,7 @@ class RowMaker:
         """Reports that were published and never came here, dropped on the way because there were too many."""
         return self._highest + 1 - self._taken
 
-    def make(self, given: AnyGiven) -> Row:
+    def make(self, given: Given) -> Row:
         """A row with the next sequence number. What is no number in it is left out, with one warning a name."""
         # For every step of every training, with its thread waiting for the interpreter: common values go straight.
         published, moment, step, epoch, max_step, metrics, config = given
@@ -137,16 +128,12 @@ class RowMaker:
     def _measured(self, metrics: dict[str, Any]) -> dict[str, float]:
         made: dict[str, float] = {}
         for name, value in metrics.items():
-            self._measure(name, value, made)
+            if self._is_known(name):
+                try:
+                    made[name] = number(value)
+                except Exception as error:  # noqa: BLE001 - whatever a stranger's __float__ raises
+                    self._warn(name, f"the metric {name!r} is no number and is not sent: {error}")
         return made
-
-    def _measure(self, name: Any, value: Any, made: dict[str, float]) -> None:
-        if not self._is_known(name):
-            return
-        try:
-            made[name] = number(value)
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's __float__ raises
-            self._warn(name, f"the metric {name!r} is no number and is not sent: {error}")
 
     def _is_known(self, name: Any) -> bool:
         """Whether a metric's name is one of those that are sent."""

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from queue import SimpleQueue
+from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from loom.control.reports import Phase
-from loom.threadlet.link import now_of_system
-from loom.threadlet.reports import AnyGiven
-from loom.threadlet.spent import SpentTime
+from loom.threadlet.applying import CommandApplier
+from loom.threadlet.reports import now_of_system
 
 __all__ = ["Step"]
 
 _STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
-
-
-class StepOwner(Protocol):
-    """What a step reads and writes of its threadlet, without a function in between."""
-
-    _in_steps: bool
-    _step: Any
-    _phase: Phase
-    _paused: bool
-    _drain_published: int | None
-    _published: int
-    _asleep: bool
-    _spent: SpentTime
-    _config: dict[str, Any]
-    _given: deque[AnyGiven]
-    _wakes: SimpleQueue[None]
-    _each_step: list[Callable[[], None]]
-
-    @property
-    def _pending(self) -> deque[Any]: ...
-
-    @property
-    def _numbers(self) -> Iterator[int]: ...
-
-    def _attend(self) -> None: ...
-
-    def _suffer(self) -> None: ...
 
 
 class Step:
@@ -55,7 +25,7 @@ class Step:
 
     def __init__(
         self,
-        threadlet: StepOwner,
+        threadlet: CommandApplier,
         number: int,
         metrics: dict[str, Any],
         rest: tuple[int | None, int | None, Mapping[str, Any] | None],
@@ -75,7 +45,7 @@ class Step:
         threadlet._phase = _STEP
         threadlet._spent.began = monotonic()
         if threadlet._each_step:
-            threadlet._suffer()
+            threadlet._run_each_step()
         return self
 
     def discard(self) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from loom.control.introduction import Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
+from loom.process.backoff import Backoff
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
-from loom.threadlet.link import Backoff, format_stacks
+from loom.threadlet.link import format_stacks
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, eventually
 
 Make = Callable[..., Threadlet]
@@ -24,22 +25,7 @@ Make = Callable[..., Threadlet]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts that follow each other soon, also when the other side does not want us."""
-    monkeypatch.setattr(module, "LONGEST_WAIT", 0.05)
-
-
-def test_waits_become_longer_and_are_not_the_same() -> None:
-    backoff = Backoff(0.1, 5.0, random.Random(7))
-
-    waits = [backoff.next() for _ in range(12)]
-
-    for wait, bound in zip(waits, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 6], strict=True):
-        assert bound / 2 <= wait <= bound
-    assert len(set(waits)) == 12
-    backoff.reset()
-    assert backoff.next() <= 0.1
-    backoff.raise_to_limit()
-    assert 2.5 <= backoff.next() <= 5.0
-    assert backoff.next() <= 5.0
+    monkeypatch.setattr(module, "BACKOFF", Backoff(first=0.05, most=0.05))
 
 
 def test_a_weaver_that_comes_late_is_found(weaver: FakeWeaver, threadlet: Make) -> None:

@@ -31,7 +31,7 @@ class Hostile(dict[str, int]):
 
 
 def given(number: int, step: Any = 1, metrics: dict[str, Any] | None = None, **more: Any) -> Given:
-    return Given(number, 12.5, step, more.get("epoch"), more.get("max_step"), metrics, more.get("config"))
+    return number, 12.5, step, more.get("epoch"), more.get("max_step"), metrics, more.get("config")
 
 
 @pytest.mark.parametrize("value", [0.5, fractions.Fraction(1, 2), decimal.Decimal("0.5")])

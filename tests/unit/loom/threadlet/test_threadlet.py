@@ -17,7 +17,7 @@ import pytest
 
 from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
-from loom.threadlet import Deferred, Threadlet
+from loom.threadlet import Deferred, Threadlet, device_watch, reporting
 from loom.threadlet import threadlet as module
 from tests.support.logged import messages
 from tests.unit.loom.threadlet.fake_weaver import BOUND, KEY, Connection, FakeWeaver, Loop, eventually
@@ -179,7 +179,7 @@ def test_reports_wait_for_the_next_look_but_those_after_a_silence(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody looks while nothing is published, and between two looks is as long as was set."""
-    monkeypatch.setattr(module, "REPORT_INTERVAL", 1000 * BOUND)
+    monkeypatch.setattr(reporting, "REPORT_INTERVAL", 1000 * BOUND)
     made = threadlet()
     connection, _ = weaver.welcome()
 
@@ -207,7 +207,7 @@ def test_reports_wait_for_the_next_look_but_those_after_a_silence(
 def test_every_report_after_a_silence_wakes_who_looks(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(module, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(reporting, "REPORT_INTERVAL", 0.0)
     made = threadlet()
     connection, _ = weaver.welcome()
 
@@ -223,7 +223,7 @@ def test_every_report_after_a_silence_wakes_who_looks(
 def test_a_signal_handler_may_publish_while_the_training_thread_does(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(reporting, "REPORT_INTERVAL", 0.0)
     made = threadlet()
     connection, _ = weaver.welcome()
     handled = 0
@@ -304,7 +304,7 @@ def test_threads_may_publish_at_once(weaver: FakeWeaver, threadlet: Make) -> Non
 
 
 def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
     threadlet()
     connection, _ = weaver.welcome()
 
@@ -318,8 +318,8 @@ def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: 
 def test_a_device_that_does_not_answer_is_said_once(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(module, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
+    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(device_watch, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
     threadlet()
     connection, _ = weaver.welcome()
 
@@ -337,8 +337,8 @@ def test_devices_that_cannot_be_looked_at_are_said_once(
         looked.release()
         raise RuntimeError("driver/library mismatch")
 
-    monkeypatch.setattr(module, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(module, "device_status", fail)
+    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(device_watch, "device_status", fail)
     threadlet()
     connection, _ = weaver.welcome()
     for _ in range(3):

@@ -1,0 +1,132 @@
+"""Status reports of a training process: the half of a threadlet that tells the weaver."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import Any
+
+from loom.control.frame import MAX_COUNT
+from loom.control.reports import MAX_KEPT_REPORTS, Phase
+from loom.threadlet.link import ROWS, WeaverLink
+from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
+
+__all__ = ["StatusReporter"]
+
+_log = logging.getLogger("loom")
+
+REPORT_INTERVAL = 0.5
+"""Seconds from one look at what the training loop has published to the next, at least.
+
+Each interrupts the training for about half a millisecond, most of it spent on handing the interpreter to and fro;
+where processes exchange gradients, all wait for the one that is interrupted. A report after a longer silence is
+looked at at once.
+"""
+
+
+class StatusReporter:
+    """What a training process has to report.
+
+    Args:
+        config: the configuration as it is.
+        sent: whether there is a weaver to send reports to.
+    """
+
+    def __init__(self, config: dict[str, Any], sent: bool) -> None:
+        self._config = config
+        self._link: WeaverLink | None = None
+        self._step: Any = None
+        """The step that is made, or was reported last, as the loop gave it."""
+        self._phase = Phase.BETWEEN
+        self._in_steps = False
+        """Whether the loop uses `step`, which knows better than `publish_status` when a step begins and ends."""
+        self._numbers = itertools.count()
+        self._published = -1
+        """Number of the last report."""
+        self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)
+        """Reports of which no rows are made yet. Appending takes no lock: the training never waits for one."""
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread that makes rows. No lock is held meanwhile, so that signal handlers may publish too."""
+        self._asleep = False
+        """Whether that thread waits to be woken."""
+        self._rows = RowMaker()
+        self._kept = KeptReports()
+        self._ended = threading.Event()
+
+    def publish_status(
+        self,
+        step: int | None = None,
+        epoch: int | None = None,
+        max_step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell how far the training is. Returns at once, whatever the weaver does.
+
+        Args:
+            step: the step that has been made.
+            epoch: the epoch it belongs to.
+            max_step: how many there will be.
+            metrics: numbers, also of torch and numpy: they are converted in the background, which waits for the
+                device they are on. A tensor that the loop changes in place may be read after the change.
+            config: values of the configuration, as they are now.
+        """
+        if step is not None:
+            self._step = step
+            if self._phase is Phase.BETWEEN and not self._in_steps:
+                self._phase = Phase.STEP
+        if config is not None:
+            config = dict(config)
+            self._config.update(config)
+        if metrics is not None:
+            metrics = {**metrics}
+        self._published = number = next(self._numbers)
+        self._given.append((number, now_of_system(), step, epoch, max_step, metrics, config))
+        if self._asleep:
+            self._asleep = False
+            self._wakes.put(None)
+
+    @property
+    def dropped(self) -> int:
+        """Status reports that were dropped, the oldest first, because the weaver did not take them."""
+        return self._kept.dropped + self._rows.missed
+
+    @property
+    def connected(self) -> bool:
+        """Whether the weaver can be talked to now."""
+        return self._link is not None and self._link.connected
+
+    def _whole_step(self) -> int | None:
+        step = self._step
+        return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
+
+    def _make_rows(self) -> None:
+        """Make rows of what is published, until the end. A thread of its own: it waits for GPUs."""
+        warned = False
+        make = self._rows.make
+        while True:
+            self._await_reports()
+            ending = self._ended.is_set()
+            if given := self._given:
+                while given:
+                    self._kept.add([make(given.popleft()) for _ in range(min(len(given), ROWS))])
+                if self._link is not None:
+                    self._link.wake()
+            if self.dropped and not warned:
+                warned = True
+                _log.warning("status reports are dropped, the oldest first: the weaver does not take them")
+            if ending:
+                return
+            self._ended.wait(REPORT_INTERVAL)
+
+    def _await_reports(self) -> None:
+        # The training thread looks at `_asleep` after it has given a report, this one at the reports after it has
+        # said that it is asleep: one of the two sees what the other did.
+        self._asleep = True
+        if not self._given and not self._ended.is_set():
+            self._wakes.get()
+        self._asleep = False
