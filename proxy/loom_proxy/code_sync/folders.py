@@ -163,10 +163,7 @@ class SyncedFolders:
         is_package = any(file.path == "__init__.py" for file in found.files)
         prefix = os.path.basename(folder) + "/" if is_package else ""
         files = {prefix + file.path: file for file in found.files}
-        entries = []
-        for entry in hash_files(found.files, bar.advance):
-            entries.append(replace(entry, path=prefix + entry.path))
-            bar.tick()
+        entries = [replace(entry, path=prefix + entry.path) for entry in hash_files(found.files, bar.advance)]
         base = os.path.dirname(folder) if is_package else folder
         manifest = Manifest(name, _roots(base, folder, entries), tuple(entries))
         sent, warnings = self._ship(manifest, files, bar)
@@ -324,7 +321,7 @@ def _shrinks(data: bytes) -> bool:
 
 
 class _Bar:
-    """Shows what a sync does. Used by one thread, but for `advance`.
+    """Shows what a sync does.
 
     Args:
         name: of the folder.
@@ -337,57 +334,41 @@ class _Bar:
         self._step = Step(f"syncing {name}")
         self._done = 0
         self._lock = threading.Lock()
-        self._began = time.monotonic()
-        self._ticked = 0.0
-        self._after = 0.0 if at_once else QUICK
-        self._progress: Progress | None = None
-        self._shown = shown
+        self._progress = Progress(self._now, after=0.0 if at_once else QUICK) if shown else None
 
     def step(self, text: str, total: int = 0) -> None:
         """Go on to another step; ``total`` is the bytes that it handles, if it does."""
         self._done = 0
         self._step = Step(f"syncing {self._name}: {text}", 0, total)
-        self._ticked = 0.0
-        self.tick()
+        if self._progress is not None:
+            self._progress.tick()
 
     def advance(self, count: int) -> None:
         """Note that bytes were handled; on any thread."""
         with self._lock:
             self._done += count
 
-    def tick(self) -> None:
-        """Show how far it is, unless that was done just now."""
-        now = time.monotonic()
-        if not self._shown or now - self._began < self._after or now - self._ticked < EVERY:
-            return
-        self._ticked = now
-        if self._progress is None:
-            self._progress = Progress(self._now, now - self._began).__enter__()
-        else:
-            self._progress.tick()
-
     def _now(self) -> Step:
-        total = self._step.total
-        if not total:
-            return self._step
+        step = self._step
+        if not step.total:
+            return step
         done = human_size(self._done)
-        return Step(f"{self._step.text} {done} of {human_size(int(total))}", self._done, total)
+        return Step(f"{step.text} {done} of {human_size(int(step.total))}", self._done, step.total)
 
     def wait(self, future: FutureProxy[Any]) -> Any:
-        """The result of a future."""
+        """The result of a future, of which nothing else is shown."""
         while True:
-            try:
+            with contextlib.suppress(WaitTimeout):
                 return future.get(EVERY)
-            except WaitTimeout:
-                self.tick()
 
     def arrived(self, future: FutureProxy[None], count: int) -> None:
         """Wait until bytes have arrived."""
         self.wait(future)
         self.advance(count)
-        self.tick()
 
     def __enter__(self) -> _Bar:
+        if self._progress is not None:
+            self._progress.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,14 +1,16 @@
 """A line that says what a long wait waits for: processes that start, a large transfer, or just an answer.
 
 It appears after a wait of `AFTER` seconds, so that a quick one pays nothing for it: on stderr in a terminal, as an
-output of the cell in a notebook. It is only a courtesy: whatever goes wrong with it is logged and ends it, never
-the wait.
+output of the cell in a notebook. A thread of its own shows it, whatever kind of wait it is. It is only a courtesy:
+whatever goes wrong with it is logged and ends it, never the wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import logging
 import os
 import sys
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom_proxy.session.waits import Waits
 
-__all__ = ["AFTER", "EVERY", "Display", "Progress", "Step", "Steps", "bar_html", "shown_on", "wait", "wanted"]
+__all__ = ["AFTER", "EVERY", "Display", "Progress", "Step", "Steps", "bar_html", "shown", "shown_on", "wanted"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,10 @@ EVERY = 0.2
 LARGE = 1 << 20
 """Bytes on their way from which on a transfer is worth telling of."""
 
-_shown = threading.Lock()
+LEAVE = 1.0
+"""Seconds that the end of a wait leaves the display to go away: what is waited for may be slow to tell."""
+
+_turn = threading.Lock()
 """Held by the one wait that is shown: others, in other threads, wait unseen."""
 
 
@@ -192,53 +197,71 @@ def _transfer(what: str, done: int, total: int) -> Step:
 
 
 class Progress:
-    """What is shown of one wait. Nothing of it raises, except for an interrupt.
+    """Shows, while a block runs, how far it is.
 
     Args:
-        steps: says what is waited for.
-        waited: seconds that the wait has lasted.
+        steps: says what is waited for; called on the thread that shows it, and by `tick`.
+        after: seconds from now that the block may take without showing anything.
+        waited: seconds that the wait has lasted already.
         display: makes what it is shown on; None picks the notebook or the terminal.
     """
 
     def __init__(
-        self, steps: Callable[[], Step], waited: float = AFTER, display: Callable[[], Display] | None = None
+        self,
+        steps: Callable[[], Step],
+        after: float = 0.0,
+        waited: float = 0.0,
+        display: Callable[[], Display] | None = None,
     ) -> None:
         self._steps = steps
-        self._began = time.monotonic() - waited
+        now = time.monotonic()
+        self._began = now - waited
+        self._due = now + after
         self._make = display or (NotebookDisplay if in_notebook() else TerminalDisplay)
         self._display: Display | None = None
+        self._lock = threading.Lock()
+        self._is_shown = False
         self._failed = False
-        self._mine = False
+        self._over = threading.Event()
+        # A notebook knows by the context which cell an output belongs to.
+        run = functools.partial(contextvars.copy_context().run, self._run)
+        self._thread = threading.Thread(target=run, name="loom-progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self._mine = _shown.acquire(blocking=False)
-        try:
-            if self._mine:
-                with _logged():
-                    self._display = self._make()
-                self.tick()
-        except BaseException:  # interrupted
-            self.__exit__()
-            raise
+        self._thread.start()
         return self
 
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(LEAVE)
+
     def tick(self) -> None:
-        """Show how far it is now."""
-        if self._display is not None and not self._failed:
+        """Show how far it is right now, if it is time to show anything."""
+        if time.monotonic() < self._due:
+            return
+        with self._lock:
+            self._is_shown = self._is_shown or _turn.acquire(blocking=False)
+            if not self._is_shown or self._failed:
+                return
             self._failed = True
             with _logged():
+                if self._display is None:
+                    self._display = self._make()
                 self._display.show(self._steps(), time.monotonic() - self._began)
                 self._failed = False
 
-    def __exit__(self, *error: object) -> None:
-        if self._mine:
-            self._mine = False
-            try:
-                with _logged():
-                    if self._display is not None:
-                        self._display.close()
-            finally:
-                _shown.release()
+    def _run(self) -> None:
+        pause = max(0.0, self._due - time.monotonic())
+        while not self._over.wait(pause):
+            self.tick()
+            pause = EVERY
+        with self._lock:
+            if not self._is_shown:
+                return
+            with _logged():
+                if self._display is not None:
+                    self._display.close()
+            _turn.release()
 
 
 @contextlib.contextmanager
@@ -249,61 +272,43 @@ def _logged() -> Iterator[None]:
         logger.debug("progress is not shown: %s", error, exc_info=True)
 
 
-def wait(
-    until: Callable[[float | None], bool],
-    timeout: float | None,
-    connection: Waits,
-    operation: Body | None = None,
-) -> bool:
-    """Go on with a wait that has lasted `AFTER` seconds, and show it.
+@contextlib.contextmanager
+def shown(connection: Waits, operation: Body | None = None) -> Iterator[None]:
+    """While the block goes on with a wait that has lasted `AFTER` seconds, show it if the user wants to see it.
 
     Args:
-        until: waits for some seconds, None for ever; True when it is over.
-        timeout: seconds to wait at most.
         connection: what it is waited for on.
         operation: what is waited for; None if it is only room to send.
     """
-    if (timeout is not None and timeout <= 0) or not wanted(connection.progress):
-        return until(timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    with Progress(Steps(connection, operation)) as progress:
-        while True:
-            left = EVERY if deadline is None else min(EVERY, max(0.0, deadline - time.monotonic()))
-            if until(left):
-                return True
-            if left < EVERY:
-                return False
-            progress.tick()
+    if not wanted(connection.progress):
+        yield
+        return
+    with Progress(Steps(connection, operation), waited=AFTER):
+        yield
 
 
 @contextlib.contextmanager
 def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None = None) -> Iterator[None]:
-    """While the block waits on an event loop, show progress once that has lasted `AFTER` seconds."""
-    shown = _OnLoop(loop, connection, operation)
-    try:
-        yield
-    finally:
-        shown.close()
+    """While the block waits on an event loop, show it once that has lasted `AFTER` seconds."""
+    showing = contextlib.ExitStack()
+    steps = Steps(connection, operation)
+
+    def now() -> Step:
+        # A notebook's kernel cancels the task of an interrupted cell, but does not wake its event loop to see it.
+        loop.call_soon_threadsafe(_nothing)
+        return steps()
+
+    def show() -> None:
+        if wanted(connection.progress):
+            showing.enter_context(Progress(now, waited=AFTER))
+
+    timer = loop.call_later(AFTER, show)
+    with showing:
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
-class _OnLoop:
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None) -> None:
-        self._loop = loop
-        self._connection = connection
-        self._operation = operation
-        self._progress: Progress | None = None
-        self._timer = loop.call_later(AFTER, self._tick)
-
-    def _tick(self) -> None:
-        if self._progress is None:
-            if not wanted(self._connection.progress):
-                return
-            self._progress = Progress(Steps(self._connection, self._operation)).__enter__()
-        else:
-            self._progress.tick()
-        self._timer = self._loop.call_later(EVERY, self._tick)
-
-    def close(self) -> None:
-        self._timer.cancel()
-        if self._progress is not None:
-            self._progress.__exit__()
+def _nothing() -> None:
+    """Wake an event loop."""

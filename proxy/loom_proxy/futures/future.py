@@ -217,9 +217,9 @@ class FutureProxy(Generic[R]):
         try:
             if came is None:
                 came = gate.acquire(timeout=at_first)
-            if not came:
-                left = None if timeout is None else timeout - at_first
-                came = self._wait_longer(gate, left)
+            if not came and timeout != at_first:
+                with progress.shown(self._connection, self.operation):
+                    came = gate.acquire(timeout=-1 if timeout is None else timeout - at_first)
         except BaseException:  # interrupted
             self._drop(gate.release)
             raise
@@ -237,15 +237,6 @@ class FutureProxy(Generic[R]):
 
     def _is_here(self) -> bool:
         return self._unpack is not None
-
-    def _wait_longer(self, gate: threading.Lock, left: float | None) -> bool:
-        """Wait for the gate to be released, and say what is waited for."""
-        return progress.wait(
-            lambda seconds: gate.acquire(timeout=-1 if seconds is None else seconds),
-            left,
-            self._connection,
-            self.operation,
-        )
 
     def _drop(self, callback: Callable[[], None]) -> None:
         """Take back what `_add` added."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 
-from loom_proxy.display.progress import AFTER, EVERY, Progress, Step, wanted
+from loom_proxy.display.progress import AFTER, Progress, Step, wanted
 from loom_proxy.kubernetes.pod_status import PodState
 
 __all__ = ["pods_shown"]
@@ -30,19 +29,8 @@ def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> I
     if not wanted(None):
         yield
         return
-    over = threading.Event()
-    showing = threading.Thread(target=_show, args=(what, pods, over), name="pods", daemon=True)
-    showing.start()
-    try:
-        yield
-    finally:
-        over.set()
-        showing.join(LOOK_EVERY)
-
-
-def _show(what: Callable[[], str], pods: Callable[[], list[PodState]], over: threading.Event) -> None:
     step = Step(what())
-    looked = 0.0
+    looked = time.monotonic()
 
     def now() -> Step:
         nonlocal step, looked
@@ -52,11 +40,8 @@ def _show(what: Callable[[], str], pods: Callable[[], list[PodState]], over: thr
             step = _step(what(), found)
         return step
 
-    if over.wait(AFTER):
-        return
-    with Progress(now) as progress:
-        while not over.wait(EVERY):
-            progress.tick()
+    with Progress(now, after=AFTER):
+        yield
 
 
 def _step(what: str, pods: list[PodState]) -> Step:

@@ -7,7 +7,6 @@ when an answer comes, when there are many, or when the writer thread gets its tu
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import threading
 from collections import deque
@@ -211,11 +210,11 @@ class Calls:
         if on_loop:
             return
         if not self._sender.has_room and not self._sender.wait_for_room(progress.AFTER):
-            progress.wait(self._sender.wait_for_room, None, self)
-        if borrowed:
-            taken = functools.partial(self._sender.wait_until_taken, message.id)
-            if not taken(progress.AFTER):
-                progress.wait(taken, None, self)
+            with progress.shown(self):
+                self._sender.wait_for_room(None)
+        if borrowed and not self._sender.wait_until_taken(message.id, progress.AFTER):
+            with progress.shown(self):
+                self._sender.wait_until_taken(message.id, None)
 
     def _why_not(self, message: Message) -> LoomError | None:
         """Return what is raised instead of sending a message."""

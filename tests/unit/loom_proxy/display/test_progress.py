@@ -195,14 +195,22 @@ def test_where_it_is_not_wanted_nothing_is_made(connection: Any, shown: Shown) -
 
 def test_of_several_waits_one_is_shown(connection: Any) -> None:
     first, second = Shown(), Shown()
-    with Progress(Steps(connection, None), display=lambda: first) as progress_shown:
-        with Progress(Steps(connection, None), display=lambda: second):
-            progress_shown.tick()
-    assert len(first.steps) == 2
+    with Progress(Steps(connection, None), display=lambda: first):
+        assert first.changed.wait(10)
+        with Progress(Steps(connection, None), display=lambda: second) as unseen:
+            unseen.tick()
+    assert first.closed
     assert second.steps == []
     with Progress(Steps(connection, None), display=lambda: second):
-        pass
+        assert second.changed.wait(10)
     assert second.closed
+
+
+def test_a_block_that_is_over_before_it_is_due_shows_nothing(connection: Any) -> None:
+    shown = Shown()
+    with Progress(Steps(connection, None), after=60.0, display=lambda: shown) as quick:
+        quick.tick()
+    assert shown.steps == []
 
 
 class Broken:
@@ -224,18 +232,22 @@ def test_a_display_that_fails_harms_nobody(connection: Any, display: Any) -> Non
             broken.tick()
     shown = Shown()
     with Progress(Steps(connection, None), display=lambda: shown):
-        assert shown.steps
+        assert shown.changed.wait(10)
 
 
 def test_an_interrupt_in_a_display_ends_the_wait(connection: Any) -> None:
     class Interrupted(Shown):
         def show(self, step: Step, seconds: float) -> None:
-            raise KeyboardInterrupt
+            super().show(step, seconds)
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
 
     interrupted = Interrupted()
-    with pytest.raises(KeyboardInterrupt), Progress(Steps(connection, None), display=lambda: interrupted):
-        pass
+    with Progress(Steps(connection, None), display=lambda: interrupted) as waiting:
+        assert interrupted.changed.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.tick()
     assert interrupted.closed
     shown = Shown()
     with Progress(Steps(connection, None), display=lambda: shown):
-        assert shown.steps
+        assert shown.changed.wait(10)

@@ -29,6 +29,7 @@ BOUND = 30.0
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOOM_PROGRESS", raising=False)
     monkeypatch.setattr(pod_progress, "AFTER", 0.0)
+    monkeypatch.setattr(pod_progress, "LOOK_EVERY", 0.01)
 
 
 class Screen:
@@ -70,10 +71,7 @@ def test_a_terminal_shows_how_many_pods_are_ready_and_why_the_others_are_not(scr
         screen.until(WAITING)
 
 
-def test_what_is_done_and_how_far_it_is_are_shown_as_they_change(
-    screen: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pod_progress, "LOOK_EVERY", 0.01)
+def test_what_is_done_and_how_far_it_is_are_shown_as_they_change(screen: Screen) -> None:
     doing = ["deploying me-loom"]
     pods = [READY, UNPULLABLE]
 
@@ -108,7 +106,7 @@ def test_nothing_is_shown_and_nobody_is_asked_where_stderr_is_no_terminal(monkey
     with pod_progress.pods_shown(lambda: "deploying me-loom", pods):
         threads = [thread.name for thread in threading.enumerate()]
 
-    assert "pods" not in threads
+    assert "loom-progress" not in threads
     assert not asked.is_set()
     assert stderr.getvalue() == ""
 
