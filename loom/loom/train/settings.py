@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from loom.process.backoff import Backoff
+
 __all__ = [
     "Averaging",
     "Batch",
@@ -13,6 +15,7 @@ __all__ = [
     "LiveConfig",
     "Member",
     "Restore",
+    "RetryBudget",
     "Timeouts",
     "TrainerReport",
 ]
@@ -84,6 +87,30 @@ class Timeouts:
     """A group that the lighthouse has not heard from for this long is left out."""
     join: float = 2.0
     """For a group that lives and is not ready for the step."""
+
+
+@dataclass(frozen=True)
+class RetryBudget:
+    """The attempts that each replica group has."""
+
+    attempts: int = 5
+    """Failures after which the group is started again."""
+    first_wait: float = 0.0
+    """Seconds before the first attempt."""
+    second_wait: float = 0.5
+    """Seconds before the second attempt; each later one waits twice as long as the one before."""
+    longest_wait: float = 30.0
+    """Seconds before any attempt, at most."""
+    healthy_steps: int = 20
+    """Steps after which a group that was restored has the whole budget again."""
+
+    def wait(self, failures: int) -> float | None:
+        """Return the seconds before the attempt that follows so many failures; None if no attempt is left."""
+        if failures > self.attempts:
+            return None
+        if failures == 1:
+            return self.first_wait
+        return Backoff(self.second_wait, self.longest_wait).wait(failures - 2)
 
 
 @dataclass(frozen=True)

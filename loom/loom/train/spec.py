@@ -8,8 +8,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.train.model import TrainerModel
-from loom.train.retries import RetryBudget
-from loom.train.settings import Averaging, LiveConfig, Restore, Timeouts
+from loom.train.settings import Averaging, LiveConfig, Restore, RetryBudget, Timeouts
 
 __all__ = ["Assignment", "JobSpec"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from loom.train.controller.group import GroupState, ReplicaGroup
-from loom.train.retries import Retries
 from loom.train.settings import Ending, TrainerReport
 from loom.train.spec import Assignment
 
@@ -52,11 +51,12 @@ class ReplicaSlot:
 
     number: int
     replica: str
-    retries: Retries
     due: float
     """When an empty slot looks for a group, on the monotonic clock."""
     state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
+    failures: int = 0
+    """How often its groups failed since one was well."""
     shunned: int | None = None
     """The host that did not prepare the last group, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None

@@ -12,7 +12,6 @@ from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
 from loom.train.controller.support import Support
-from loom.train.retries import Retries
 from loom.train.settings import Ending, Restore, TrainerReport
 from loom.train.spec import Assignment, JobSpec
 
@@ -133,7 +132,7 @@ class ReplicaSlots:
         """Add a slot, with the lowest number that is free."""
         number = next(one for one in itertools.count() if one not in self._slots or self._slots[one].over)
         replica = f"{self.job.name}_{number}"
-        slot = self._slots[number] = ReplicaSlot(number, replica, Retries(self.job.retries), time.monotonic())
+        slot = self._slots[number] = ReplicaSlot(number, replica, time.monotonic())
         return slot
 
     def remove(self, slot: ReplicaSlot, why: str) -> None:
@@ -211,7 +210,8 @@ class ReplicaSlots:
             kind = "group_trains" if lost_at is None else "group_restored"
             seconds = None if lost_at is None else round(report.first_step_at - lost_at, 3)
             self._record(kind, slot, group, restored=report.restored, step=report.restored_step, seconds=seconds)
-        slot.retries.well(report.step - report.restored_step)
+        if report.step - report.restored_step >= self.job.retries.healthy_steps:
+            slot.failures = 0
 
     def _take_end(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
         if report.ending is Ending.FAILED:
@@ -293,17 +293,17 @@ class ReplicaSlots:
         if slot.leaving is not None:
             self._departed(slot, slot.leaving)
             return
-        wait = slot.retries.fail()
+        slot.failures += 1
+        wait = self.job.retries.wait(slot.failures)
         if wait is None:
             slot.end(Ending.FAILED)
             left = [one.replica for one in self.open()]
-            failures = slot.retries.failures
             self.events.record(
-                "job_smaller", slot.replica, groups=len(left), left=left, failures=failures, reason=reason
+                "job_smaller", slot.replica, groups=len(left), left=left, failures=slot.failures, reason=reason
             )
         else:
             slot.vacate(time.monotonic() + wait)
-            self.events.record("group_retried", slot.replica, attempt=slot.retries.failures, wait=wait)
+            self.events.record("group_retried", slot.replica, attempt=slot.failures, wait=wait)
 
     def _depart(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
         if slot.state is SlotState.TRAINING:

@@ -13,7 +13,6 @@ from loom.train import FaultTolerantJob, RetryBudget, TrainerActor, TrainerRepor
 from loom.train.controller.group import GroupState
 from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
 from loom.train.controller.replica_slots import ReplicaSlots
-from loom.train.retries import Retries
 from loom.train.settings import Ending, Restore
 from loom.train.spec import Assignment
 
@@ -291,6 +290,19 @@ def test_a_group_that_fails_too_often_is_given_up() -> None:
     assert job.slots.are_over
 
 
+def test_a_group_that_was_well_for_long_enough_has_all_attempts_again() -> None:
+    job = Job(retries=RetryBudget(attempts=1, healthy_steps=20))
+    groups = job.train()
+    slots = job.slots.all()
+
+    for group, slot, step in zip(groups, slots, (19, 20), strict=True):
+        slot.failures = 1
+        job.make_step(group, step)
+        job.find(group, failure="process 100 is gone")
+
+    assert [slot.ending for slot in slots] == [Ending.FAILED, None]
+
+
 def test_a_group_that_is_restored_is_not_waited_for_when_the_others_finish() -> None:
     job = Job()
     group, other = job.train()
@@ -313,7 +325,7 @@ def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: s
 
 
 def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
-    slot = ReplicaSlot(0, "train_0", Retries(RetryBudget()), due=0.0)
+    slot = ReplicaSlot(0, "train_0", due=0.0)
 
     with pytest.raises(RuntimeError, match="train_0 cannot become leaving: it is empty"):
         slot.leave(LeaveReason.REMOVED)
