@@ -27,7 +27,6 @@ from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.handshake import TRANSIENT, Dialled, client_name, delays, dial
-from loom_proxy.session.inbound import Inbound
 from loom_proxy.session.read_loop import Reading
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
 from loom_proxy.transport.websocket import WebSocketTransport
@@ -83,8 +82,8 @@ class Connection:
         self.welcome = dialled.welcome
         self.ended = self.calls.ended
         """Set when the connection is over, for whatever reason."""
-        self._inbound = Inbound()
-        self.on = self._inbound.on
+        self._takers: dict[int, Callable[[Message], None]] = {}
+        """Who takes the messages that come, by kind."""
         self.on(Kind.RESULT, self.calls.take_result)
         self.on(Kind.ERROR, self.calls.take_error)
         self.on(Kind.EVENT, self._take_notice)
@@ -123,6 +122,10 @@ class Connection:
         self._reader.start()
         if self._bulk is not None:
             self._bulk.start()
+
+    def on(self, kind: Kind, take: Callable[[Message], None]) -> None:
+        """Have a function called with each message of a kind, by the thread that reads from the connection."""
+        self._takers[int(kind)] = take
 
     def on_end(self, callback: Callable[[LoomError], None]) -> None:
         """Have a function called with the error that ends the connection."""
@@ -263,13 +266,18 @@ class Connection:
 
     def _take_arrived(self) -> None:
         """Take what the bulk lane has brought on a connection of its own."""
-        for message in self._stream.arrived():
-            self._inbound.take(message)
+        self._take(self._stream.arrived())
 
     def _take_all(self, frames: Sequence[bytes]) -> None:
         for data in frames:
-            for message in self._stream.receive(data):
-                self._inbound.take(message)
+            self._take(self._stream.receive(data))
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        takers = self._takers
+        for message in messages:
+            take = takers.get(message.kind)
+            if take is not None:  # else nobody takes that kind
+                take(message)
 
     def _take_refusal(self, message: Message) -> None:
         self._last_words = error_from_refusal(message)

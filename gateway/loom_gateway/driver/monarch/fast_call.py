@@ -27,6 +27,7 @@ from monarch.actor import ActorError, context
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 from loom_gateway.driver.monarch.receiver import Receiver
+from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 __all__ = ["MOST_CHANNELS", "ReplyChannel", "ReplyChannels", "replies_once"]
@@ -240,7 +241,7 @@ class ReplyChannel:
     def _fail(self, error: BaseException) -> None:
         # Those that were answered meanwhile are not answered again.
         for reply, name in self._waiting.copy():
-            text = str(error).replace(f".{_SENTINEL}()", f".{name.removesuffix('()')}()")
+            text = about_endpoint(str(error), _SENTINEL, name)
             self._replies.answer(reply, None, type(error)(text), True)
 
 

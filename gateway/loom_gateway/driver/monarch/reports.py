@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Fault", "Place", "failed_element", "is_of_a_dead_mesh", "read_fault"]
+__all__ = ["Fault", "Place", "about_endpoint", "failed_element", "is_of_a_dead_mesh", "read_fault"]
 
 _CAME_BACK = re.compile(
     r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"
@@ -69,3 +69,17 @@ def failed_element(mesh: str, report: str) -> Place | None:
 def is_of_a_dead_mesh(text: str) -> bool:
     """Whether a RuntimeError of Monarch's says that an actor could not be spawned because a process is dead."""
     return "on mesh with supervision events" in text
+
+
+def about_endpoint(text: str, asked: str, meant: str) -> str:
+    """Return Monarch's text about a failed call, with another endpoint's name.
+
+    Monarch writes its error in Rust, with the name of the method that was called, and gives it in the text only. A
+    sentinel has to call a method that every actor has, so its error names that one.
+
+    Args:
+        text: of the error.
+        asked: the endpoint that was called.
+        meant: the endpoint that failed with it, as a client names it.
+    """
+    return text.replace(f".{asked}()", f".{meant.partition('(')[0]}()")

@@ -1,45 +1,24 @@
 """What each kind of message says: a frozen dataclass a kind. Their docstrings are the protocol's documentation.
 
-`BODIES` has the class of each kind. `Hello` and `Welcome` are in `loom.wire.handshake`.
+Everything that the modules here have in their ``__all__`` can be imported from here. `BODIES` has the class of each
+kind. `Hello` and `Welcome` are in `loom.wire.handshake`.
 """
+
+# ruff: noqa: F403 - as in asyncio/__init__.py: each module says in its __all__ what can be imported from here
 
 from __future__ import annotations
 
 from loom.wire.bodies import answers, calls, connection, logs, meshes, ports, runs, sync
-from loom.wire.bodies.answers import Notice, OperationError, OperationResult, SessionEnded
-from loom.wire.bodies.base import Body, Id
-from loom.wire.bodies.calls import (
-    AskWeaver,
-    Broadcast,
-    Call,
-    CallOne,
-    CancelOperation,
-    Choose,
-    CollectAnswer,
-    EndpointCall,
-    ListUnclaimed,
-    ReconfigureActors,
-    SendToActors,
-    StreamCall,
-)
-from loom.wire.bodies.connection import Chunk, OpenSession, Refuse
-from loom.wire.bodies.logs import FlushLogs, LogLines, SetLogOptions
-from loom.wire.bodies.meshes import (
-    AwaitInitialized,
-    ForgetMeshes,
-    HostOf,
-    ListMeshes,
-    MakeView,
-    RefreshHosts,
-    SpawnActors,
-    SpawnProcs,
-    StopHosts,
-    StopMesh,
-    WithPython,
-)
-from loom.wire.bodies.ports import ClosePort, GrantCredit, OpenPort, PortMessage, PortMessages, SendToPort
-from loom.wire.bodies.runs import AwaitRun, EndRun, EndSession, ListRuns, ReadRunOutput, RunChanged, StartRun
-from loom.wire.bodies.sync import BeginSync, CommitSync, SendPieces
+from loom.wire.bodies.answers import *
+from loom.wire.bodies.base import Body as Body
+from loom.wire.bodies.base import Id as Id
+from loom.wire.bodies.calls import *
+from loom.wire.bodies.connection import *
+from loom.wire.bodies.logs import *
+from loom.wire.bodies.meshes import *
+from loom.wire.bodies.ports import *
+from loom.wire.bodies.runs import *
+from loom.wire.bodies.sync import *
 from loom.wire.messages import Kind
 
 _MODULES = (answers, calls, connection, logs, meshes, ports, runs, sync)
@@ -51,58 +30,3 @@ BODIES: dict[Kind, type[Body]] = {
     if hasattr(cls, "KIND")
 }
 """The class of each kind's body."""
-
-__all__ = [
-    "BODIES",
-    "AskWeaver",
-    "AwaitInitialized",
-    "AwaitRun",
-    "BeginSync",
-    "Body",
-    "Broadcast",
-    "Call",
-    "CallOne",
-    "CancelOperation",
-    "Choose",
-    "Chunk",
-    "ClosePort",
-    "CollectAnswer",
-    "CommitSync",
-    "EndRun",
-    "EndSession",
-    "EndpointCall",
-    "FlushLogs",
-    "ForgetMeshes",
-    "GrantCredit",
-    "HostOf",
-    "Id",
-    "ListMeshes",
-    "ListRuns",
-    "ListUnclaimed",
-    "LogLines",
-    "MakeView",
-    "Notice",
-    "OpenPort",
-    "OpenSession",
-    "OperationError",
-    "OperationResult",
-    "PortMessage",
-    "PortMessages",
-    "ReadRunOutput",
-    "ReconfigureActors",
-    "RefreshHosts",
-    "Refuse",
-    "RunChanged",
-    "SendPieces",
-    "SendToActors",
-    "SendToPort",
-    "SessionEnded",
-    "SetLogOptions",
-    "SpawnActors",
-    "SpawnProcs",
-    "StartRun",
-    "StopHosts",
-    "StopMesh",
-    "StreamCall",
-    "WithPython",
-]

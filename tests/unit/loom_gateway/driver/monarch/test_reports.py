@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.monarch.reports import Fault, Place, failed_element, read_fault
+from loom_gateway.driver.monarch.reports import Fault, Place, about_endpoint, failed_element, read_fault
 
 STOPPED = "invalid reference counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>.tcp://127.0.0.1:38013: actor stopped"
 CAME_BACK = f"""\
@@ -56,3 +56,9 @@ def test_reports_of_faults(report: str, fault: Fault | None) -> None:
 )
 def test_the_element_that_a_report_names(mesh: str, report: str, place: Place | None) -> None:
     assert failed_element(mesh, report) == place
+
+
+@pytest.mark.parametrize("name", ["add", "add()", "add(port)"])
+def test_a_failed_sentinel_is_told_of_with_the_endpoint_that_a_client_called(name: str) -> None:
+    text = "Endpoint call counters.__sizeof__() failed, its process is gone"
+    assert about_endpoint(text, "__sizeof__", name) == "Endpoint call counters.add() failed, its process is gone"
