@@ -16,7 +16,7 @@ from loom_gateway.pod.supervisor import PodSupervisor
 __all__ = ["create_app"]
 
 
-def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:  # noqa: C901 - many routes, each simple
+def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:
     """The keeper's HTTP interface.
 
     Args:
@@ -54,23 +54,13 @@ def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:  # no
         return keeper.state()
 
     @app.post("/restart_worker", dependencies=job_only)
-    async def restart_worker(pod: str | None = None) -> dict[str, Any]:
-        if pod is not None and pod not in (keeper.name, keeper.address):
-            return await _elsewhere(pod, "/restart_worker")
-        await keeper.restart_worker()
+    async def restart_worker() -> dict[str, Any]:
+        await keeper.worker.restart()
         return keeper.state()
 
     @app.post("/shutdown", dependencies=job_only)
-    async def shutdown(pod: str | None = None) -> dict[str, Any]:
-        if pod is not None and pod not in (keeper.name, keeper.address):
-            return await _elsewhere(pod, "/shutdown")
+    async def shutdown() -> dict[str, Any]:
         end()
         return keeper.state()
-
-    async def _elsewhere(pod: str, path: str) -> dict[str, Any]:
-        try:
-            return await keeper.order(pod, path)
-        except LoomError as error:
-            raise HTTPException(404, str(error)) from error
 
     return app

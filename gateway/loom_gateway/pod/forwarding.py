@@ -31,10 +31,6 @@ class Forwarder:
         self.target: str | None = None
         """Address of the other pod; None: connections are closed as they come."""
 
-    @property
-    def listening(self) -> bool:
-        return self._server is not None
-
     async def listen(self) -> None:
         """Begin, unless it has.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
-from loom_gateway.pod.peers import Peers
+from loom_gateway.pod.peers import ask_pod
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MONARCH_PORT, MeshPods, PodSettings
 
 __all__ = ["LoomPod"]
@@ -62,10 +62,9 @@ class LoomPod:
             token_sha256=token_sha256,
             monarch_port=monarch_port,
             gateway_port=gateway_port,
-            keeper_port=_keeper_port(monarch_port),
+            keeper_port=KEEPER_PORT + monarch_port - MONARCH_PORT,
             session_linger=session_linger,
         )
-        self._peers = Peers(self._settings.keeper_port, token_sha256)
         self._find_or_start_keeper()
 
     # -- over HTTP ----------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class LoomPod:
         Returns:
             The pod, as in `status`.
         """
-        return self._ask("POST", _path("/restart_worker", pod))
+        return self._order(pod, "/restart_worker")
 
     def shutdown(self, pod: str | None = None) -> dict[str, Any]:
         """End a pod's worker and its gateway, with the gateway's sessions. Its next deployment starts them again.
@@ -104,19 +103,35 @@ class LoomPod:
             ``pods``: the names of those that end.
         """
         if pod is not None:
-            return {"pods": [self._ask("POST", _path("/shutdown", pod))["name"]]}
+            return {"pods": [self._order(pod, "/shutdown")["name"]]}
         states = self.status()["pods"]
-        own = self._ask("GET", "/pod")["name"]
-        names = [state["name"] for state in states]
-        for name in sorted(names, key=lambda name: name == own):  # this one last: it passes the others' on
+        for state in states:
             with contextlib.suppress(PodUnreachable):
-                self._ask("POST", _path("/shutdown", name))
-        return {"pods": names}
+                ask_pod(self._settings, state["address"], "POST", "/shutdown")
+        return {"pods": [state["name"] for state in states]}
 
     # -- the keeper ---------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return self._peers.ask("127.0.0.1", method, path, body)
+        return ask_pod(self._settings, "127.0.0.1", method, path, body)
+
+    def _order(self, pod: str | None, path: str) -> dict[str, Any]:
+        """Have the keeper of a pod do something.
+
+        Args:
+            pod: its name or address; None: this one.
+
+        Raises:
+            PodUnreachable: no pod has that name or address, or it does not answer.
+        """
+        if pod is None:
+            return self._ask("POST", path)
+        states = self.status()["pods"]
+        for state in states:
+            if pod in (state["name"], state["address"]):
+                return ask_pod(self._settings, state["address"], "POST", path)
+        named = ", ".join(state["name"] for state in states)
+        raise PodUnreachable(f"no pod of this job that answers is {pod!r}; those that do: {named}")
 
     def _find_or_start_keeper(self) -> None:
         try:
@@ -139,19 +154,9 @@ class LoomPod:
             time.sleep(0.1)
 
 
-def _keeper_port(monarch_port: int) -> int:
-    return KEEPER_PORT + monarch_port - MONARCH_PORT
-
-
 def _folder() -> Path:
     given = os.environ.get("LOOM_POD_DIR")
     return Path(given) if given else Path.home() / ".loom" / "pod"
-
-
-def _path(path: str, pod: str | None) -> str:
-    from urllib.parse import urlencode
-
-    return path if pod is None else f"{path}?{urlencode({'pod': pod})}"
 
 
 def _start_apart(command: Sequence[str], log: Path) -> None:

@@ -6,12 +6,13 @@ import concurrent.futures
 import http.client
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
+from loom_gateway.pod.settings import PodSettings
 
-__all__ = ["JOB_HEADER", "Peers"]
+__all__ = ["JOB_HEADER", "ask_pod", "pod_states"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,67 +25,54 @@ TIMEOUT = 2.0
 ORDER_TIMEOUT = 60.0
 """Seconds that it has to do what it is told."""
 
+ASKED_AT_ONCE = 32
 
-class Peers:
-    """Asks the keepers of pods.
 
-    Args:
-        port: where they listen.
-        key: what they want to be shown.
-    """
+def pod_states(settings: PodSettings, addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what each keeper that answers says of its pod, by the pod's address."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self._port = port
-        self._key = key
-        self._pool = concurrent.futures.ThreadPoolExecutor(32, "peers")
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def states(self, addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What each that answers says of itself, by address."""
-        asked = list(addresses)
-        return {
-            address: state
-            for address, state in zip(asked, self._pool.map(self._state, asked), strict=True)
-            if state is not None
-        }
-
-    def _state(self, address: str) -> dict[str, Any] | None:
+    def ask(address: str) -> dict[str, Any] | None:
         try:
-            return self.ask(address, "GET", "/pod", timeout=TIMEOUT)
+            return ask_pod(settings, address, "GET", "/pod", timeout=TIMEOUT)
         except PodUnreachable as error:
             logger.debug("%s", error)
             return None
 
-    def ask(
-        self,
-        address: str,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | Sequence[Any] | None = None,
-        timeout: float = ORDER_TIMEOUT,
-    ) -> dict[str, Any]:
-        """One question to one keeper.
+    asked = list(addresses)
+    with concurrent.futures.ThreadPoolExecutor(ASKED_AT_ONCE, "peers") as pool:
+        states = zip(asked, pool.map(ask, asked), strict=True)
+        return {address: state for address, state in states if state is not None}
 
-        Raises:
-            PodUnreachable: it does not answer, or is of another job.
-            LoomError: it says that it cannot be done.
-        """
-        connection = http.client.HTTPConnection(address, self._port, timeout=timeout)
-        try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {JOB_HEADER: self._key, "content-type": "application/json"})
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise PodUnreachable(f"the keeper of pod {address} does not answer: {reason}") from error
-        finally:
-            connection.close()
-        if response.status == 403:
-            raise PodUnreachable(f"the keeper of pod {address} is another job's, or has another token")
-        if response.status != 200 or not isinstance(answer, dict):
-            detail = answer.get("detail") if isinstance(answer, dict) else None
-            raise LoomError(f"the keeper of pod {address}: {detail or f'status {response.status}'}")
-        return answer
+
+def ask_pod(
+    settings: PodSettings,
+    address: str,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    timeout: float = ORDER_TIMEOUT,
+) -> dict[str, Any]:
+    """Make one request to the keeper of a pod of the same job.
+
+    Raises:
+        PodUnreachable: it does not answer, or is of another job.
+        LoomError: it says that it cannot be done.
+    """
+    connection = http.client.HTTPConnection(address, settings.keeper_port, timeout=timeout)
+    headers = {JOB_HEADER: settings.token_sha256, "content-type": "application/json"}
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        answer: Any = json.loads(response.read())
+        if not isinstance(answer, dict):
+            raise ValueError("it answers as no keeper does")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise PodUnreachable(f"the keeper of pod {address} does not answer: {reason}") from error
+    finally:
+        connection.close()
+    if response.status == 403:
+        raise PodUnreachable(f"the keeper of pod {address} is another job's, or has another token")
+    if response.status != 200:
+        raise LoomError(f"the keeper of pod {address}: {answer.get('detail') or f'status {response.status}'}")
+    return answer

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.election import choose
 from loom_gateway.pod.forwarding import Forwarder
-from loom_gateway.pod.peers import Peers
+from loom_gateway.pod.peers import pod_states
 from loom_gateway.pod.process import SupervisedProcess
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.settings import GatewaySettings
@@ -57,14 +57,11 @@ class PodSupervisor:
         self.address = address
         self.name = name
         self._folder = folder
-        self._peers = Peers(settings.keeper_port, settings.token_sha256)
         self._forwarder = Forwarder(settings.gateway_port)
         self.worker = SupervisedProcess(
             "worker", "loom_gateway.workers.host", settings.monarch_port, self._worker_arguments
         )
         self.gateway = SupervisedProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
-        self._known: list[str] = []
-        self._states: dict[str, dict[str, Any]] = {}
         self._chosen: str | None = None
         self._problem = ""
         self._without_gateway_since = time.monotonic()
@@ -90,7 +87,6 @@ class PodSupervisor:
         await self._forwarder.close()
         await self.gateway.end(signal.SIGINT if end_sessions else signal.SIGTERM)
         await self.worker.end()
-        self._peers.close()
 
     async def configure(self, settings: PodSettings) -> None:
         """Take new settings. The worker goes on as it is; the gateway, and its sessions, where it may."""
@@ -98,21 +94,11 @@ class PodSupervisor:
         settings.write(self._folder)
         if settings == before:
             return
-        self._peers.close()
-        self._peers = Peers(settings.keeper_port, settings.token_sha256)
         self._without_gateway_since = time.monotonic()
         if self.gateway.kept:
             await self.gateway.restart()
 
-    async def restart_worker(self) -> None:
-        """End the worker, with what runs on it, and start another."""
-        await self.worker.restart()
-
     # -- what it is ---------------------------------------------------------------------------------------------
-
-    @property
-    def has_gateway(self) -> bool:
-        return self.gateway.kept
 
     def state(self) -> dict[str, Any]:
         """What it says of itself."""
@@ -120,10 +106,10 @@ class PodSupervisor:
             "name": self.name,
             "address": self.address,
             "mesh": self.settings.mesh,
-            "gateway": self.has_gateway,
+            "gateway": self.gateway.kept,
             "gateway_listening": self.gateway.listening,
             "gateway_starts": self.gateway.starts,
-            "gateway_problem": self.gateway.problem if self.has_gateway else self._problem,
+            "gateway_problem": self.gateway.problem if self.gateway.kept else self._problem,
             "gateway_pod": self._chosen,
             "worker": {
                 "address": f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}",
@@ -142,31 +128,17 @@ class PodSupervisor:
         for mesh in self.settings.meshes:
             with contextlib.suppress(OSError):
                 pods = await asyncio.to_thread(resolve_pods, mesh.service)
-                others = [pod.address for pod in pods if pod.address != self.address]
-                states = await asyncio.to_thread(self._peers.states, others)
+                states = await self._states_of(pod.address for pod in pods)
                 states[self.address] = self.state()
                 found += [states[pod.address] for pod in pods if pod.address in states]
         if not any(state["address"] == self.address for state in found):
             found.append(self.state())  # DNS does not know it yet
         return found
 
-    async def order(self, pod: str, path: str) -> dict[str, Any]:
-        """Have another pod's keeper do something.
-
-        Args:
-            pod: its name or address.
-
-        Raises:
-            PodUnreachable: no pod has that name or address, or it does not answer.
-        """
-        from loom.errors import PodUnreachable
-
-        states = await self.states()
-        for state in states:
-            if pod in (state["name"], state["address"]):
-                return await asyncio.to_thread(self._peers.ask, state["address"], "POST", path)
-        named = ", ".join(state["name"] for state in states)
-        raise PodUnreachable(f"no pod of this job that answers is {pod!r}; those that do: {named}")
+    async def _states_of(self, pods: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """What those of the pods that are not this one and answer say of themselves, by address."""
+        others = [address for address in pods if address != self.address]
+        return await asyncio.to_thread(pod_states, self.settings, others)
 
     # -- which pod has the gateway ------------------------------------------------------------------------------
 
@@ -187,32 +159,31 @@ class PodSupervisor:
         except OSError as error:
             self._problem = f"{first.service} is not known to the DNS: {error}"
             return
-        self._known = [pod.address for pod in pods]
-        others = [address for address in self._known if address != self.address]
-        self._states = await asyncio.to_thread(self._peers.states, others)
-        holders = {address for address, state in self._states.items() if state.get("gateway")}
-        answering = set(self._states)
-        if self.has_gateway:
+        known = [pod.address for pod in pods]
+        states = await self._states_of(known)
+        holders = {address for address, state in states.items() if state.get("gateway")}
+        answering = set(states)
+        if self.gateway.kept:
             holders.add(self.address)
-            if self.address not in self._known:  # it is not ready for a moment: its sessions live on
-                self._known.append(self.address)
-        if self.address in self._known:
+            if self.address not in known:  # it is not ready for a moment: its sessions live on
+                known.append(self.address)
+        if self.address in known:
             answering.add(self.address)
         now = time.monotonic()
         if holders:
             self._without_gateway_since = now
         patient = now - self._without_gateway_since < PATIENCE
-        self._chosen = choose(self._known, first.pods, answering, holders, patient=patient)
-        self._problem = "" if self._chosen else self._what_is_missing(answering)
+        self._chosen = choose(known, first.pods, answering, holders, patient=patient)
+        self._problem = "" if self._chosen else self._what_is_missing(known, answering)
         await self._take_part()
 
-    def _what_is_missing(self, answering: set[str]) -> str:
+    def _what_is_missing(self, known: Sequence[str], answering: set[str]) -> str:
         first = self.settings.first
-        silent = [address for address in self._known if address not in answering]
-        found = f"{len(self._known)} of {first.pods} pods have an address at {first.service}"
-        return f"{found}: {', '.join(self._known) or 'none'}" + (
-            f"; the keepers of {', '.join(silent)} do not answer" if silent else ""
+        found = (
+            f"{len(known)} of {first.pods} pods have an address at {first.service}: {', '.join(known) or 'none'}"
         )
+        silent = ", ".join(address for address in known if address not in answering)
+        return f"{found}; the keepers of {silent} do not answer" if silent else found
 
     async def _take_part(self) -> None:
         if self._chosen == self.address:
