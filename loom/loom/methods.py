@@ -30,6 +30,11 @@ class Method:
         yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         return cls(title, _signature(title, function, skip), inspect.iscoroutinefunction(function), yields)
 
+    @classmethod
+    def unknown(cls, title: str) -> Method:
+        """A method of which no more than its name is known, so that nothing is checked."""
+        return cls(title, None, is_async=False, yields=False)
+
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check that it can be called like this.
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from loom.errors import Invalid, NameTaken, WrongArguments
 from loom.hosted import AsyncHosted, Hosted
-from loom.methods import constructor_of, function_of, methods_of
+from loom.methods import Method, constructor_of, function_of, methods_of
 from loom_proxy.job import Job
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy
-from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject
+from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject, Service
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
 
 __all__ = ["RemoteClass", "RemoteFunctionMaker", "cls", "fn"]
@@ -43,8 +43,7 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
         WrongArguments: it is none of these.
     """
     if _is_module(class_obj, "cls"):
-        called, serialization = class_obj.callable_name, class_obj.serialization
-        return DeployedObject(lambda: class_obj.base_endpoint, called, None, serialization)
+        return DeployedObject(_service_of(class_obj), None)
     if not isinstance(class_obj, (type, str)):
         raise WrongArguments(f"loom.cls takes a class, not {class_obj!r:.80}; loom.fn takes a function")
     if isinstance(class_obj, type) and _is_actor(class_obj):
@@ -67,8 +66,7 @@ def fn(function_obj: Any, name: str | None = None) -> Any:
         WrongArguments: it is none of these.
     """
     if _is_module(function_obj, "fn"):
-        called, serialization = function_obj.callable_name, function_obj.serialization
-        return DeployedFunction(lambda: function_obj.base_endpoint, called, None, serialization)
+        return DeployedFunction(_service_of(function_obj), Method.unknown(function_obj.callable_name))
     if isinstance(function_obj, type) or not (callable(function_obj) or isinstance(function_obj, str)):
         raise WrongArguments(f"loom.fn takes a function, not {function_obj!r:.80}; loom.cls takes a class")
     return RemoteFunctionMaker(function_obj, name)
@@ -146,7 +144,9 @@ class RemoteClass:
             InvalidAddress: the URL is none.
             WrongArguments: the serialization is another.
         """
-        return DeployedObject(url, _name_of(self._class), self._class, serialization, timeout)
+        target = self._class
+        service = Service(url, _name_of(target), serialization, timeout, target)
+        return DeployedObject(service, None if isinstance(target, str) else methods_of(target))
 
     def __repr__(self) -> str:
         return f"<RemoteClass {_name_of(self._class)}>"
@@ -181,7 +181,9 @@ class RemoteFunctionMaker:
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """The function that Kubetorch has deployed; as `RemoteClass.at`."""
-        return DeployedFunction(url, _name_of(self._function), self._function, serialization, timeout)
+        target = self._function
+        service = Service(url, _name_of(target), serialization, timeout, target)
+        return DeployedFunction(service, Method.unknown(target) if isinstance(target, str) else function_of(target))
 
     def __repr__(self) -> str:
         return f"<RemoteFunctionMaker {_name_of(self._function)}>"
@@ -255,6 +257,11 @@ def _init(
 def _is_module(target: Any, kind: str) -> bool:
     """Whether this is what Kubetorch's function of that name gives."""
     return getattr(type(target), "MODULE_TYPE", None) == kind and hasattr(type(target), "base_endpoint")
+
+
+def _service_of(deployed: Any) -> Service:
+    """What ``kubetorch.cls`` or ``kubetorch.fn`` gave, and has been deployed."""
+    return Service(lambda: str(deployed.base_endpoint), deployed.callable_name, deployed.serialization)
 
 
 def _is_actor(target: type) -> bool:

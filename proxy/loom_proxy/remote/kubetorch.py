@@ -17,7 +17,7 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -31,24 +31,35 @@ from loom.errors import (
     WaitTimeout,
     WrongArguments,
 )
-from loom.methods import Method, function_of, methods_of, no_method
+from loom.methods import Method, no_method
 from loom.tls import client_context
 from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.remote.objects import call_options
 
-__all__ = ["DeployedFunction", "DeployedMethod", "DeployedObject"]
+__all__ = ["DeployedFunction", "DeployedMethod", "DeployedObject", "Service"]
 
 SERIALIZATIONS = ("json", "pickle")
 
 
-class _Service:
-    """A pod server at a URL.
+class Service:
+    """A class or a function that Kubetorch has deployed, at the URL of its pod server.
 
     Args:
         url: or what finds it out, for each call: a port that Kubetorch forwards may be another, started again.
+        target: the class or the function, if it is here: errors are looked for in its module.
+
+    Raises:
+        InvalidAddress: the URL is none.
+        WrongArguments: the serialization is another.
     """
 
     def __init__(
-        self, url: str | Callable[[], str], called: str, serialization: str, timeout: float | None
+        self,
+        url: str | Callable[[], str],
+        called: str,
+        serialization: str,
+        timeout: float | None = None,
+        target: Any = None,
     ) -> None:
         self._find = None if isinstance(url, str) else url
         self.url = (url if isinstance(url, str) else url()).rstrip("/")
@@ -61,8 +72,7 @@ class _Service:
         self.called = called
         self.serialization = serialization
         self.timeout = timeout
-        self.home: str | None = None
-        """Module in which classes of errors are looked for."""
+        self._module = sys.modules.get(getattr(target, "__module__", ""))
         self._context = client_context(None) if parts.scheme == "https" else None
 
     def call(self, method: str | None, args: Any, kwargs: Any, timeout: float | None) -> Any:
@@ -77,9 +87,7 @@ class _Service:
         try:
             self.url = self.url if self._find is None else self._find().rstrip("/")
         except Exception as failure:  # Kubetorch's, of a kubectl that does not forward
-            raise Unavailable(
-                f"Kubetorch does not reach {self.called}: {failure}", code="service_unreachable"
-            ) from failure
+            raise _unreachable(f"Kubetorch does not reach {self.called}: {failure}") from failure
         path = "/".join(quote(part, safe="") for part in (self.called, method) if part is not None)
         headers = {
             "Content-Type": "application/json",
@@ -98,9 +106,8 @@ class _Service:
                 within = "in time" if timeout is None else f"within {timeout:g} s"
                 raise WaitTimeout(f"no answer from {self.url} {within}; the method may go on") from failure
             trust = "; LOOM_CA names the file of an authority of your own" * isinstance(reason, ssl.SSLError)
-            raise Unavailable(
-                f"no answer from {self.url} ({reason}): check the address and that the service runs{trust}",
-                code="service_unreachable",
+            raise _unreachable(
+                f"no answer from {self.url} ({reason}): check the address and that the service runs{trust}"
             ) from failure
         raise error
 
@@ -130,20 +137,17 @@ class _Service:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            return self._stranger(status)
+            return self._stranger(f" ({status})")
         if {"error_type", "message", "traceback"} <= answer.keys():
             return self._raised(answer, method)
-        return Unavailable(
-            f"{self.url} does not serve {self.called}: {answer.get('detail', answer)} ({status})",
-            code="service_unreachable",
-        )
+        return _unreachable(f"{self.url} does not serve {self.called}: {answer.get('detail', answer)} ({status})")
 
     def _raised(self, answer: Mapping[str, Any], method: str | None) -> Exception:
         kind, text, traceback = (str(answer[key]) for key in ("error_type", "message", "traceback"))
         if kind == "HTTPException" and "not found in class" in text:
             return EndpointNotFound(f"{self.url}: {text}", code="no_such_method")
         error: Exception = RemoteException(kind, text)
-        for where in (builtins, sys.modules.get(self.home or "")):
+        for where in (builtins, self._module):
             found = getattr(where, kind, None)
             if isinstance(found, type) and issubclass(found, Exception):
                 try:
@@ -156,12 +160,12 @@ class _Service:
         )
         return error
 
-    def _stranger(self, status: int | None = None) -> LoomError:
-        shown = "" if status is None else f" ({status})"
-        return Unavailable(
-            f"what answers at {self.url} is no pod server of Kubetorch{shown}: check the URL",
-            code="service_unreachable",
-        )
+    def _stranger(self, status: str = "") -> LoomError:
+        return _unreachable(f"what answers at {self.url} is no pod server of Kubetorch{status}: check the URL")
+
+
+def _unreachable(text: str) -> LoomError:
+    return Unavailable(text, code="service_unreachable")
 
 
 def _unpickled(answer: Any) -> Any:
@@ -173,7 +177,7 @@ def _unpickled(answer: Any) -> Any:
 class DeployedMethod:
     """A method of an object that Kubetorch has deployed, or such a function."""
 
-    def __init__(self, service: _Service, name: str | None, method: Method | None) -> None:
+    def __init__(self, service: Service, name: str | None, method: Method) -> None:
         self._service = service
         self._name = name
         self._method = method
@@ -184,53 +188,36 @@ class DeployedMethod:
         With ``async_=True`` the call is made by a thread once it is awaited.
 
         Raises:
-            Exception: as `RemoteClass.at`'s object says: Python's own and those of the class's module as they are.
+            Exception: what the method raised, if its class is Python's own or of the deployed class's module.
             RemoteException: the method raised something of another class.
             ServiceUnreachable, WaitTimeout, UnpicklableError, WrongArguments, NoSuchMethod: it was not answered.
         """
-        method, service = self._method, self._service
-        async_ = kwargs.pop("async_", False) if method is None or not method.has("async_") else False
-        timeout = service.timeout
-        if "timeout" in kwargs and (method is None or not method.has("timeout")):
-            timeout = kwargs.pop("timeout")
-            check_timeout(timeout)
-        if method is not None:
-            method.check(args, kwargs)
+        async_, timeout = call_options(self._method, kwargs, self._service.timeout)
+        self._method.check(args, kwargs)
         if async_:
-            return self._awaited(args, kwargs, timeout)
-        return service.call(self._name, args, kwargs, timeout)
-
-    def _awaited(self, args: Any, kwargs: Any, timeout: float | None) -> Awaitable[Any]:
-        return asyncio.to_thread(self._service.call, self._name, args, kwargs, timeout)
+            return asyncio.to_thread(self._service.call, self._name, args, kwargs, timeout)
+        return self._service.call(self._name, args, kwargs, timeout)
 
     def __repr__(self) -> str:
-        name = self._service.called if self._name is None else f"{self._service.called}.{self._name}"
-        return f"<remote {name} at {self._service.url}>"
+        return f"<remote {self._method.title} at {self._service.url}>"
 
 
 class DeployedObject:
     """An object that ``kubetorch.cls`` has deployed. Its attributes are its public methods."""
 
-    def __init__(
-        self,
-        url: str | Callable[[], str],
-        called: str,
-        target: type | str | None = None,
-        serialization: str = "json",
-        timeout: float | None = None,
-    ) -> None:
-        self._service = _Service(url, called, serialization, timeout)
-        self._methods = methods_of(target) if isinstance(target, type) else None
-        if isinstance(target, type):
-            self._service.home = target.__module__
+    def __init__(self, service: Service, methods: Mapping[str, Method] | None) -> None:
+        self._service = service
+        self._methods = methods
+        """By name; None if the class is not here."""
 
     def __getattr__(self, name: str) -> DeployedMethod:
         if name.startswith("__") or "_methods" not in self.__dict__:
             raise AttributeError(name)
-        methods = self._methods
+        called, methods = self._service.called, self._methods
         if name.startswith("_") or (methods is not None and name not in methods):
-            no_method(self._service.called, name, methods, exists=False)
-        return DeployedMethod(self._service, name, None if methods is None else methods[name])
+            no_method(called, name, methods, exists=False)
+        method = Method.unknown(f"{called}.{name}") if methods is None else methods[name]
+        return DeployedMethod(self._service, name, method)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(self._methods or ())})
@@ -239,26 +226,11 @@ class DeployedObject:
         return f"<DeployedObject {self._service.called} at {self._service.url}>"
 
 
-class DeployedFunction:
+class DeployedFunction(DeployedMethod):
     """A function that ``kubetorch.fn`` has deployed."""
 
-    def __init__(
-        self,
-        url: str | Callable[[], str],
-        called: str,
-        target: Any = None,
-        serialization: str = "json",
-        timeout: float | None = None,
-    ) -> None:
-        self._service = _Service(url, called, serialization, timeout)
-        known = None if target is None or isinstance(target, str) else function_of(target)
-        if known is not None:
-            self._service.home = target.__module__
-        self._call = DeployedMethod(self._service, None, known)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; as `DeployedMethod.__call__`."""
-        return self._call(*args, **kwargs)
+    def __init__(self, service: Service, function: Method) -> None:
+        super().__init__(service, None, function)
 
     def __repr__(self) -> str:
         return f"<DeployedFunction {self._service.called} at {self._service.url}>"

@@ -18,7 +18,7 @@ from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy
 
-__all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject"]
+__all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject", "call_options"]
 
 O = TypeVar("O", bound="_Remote")  # noqa: E741
 
@@ -41,6 +41,19 @@ def own_error(error: ActorError) -> BaseException:
     return original
 
 
+def call_options(method: Method, kwargs: dict[str, Any], timeout: float | None) -> tuple[bool, float | None]:
+    """Take ``async_`` and ``timeout`` out of the named arguments of a call, if they are not the method's own.
+
+    Raises:
+        ValueError: the timeout is no number of seconds.
+    """
+    async_ = "async_" in kwargs and not method.has("async_") and kwargs.pop("async_")
+    if "timeout" in kwargs and not method.has("timeout"):
+        timeout = kwargs.pop("timeout")
+        check_timeout(timeout)
+    return async_, timeout
+
+
 class RemoteMethod:
     """A method of a remote object, or a remote function."""
 
@@ -49,9 +62,6 @@ class RemoteMethod:
         self._name = name
         self._method = method
         self._remote = remote
-        # A parameter of the method's own of these names is the method's.
-        self._takes_async = not method.has("async_")
-        self._takes_timeout = not method.has("timeout")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it and return what it returns; of many objects, a `ValueMeshProxy` of what each returned.
@@ -71,12 +81,7 @@ class RemoteMethod:
             SupervisionError: the process has died.
             MeshStopped: the object has been torn down.
         """
-        async_, timeout = False, self._remote._timeout
-        if kwargs:
-            async_ = self._takes_async and kwargs.pop("async_", False)
-            if self._takes_timeout and "timeout" in kwargs:
-                timeout = kwargs.pop("timeout")
-                check_timeout(timeout)
+        async_, timeout = call_options(self._method, kwargs, self._remote._timeout)
         self._remote._check_alive()
         self._method.check(args, kwargs)
         future = self._adverb(self._name, args, kwargs)
