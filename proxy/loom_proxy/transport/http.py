@@ -15,14 +15,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from loom.errors import ConnectionLost, LoomError, NotAGateway, ProtocolMismatch, TooLarge
-from loom.tls import client_context, tls_error
+from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
+from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
-from loom_proxy.transport.websocket import PATH, connect_tcp, gateway_error, refused
+from loom_proxy.transport.websocket import PATH, connect, errors_of_opening, gateway_error, refused
 
 __all__ = ["HttpTransport"]
 
@@ -47,32 +47,24 @@ LONGEST_PAUSE = 1.0
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
-    status: int
-    reason: str
-    content_type: str
-    ended: bool
-    """Whether the gateway has no more to say."""
-    body: bytes
-
-
 class _KeptConnection:
     """A connection that is kept alive, for one request after the other."""
 
     def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None
         self._url = url
         self._tls = tls
         self._prefix = parts.path.removesuffix(PATH) + TUNNELS
         self._headers = {"User-Agent": "monarch-loom"} | ({"Authorization": f"Bearer {token}"} if token else {})
         usual_port = 443 if parts.scheme == "wss" else 80
-        self._http = http.client.HTTPConnection(parts.hostname, parts.port or usual_port)
+        self._http = http.client.HTTPConnection(str(parts.hostname), parts.port or usual_port)
         self._http.default_port = usual_port  # which the Host header leaves out
         self._lock = threading.Lock()
 
-    def ask(self, method: str, path: str, body: Buffer | None = None, *, timeout: float, connect: float) -> Answer:
-        """Make one request; ``timeout`` and ``connect`` are seconds for the answer and for a new connection.
+    def ask(
+        self, method: str, path: str, body: Buffer | None = None, *, timeout: float, connect_timeout: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Make one request, and read its answer; the timeouts are seconds for the answer and for a new connection.
 
         Raises:
             OSError, http.client.HTTPException: there was no answer.
@@ -81,30 +73,17 @@ class _KeptConnection:
         with self._lock:
             try:
                 if self._http.sock is None:
-                    self._http.sock = self._connect(connect)
+                    self._http.sock = connect(self._url, connect_timeout, self._secured)
                 self._http.sock.settimeout(timeout)
                 self._http.request(method, self._prefix + path, body, headers)
                 response = self._http.getresponse()
-                return Answer(
-                    response.status,
-                    response.reason,
-                    response.headers.get_content_type(),
-                    ENDED_HEADER in response.headers,
-                    _read(response),
-                )
+                return response, _read(response)
             except BaseException:
                 self._http.close()
                 raise
 
-    def _connect(self, timeout: float) -> socket.socket:
-        sock = connect_tcp(self._url, timeout)
-        if self._tls is None:
-            return sock
-        try:
-            return self._tls.wrap_socket(sock, server_hostname=self._http.host)
-        except OSError as error:
-            sock.close()
-            raise tls_error(self._url, error) from error
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=self._http.host)
 
     def interrupt(self) -> None:
         """Have a request that is under way fail."""
@@ -154,34 +133,17 @@ class HttpTransport:
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> HttpTransport:
-        """Open a tunnel to the gateway that has a WebSocket URL, within ``timeout`` seconds.
-
-        Args:
-            ca: as `loom.tls.client_context`.
-
-        Raises:
-            GatewayUnreachable: nobody answers at the URL.
-            UntrustedGateway: TLS does not vouch for who does.
-            NotAGateway: somebody answers, but not as a gateway.
-            AuthenticationError: the token is missing or wrong.
-        """
+        """Open a tunnel to the gateway that has a WebSocket URL. Arguments and errors are `open_transport`'s."""
         transport = cls(url, token, ca)
+        with errors_of_opening(url, timeout):
+            response, body = transport._up.ask("POST", "", b"", timeout=timeout, connect_timeout=timeout)
         try:
-            answer = transport._up.ask("POST", "", b"", timeout=timeout, connect=timeout)
-        except LoomError:
-            raise
-        except TimeoutError:
-            text = f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
-            raise NotAGateway(text) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotAGateway(f"{url} is not a Loom gateway: {error or type(error).__name__}") from error
-        try:
-            opened = json.loads(answer.body)
+            opened = json.loads(body)
             transport._path = f"/{opened['tunnel']}"
             transport._answer_timeout = float(opened["poll_seconds"]) + SLACK
         except (ValueError, KeyError, TypeError):
             transport._up.close()
-            raise refused(url, answer.status, answer.reason, answer.body) from None
+            raise refused(url, response.status, response.reason, body) from None
         return transport
 
     def fileno(self) -> int:
@@ -248,7 +210,12 @@ class HttpTransport:
         """HTTP has nothing to send from the receiving thread."""
 
     def _insist(
-        self, line: _KeptConnection, method: str, path: str, body: Buffer | None, understand: Callable[[Answer], T]
+        self,
+        line: _KeptConnection,
+        method: str,
+        path: str,
+        body: Buffer | None,
+        understand: Callable[[http.client.HTTPResponse, bytes], T],
     ) -> T:
         """Make a request, again and again until it is answered.
 
@@ -260,18 +227,18 @@ class HttpTransport:
         pause = 0.0
         while not self._closing.is_set():
             try:
-                answer = line.ask(
-                    method, self._path + path, body, timeout=self._answer_timeout, connect=CONNECT_TIMEOUT
+                response, answer = line.ask(
+                    method, self._path + path, body, timeout=self._answer_timeout, connect_timeout=CONNECT_TIMEOUT
                 )
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
             else:
-                _check_not_refused(answer, body)
+                _check_not_refused(response, answer, body)
                 try:
-                    return understand(answer)
+                    return understand(response, answer)
                 except (ValueError, KeyError, TypeError, ProtocolMismatch):
                     # Something before the gateway answers in its place: for now, or so one hopes.
-                    problem = f"HTTP {answer.status} {answer.reason}"
+                    problem = f"HTTP {response.status} {response.reason}"
             deadline = deadline or time.monotonic() + PATIENCE
             if time.monotonic() > deadline:
                 raise ConnectionLost(f"no answer over HTTP for {PATIENCE:g} s: {problem}")
@@ -298,34 +265,34 @@ class HttpTransport:
             self._up.finish(GOODBYE_TIMEOUT)
             for _ in range(2):  # the connection may have been closed for idleness
                 with contextlib.suppress(OSError, http.client.HTTPException):
-                    self._up.ask("DELETE", self._path, timeout=GOODBYE_TIMEOUT, connect=GOODBYE_TIMEOUT)
+                    self._up.ask("DELETE", self._path, timeout=GOODBYE_TIMEOUT, connect_timeout=GOODBYE_TIMEOUT)
                     break
         self._up.close()
         self._down.close()
 
 
-def _check_not_refused(answer: Answer, body: Buffer | None) -> None:
+def _check_not_refused(response: http.client.HTTPResponse, answer: bytes, body: Buffer | None) -> None:
     """Raise the error of an answer that will be the same however often one asks."""
-    if answer.status != 200 and (error := gateway_error(answer.body)):
+    if response.status != 200 and (error := gateway_error(answer)):
         raise error
-    if answer.status == 413:
+    if response.status == 413:
         raise TooLarge(
             f"something before the gateway does not let a request of {len(body or b'')} bytes through; it has to "
             f"take 1 MiB (nginx: client_max_body_size)"
         )
 
 
-def _taken(answer: Answer) -> int:
+def _taken(response: http.client.HTTPResponse, answer: bytes) -> int:
     """Number of the last batch that the gateway has taken."""
-    return int(json.loads(answer.body)["taken"])
+    return int(json.loads(answer)["taken"])
 
 
-def _batch(answer: Answer) -> tuple[list[bytes], bool]:
+def _batch(response: http.client.HTTPResponse, answer: bytes) -> tuple[list[bytes], bool]:
     """The frames of a batch, and whether it is the last."""
-    if answer.status != 200 or answer.content_type != CONTENT_TYPE:
+    if response.status != 200 or response.headers.get_content_type() != CONTENT_TYPE:
         raise ValueError("not a batch")
     # Copied: what one frame brought is not to keep those beside it in memory.
-    return [bytes(frame) for frame in split_batch(answer.body)], answer.ended
+    return [bytes(frame) for frame in split_batch(answer)], ENDED_HEADER in response.headers
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

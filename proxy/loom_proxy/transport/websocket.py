@@ -7,14 +7,15 @@ thread that makes it: handing it to an event loop's thread would cost more than 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import secrets
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
@@ -41,7 +42,18 @@ from loom.wire.waker import Bell
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.transport.tls import TlsSocket
 
-__all__ = ["PATH", "NoUpgrade", "WebSocketTransport", "connect_tcp", "gateway_error", "normalise_url", "refused"]
+__all__ = [
+    "PATH",
+    "NoUpgrade",
+    "WebSocketTransport",
+    "connect",
+    "errors_of_opening",
+    "gateway_error",
+    "normalise_url",
+    "refused",
+]
+
+S = TypeVar("S")
 
 PATH = "/ws/v1"
 """Path of the gateway's WebSocket."""
@@ -92,31 +104,16 @@ class WebSocketTransport:
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
-        """Connect and upgrade, within ``timeout`` seconds.
-
-        Args:
-            ca: as `loom.tls.client_context`.
-
-        Raises:
-            GatewayUnreachable: nobody answers at the URL.
-            UntrustedGateway: TLS does not vouch for who does.
-            NotAGateway: somebody answers, but not with a gateway's WebSocket; `NoUpgrade` if with HTTP.
-            AuthenticationError: the token is missing or wrong.
-        """
-        sock = _connect(url, timeout, ca)
+        """Connect and upgrade. Arguments and errors are `open_transport`'s; `NoUpgrade` if HTTP is spoken there."""
+        context = client_context(ca) if url.startswith("wss:") else None
+        host = str(urlsplit(url).hostname)
+        sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))
         try:
-            transport = cls._upgrade(sock, url, token)
-        except TimeoutError:
-            sock.close()
-            text = f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
-            raise NotAGateway(text) from None
-        except LoomError:
+            with errors_of_opening(url, timeout, cut=NoUpgrade):
+                transport = cls._upgrade(sock, url, token)
+        except BaseException:
             sock.close()
             raise
-        except (OSError, EOFError, WebSocketException, ValueError) as error:
-            sock.close()
-            kind = NoUpgrade if isinstance(error, ConnectionError) else NotAGateway
-            raise kind(f"{url} is not a Loom gateway: {error or type(error).__name__}{_tls_hint(url)}") from error
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LONGEST_WAIT, 0))
         return transport
@@ -141,11 +138,8 @@ class WebSocketTransport:
                     response = event
             if response is None and (protocol.handshake_exc is not None or not data):
                 cause = protocol.handshake_exc and protocol.handshake_exc.__cause__
-                kind = NotAGateway if data else NoUpgrade
-                raise kind(
-                    f"{url} is not a Loom gateway: {cause or 'it closed the connection without an answer'}"
-                    f"{_tls_hint(url)}"
-                )
+                kind = WebSocketException if data else ConnectionError
+                raise kind(cause or "it closed the connection without an answer")
         if response.status_code != 101:
             raise refused(url, response.status_code, response.reason_phrase, response.body or b"")
         if protocol.handshake_exc is not None:
@@ -246,25 +240,35 @@ class WebSocketTransport:
         return message_head(len(data), mask) + apply_mask(cast(bytes, data), mask)
 
 
-def _connect(url: str, timeout: float, ca: str | None) -> socket.socket | TlsSocket:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    context = client_context(ca) if parts.scheme == "wss" else None
-    sock = connect_tcp(url, timeout)
-    if context is None:
-        return sock
+@contextlib.contextmanager
+def errors_of_opening(url: str, timeout: float, cut: type[NotAGateway] = NotAGateway) -> Iterator[None]:
+    """Raise `NotAGateway` if what answers at a URL does not do so in time, or not as a gateway.
+
+    Args:
+        cut: the error if the connection is cut.
+    """
     try:
-        return TlsSocket(sock, context, parts.hostname)
-    except OSError as error:
-        sock.close()
-        raise tls_error(url, error) from error
+        yield
+    except LoomError:
+        raise
+    except TimeoutError:
+        text = f"{url} accepts connections but did not answer as a gateway within {timeout:g} s"
+        raise NotAGateway(text) from None
+    except (OSError, EOFError, WebSocketException, http.client.HTTPException, ValueError) as error:
+        kind = cut if isinstance(error, ConnectionError) else NotAGateway
+        hint = ". If it speaks TLS, write wss:// instead of ws://" if url.startswith("ws:") else ""
+        raise kind(f"{url} is not a Loom gateway: {error or type(error).__name__}{hint}") from error
 
 
-def connect_tcp(url: str, timeout: float) -> socket.socket:
-    """A connection to the host of a WebSocket URL, made within ``timeout`` seconds, before any TLS.
+def connect(url: str, timeout: float, secured: Callable[[socket.socket], S]) -> S:
+    """A connection to the host of a WebSocket URL, made within ``timeout`` seconds.
+
+    Args:
+        secured: puts TLS on it, if the URL says so.
 
     Raises:
         GatewayUnreachable: nobody answers there.
+        UntrustedGateway: TLS does not vouch for who does.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
@@ -278,11 +282,11 @@ def connect_tcp(url: str, timeout: float) -> socket.socket:
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_queues_short(sock)
-    return sock
-
-
-def _tls_hint(url: str) -> str:
-    return ". If it speaks TLS, write wss:// instead of ws://" if url.startswith("ws:") else ""
+    try:
+        return secured(sock)
+    except OSError as error:
+        sock.close()
+        raise tls_error(url, error) from error
 
 
 def gateway_error(body: Buffer) -> LoomError | None:
