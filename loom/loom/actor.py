@@ -74,23 +74,16 @@ else:
         """Base class of every actor. Stands in for ``monarch.actor.Actor`` where torchmonarch is missing."""
 
     class EndpointProperty:
-        """An actor method marked by `endpoint`; becomes Monarch's own when it is unpickled in the cluster."""
+        """A method of an actor under `endpoint` or `concurrent_endpoint`; becomes Monarch's own in the cluster."""
 
-        def __init__(
-            self,
-            method: Callable[..., Any],
-            propagator: Any = None,
-            explicit_response_port: bool = False,
-            instrument: bool = True,
-        ) -> None:
+        def __init__(self, decorator: str, method: Callable[..., Any], options: dict[str, Any]) -> None:
+            self._decorator = decorator
             self._method = method
-            self._propagator = propagator
-            self._explicit_response_port = explicit_response_port
-            self._instrument = instrument
+            self._explicit_response_port = options["explicit_response_port"]
+            self._options = options
 
         def __reduce__(self) -> tuple[Any, ...]:
-            options = (self._propagator, self._explicit_response_port, self._instrument)
-            return _rebuild_endpoint, (self._method, *options)
+            return _decorated, (self._decorator, self._method, self._options)
 
     def endpoint(
         method: Any = None,
@@ -100,21 +93,14 @@ else:
         instrument: bool = True,
     ) -> Any:
         """Mark a method of an `Actor` as callable through a mesh, as ``monarch.actor.endpoint`` does."""
+        options = {
+            "propagate": propagate,
+            "explicit_response_port": explicit_response_port,
+            "instrument": instrument,
+        }
         if method is None:
-            return functools.partial(
-                endpoint,
-                propagate=propagate,
-                explicit_response_port=explicit_response_port,
-                instrument=instrument,
-            )
-        return EndpointProperty(method, propagate, explicit_response_port, instrument)
-
-    class _ConcurrentEndpointProperty(EndpointProperty):
-        """An actor method marked by `concurrent_endpoint`."""
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            options = (self._propagator, self._explicit_response_port, self._instrument)
-            return _rebuild_concurrent_endpoint, (self._method, *options)
+            return functools.partial(endpoint, **options)
+        return EndpointProperty("endpoint", method, options)
 
     def concurrent_endpoint(
         method: Any = None,
@@ -130,20 +116,20 @@ else:
         Raises:
             ValueError: the method is not async, or is marked by `endpoint` already.
         """
+        options = {
+            "propagate": propagate,
+            "explicit_response_port": explicit_response_port,
+            "instrument": instrument,
+        }
         if method is None:
-            return functools.partial(
-                concurrent_endpoint,
-                propagate=propagate,
-                explicit_response_port=explicit_response_port,
-                instrument=instrument,
-            )
+            return functools.partial(concurrent_endpoint, **options)
         if isinstance(method, EndpointProperty):
             raise ValueError(
                 "concurrent_endpoint does not wrap @endpoint; pass endpoint options to @concurrent_endpoint"
             )
         if not inspect.iscoroutinefunction(method):
             raise ValueError("concurrent_endpoint can only wrap async endpoints")
-        return _ConcurrentEndpointProperty(method, propagate, explicit_response_port, instrument)
+        return EndpointProperty("concurrent_endpoint", method, options)
 
     def current_rank() -> Any:
         """The rank of the actor that is running, as a Point. Only inside an actor, in the cluster."""
@@ -191,7 +177,7 @@ else:
             self._options = options
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _redecorate, (self._decorator, self._function, self._options)
+            return _decorated, (self._decorator, self._function, self._options)
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             return self if instance is None else functools.partial(self, instance)
@@ -271,32 +257,6 @@ def monarch_value_mesh(shape: tuple[Sequence[str], int, Sequence[int], Sequence[
     return ValueMesh(Shape(list(labels), ranks), values)
 
 
-def _redecorate(decorator: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Unpickle a function that a stand-in of a decorator pickled."""
-    if decorator == "returns_future":
-        return returns_future(function)
-    return traced(function) if options.get("name") is None else traced(name=options["name"])(function)
-
-
-def _rebuild_endpoint(
-    method: Callable[..., Any], propagate: Any, explicit_response_port: bool, instrument: bool
-) -> Any:
-    """Unpickle an endpoint that a stand-in pickled."""
-    return endpoint(
-        method,
-        propagate=propagate,
-        explicit_response_port=explicit_response_port,
-        instrument=instrument,
-    )
-
-
-def _rebuild_concurrent_endpoint(
-    method: Callable[..., Any], propagate: Any, explicit_response_port: bool, instrument: bool
-) -> Any:
-    """Unpickle a concurrent endpoint that a stand-in pickled."""
-    return concurrent_endpoint(
-        method,
-        propagate=propagate,
-        explicit_response_port=explicit_response_port,
-        instrument=instrument,
-    )
+def _decorated(decorator: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Unpickle a function that a stand-in of one of Monarch's decorators pickled."""
+    return globals()[decorator](function, **options)
