@@ -15,7 +15,7 @@ from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
-from loom_proxy.display.notebook import JobPanel, job_html
+from loom_proxy.display.notebook import job_html
 from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
@@ -364,8 +364,9 @@ class Job:
 
     def _repr_html_(self) -> str:
         meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in dict(self._calls.meshes).items()}
-        panel = JobPanel(self.session, self.url, self.closed, self.versions, self.hosts._panel(), meshes)
-        return job_html(panel)
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        details = f"{'closed' if self.closed else 'open'}, at {self.url}; {versions}"
+        return job_html(f"Job {self.session}", details, self.hosts._panel(), meshes)
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""

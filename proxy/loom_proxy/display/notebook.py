@@ -19,8 +19,6 @@ from loom_proxy.mesh.rank_states import RankState
 
 __all__ = [
     "Cell",
-    "FuturePanel",
-    "JobPanel",
     "MeshPanel",
     "endpoint_html",
     "future_html",
@@ -84,29 +82,6 @@ class MeshPanel(NamedTuple):
     """Of each element, and for one that has failed, why."""
     over: Exception | None
     """What ended the connection, if something has: the states are old then."""
-
-
-class FuturePanel(NamedTuple):
-    """A future, as it is shown."""
-
-    state: str
-    """``pending``, ``arrived``, ``done`` or ``failed``."""
-    timing: Timing | None
-    error: BaseException | None
-    value: Any
-    """Of one that is done."""
-
-
-class JobPanel(NamedTuple):
-    """A job, as it is shown."""
-
-    session: str
-    url: str
-    closed: bool
-    versions: Mapping[str, str]
-    hosts: MeshPanel
-    meshes: Mapping[str, tuple[str, MeshPanel]]
-    """By name, what this program made or has asked for: the proxy's repr, and the mesh."""
 
 
 def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
@@ -216,28 +191,20 @@ class _Short(reprlib.Repr):
 
     def of(self, value: Any) -> str:
         try:
-            text = self.repr(_without_data(value))
+            text = _without_data(value) or self.repr(value)
         except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise
             text = f"<{type(value).__name__}: its __repr__ raised {type(error).__name__}>"
-        return text if len(text) <= self.limit else text[: self.limit - 1] + "…"
+        return _cut(text, self.limit)
 
 
-class _Described:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def _without_data(value: Any) -> Any:
-    """An array or tensor as its type and shape: their own repr may be long in the making."""
+def _without_data(value: Any) -> str | None:
+    """Type and size of an array, a tensor or many bytes: their own repr may be long in the making."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and shape and dtype is not None:
-        return _Described(f"{type(value).__name__}{tuple(shape)} {dtype}")
+        return f"{type(value).__name__}{tuple(shape)} {dtype}"
     if isinstance(value, (bytes, bytearray)) and len(value) > LONG:
-        return _Described(f"{type(value).__name__} of {len(value):,} bytes")
-    return value
+        return f"{type(value).__name__} of {len(value):,} bytes"
+    return None
 
 
 _short, _long = _Short(SHORT), _Short(LONG)
@@ -255,43 +222,48 @@ def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
     )
 
 
-def future_html(future: FuturePanel) -> str:
-    """A future: whether its answer is here, what it is, and where the time went. It is not waited for."""
-    colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(future.state, RankState.ALIVE)
-    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(future.state)}</span>'
-    timing = future.timing
+def future_html(state: str, timing: Timing | None, error: BaseException | None, value: Any) -> str:
+    """A future: whether its answer is here, what it is, and where the time went. It is not waited for.
+
+    Args:
+        state: ``pending``, ``arrived``, ``done`` or ``failed``.
+        value: of one that is done.
+    """
+    colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
+    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
     small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
     parts = [_line(f"<b>FutureProxy</b> {badge}", small)]
-    if future.error is not None:
-        error = f"{type(future.error).__name__}: {future.error}"
-        parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(error))}</div>')
-    elif future.state == "done":
-        value = future.value
+    if error is not None:
+        text = f"{type(error).__name__}: {error}"
+        parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(text, 4 * LONG))}</div>')
+    elif state == "done":
         is_ours = type(value).__module__.startswith("loom_proxy.") and hasattr(type(value), "_repr_html_")
         parts.append(value._repr_html_() if is_ours else f"<code>{escape(_long.of(value))}</code>")
-    elif future.state == "pending":
+    elif state == "pending":
         parts.append(f'<div style="{_SMALL}">.get(timeout) waits for it, and so does await</div>')
     return _block(*parts)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 4 * LONG else text[: 4 * LONG - 1] + "…"
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def job_html(job: JobPanel) -> str:
-    """A job: where it runs, its hosts, and the meshes that this program made or has asked for."""
+def job_html(title: str, details: str, hosts: MeshPanel, meshes: Mapping[str, tuple[str, MeshPanel]]) -> str:
+    """A job: where it runs, its hosts, and the meshes that this program made or has asked for.
+
+    Args:
+        meshes: the proxy's repr, and the mesh, by name.
+    """
     rows = "".join(
         f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'
         f'<td style="border:0;text-align:left;background:transparent">'
         f"{escape(f'{text}: {_summary(mesh.states, mesh.noun)}')}</td></tr>"
-        for name, (text, mesh) in itertools.islice(job.meshes.items(), MOST_COLUMNS)
+        for name, (text, mesh) in itertools.islice(meshes.items(), MOST_COLUMNS)
     )
-    more = len(job.meshes) - MOST_COLUMNS
-    versions = ", ".join(f"{name} {version}" for name, version in job.versions.items())
-    state = "closed" if job.closed else "open"
+    more = len(meshes) - MOST_COLUMNS
     return _block(
-        _line(f"<b>Job {escape(job.session)}</b>", f"{state}, at {escape(job.url)}; {escape(versions)}"),
-        mesh_html(job.hosts),
+        _line(f"<b>{escape(title)}</b>", escape(details)),
+        mesh_html(hosts),
         f'<table style="{_TABLE}" aria-label="meshes">{rows}</table>' if rows else "",
         f'<div style="{_SMALL}">… and {more:,} more meshes</div>' if more > 0 else "",
     )

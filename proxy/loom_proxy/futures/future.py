@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from loom.errors import OperationCancelled, WaitTimeout
 from loom.wire.bodies import Body
 from loom_proxy.display import progress
-from loom_proxy.display.notebook import FuturePanel, future_html
+from loom_proxy.display.notebook import future_html
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.futures.timing import Timing
 from loom_proxy.session.waits import Waits
@@ -262,7 +262,7 @@ class FutureProxy(Generic[R]):
 
     def _repr_html_(self) -> str:
         value = None if self._value is _PENDING else self._value
-        return future_html(FuturePanel(self._state(), self.timing, self._error, value))
+        return future_html(self._state(), self.timing, self._error, value)
 
     def _state(self) -> str:
         if self._unpack is None:

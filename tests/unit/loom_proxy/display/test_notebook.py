@@ -14,7 +14,7 @@ from loom.errors import ActorError, SessionClosed, SupervisionError
 from loom.shape import Shape
 from loom.signatures import endpoints
 from loom.wire.bodies import AwaitInitialized, Body, Call, CallOne, Choose, StreamCall
-from loom_proxy.display.notebook import JobPanel, job_html
+from loom_proxy.display.notebook import job_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.base import WholeMesh
@@ -399,8 +399,7 @@ def test_a_job_shows_its_hosts_and_meshes(connection: Any) -> None:
     hosts = HostMeshProxy(WholeMesh(connection, 0, "hosts", Shape.row_major({"hosts": 2})))
     connection.meshes["trainers"] = proc_mesh(connection)
     meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in connection.meshes.items()}
-    job = JobPanel("session-1", "ws://host:8470", False, {"python": "3.11"}, hosts._panel(), meshes)
-    text = Html(job_html(job)).text
+    text = Html(job_html("Job session-1", "open, at ws://host:8470", hosts._panel(), meshes)).text
     assert "session-1" in text
     assert "2 hosts: 2 alive" in text
     assert "trainers" in text
