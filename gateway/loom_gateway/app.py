@@ -19,8 +19,7 @@ from loom_gateway.access.control import AccessControl, Principal, refusal_header
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
-from loom_gateway.rest.metrics import metrics_text
-from loom_gateway.rest.prometheus import CONTENT_TYPE
+from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining

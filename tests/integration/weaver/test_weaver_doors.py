@@ -197,11 +197,11 @@ def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
         assert shown['loom_replicas{state="stalled"}'] == 0
         assert shown['loom_goodput_ratio{job="measured"}'] > 0
         assert shown['loom_goodput_seconds_total{job="measured",reason="compute"}'] > 0
-        assert shown['loom_replica_step{replica="train_5",group="measured"}'] > 0
-        assert 0 < shown['loom_replica_metric{replica="train_5",group="measured",metric="loss"}'] <= 1
+        assert shown['loom_replica_step{group="measured",replica="train_5"}'] > 0
+        assert 0 < shown['loom_replica_metric{group="measured",metric="loss",replica="train_5"}'] <= 1
         assert shown["loom_command_latency_seconds_count"] >= 1
         assert shown['loom_command_latency_seconds_bucket{le="+Inf"}'] >= 1
-        assert shown[f'loom_call_latency_seconds_bucket{{session="{job.session}",le="+Inf"}}'] == shown[calls]
+        assert shown[f'loom_call_latency_seconds_bucket{{le="+Inf",session="{job.session}"}}'] == shown[calls]
         assert 0 < shown[f'loom_call_latency_seconds_sum{{session="{job.session}"}}'] < BOUND
         assert shown[f'loom_session_clients{{session="{job.session}"}}'] == 1
         assert shown[f'loom_session_sent_bytes_total{{session="{job.session}"}}'] > 0

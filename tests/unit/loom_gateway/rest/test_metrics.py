@@ -1,0 +1,132 @@
+"""Numbers as Prometheus reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from loom.errors import WeaverUnavailable
+from loom.latencies import BOUNDS, Latencies
+from loom_gateway.rest.metrics import metrics_text
+from loom_gateway.sessions.sessions import SessionState
+
+NUMBERS = {
+    "started": 1.5,
+    "replicas": {"running": 2},
+    "devices": 8,
+    "commands": 0,
+    "reports": 7,
+    "event": 9,
+    "history_bytes": 1 << 40,
+    "command_latency": Latencies().to_dict(),
+    "call_latency": {},
+    "of_jobs": [],
+    "of_replicas": {},
+    "of_devices": {},
+}
+
+
+class StandIn:
+    """Stands in for the weaver's client and the manager of sessions: what they count is chosen here."""
+
+    def __init__(self, numbers: dict[str, Any] | None) -> None:
+        self._numbers = numbers
+        traffic = SimpleNamespace(bytes_in=3, bytes_out=4)
+        session = SimpleNamespace(name="s", state=SessionState.RUNNING, clients=1, operations=2, traffic=traffic)
+        self.sessions = lambda: [session]
+        self.ended = SimpleNamespace(all=list)
+
+    async def ask(self, operation: str) -> dict[str, Any]:
+        assert operation == "numbers"
+        if self._numbers is None:
+            raise WeaverUnavailable("it is away")
+        return self._numbers
+
+
+def page(**numbers: Any) -> str:
+    gateway: Any = StandIn({**NUMBERS, **numbers})
+    return asyncio.run(metrics_text(gateway, gateway)).decode()
+
+
+def samples(text: str, family: str) -> dict[tuple[str, ...], float]:
+    """The samples of a family, by the values of their labels in the order of their names."""
+    found = [one for one in text_string_to_metric_families(text) if one.name == family]
+    assert len(found) == 1
+    return {tuple(one.labels[name] for name in sorted(one.labels)): one.value for one in found[0].samples}
+
+
+def test_a_family_is_introduced_and_its_samples_follow() -> None:
+    text = page()
+
+    assert "# HELP loom_replicas Replicas, by state.\n# TYPE loom_replicas gauge\n" in text
+    assert samples(text, "loom_replicas")["running",] == 2
+    assert samples(text, "loom_replicas")["failed",] == 0
+    assert samples(text, "loom_devices") == {(): 8}
+
+
+def test_a_counter_has_its_name_and_no_time_of_creation() -> None:
+    text = page()
+
+    assert '# TYPE loom_session_frames_total counter\nloom_session_frames_total{session="s"} 2.0\n' in text
+    assert "_created" not in text
+
+
+def test_buckets_add_up() -> None:
+    latencies = Latencies()
+    for seconds in (0.05, 0.05, 0.5, 20.0):
+        latencies.add(seconds)
+
+    text = page(call_latency={"s": latencies.to_dict(), "another session": latencies.to_dict()})
+
+    assert 'loom_call_latency_seconds_bucket{le="0.02",session="s"} 0.0' in text
+    assert 'loom_call_latency_seconds_bucket{le="0.05",session="s"} 2.0' in text
+    assert f'loom_call_latency_seconds_bucket{{le="{BOUNDS[-1]}",session="s"}} 3.0' in text
+    assert 'loom_call_latency_seconds_bucket{le="+Inf",session="s"} 4.0' in text
+    assert 'loom_call_latency_seconds_count{session="s"} 4.0' in text
+    assert 'loom_call_latency_seconds_sum{session="s"} 20.6' in text
+    assert "another session" not in text
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e-300, 0.1 + 0.2, float(1 << 60), math.nan])
+def test_a_number_is_exact(value: float) -> None:
+    text = page(of_replicas={"r": {"step": None, "group": "g", "metrics": {"loss": value}}})
+
+    (shown,) = samples(text, "loom_replica_metric").values()
+    assert shown == value or math.isnan(shown) == math.isnan(value) is True
+
+
+def test_what_others_name_cannot_make_a_sample() -> None:
+    name = 'train"0"\\\n} 5\nforged 1'
+
+    text = page(of_devices={name: {"utilization": 0.5, "power": None}})
+
+    assert samples(text, "loom_device_utilization_ratio") == {(name,): 0.5}
+    assert samples(text, "loom_device_power_watts") == {}
+    assert "\nforged" not in text
+
+
+def test_a_job_has_its_goodput_and_where_its_time_went() -> None:
+    jobs = [
+        {"job": "a", "ratio": 0.75, "seconds": {"compute": 3.0, "lost": 1.0}},
+        {"job": "b", "ratio": None, "seconds": {}},
+    ]
+
+    text = page(of_jobs=jobs)
+
+    assert samples(text, "loom_goodput_ratio") == {("a",): 0.75}
+    assert samples(text, "loom_goodput_seconds_total") == {("a", "compute"): 3.0, ("a", "lost"): 1.0}
+
+
+def test_while_the_weaver_is_away_its_numbers_are_missing() -> None:
+    gateway: Any = StandIn(None)
+
+    text = asyncio.run(metrics_text(gateway, gateway)).decode()
+
+    assert samples(text, "loom_weaver_up") == {(): 0}
+    assert samples(text, "loom_session_clients") == {("s",): 1}
+    assert "loom_replicas" not in text
