@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from string import Formatter
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -22,13 +23,11 @@ from loom.errors import (
     error_for_code,
 )
 from loom.tls import client_context, tls_error
+from loom.weaver.operations import OPERATIONS, takes
 
 __all__ = ["Gateway", "quoted"]
 
 _SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
-
-STACK_WAIT = 30.0
-"""Seconds that it may take to get a stack, besides those of any call."""
 
 IDLE = 4.0
 """Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
@@ -110,41 +109,20 @@ class Gateway:
                         raise self._not_a_gateway()
                     yield entry
 
-    def weaver(
-        self, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0, **wanted: Any
-    ) -> dict[str, Any]:
-        """Read something of the weaver, or post something to it.
-
-        Args:
-            path: behind ``/weaver/``, with its parts `quoted`.
-            expect: a name that the answer has.
-            body: to post; None reads.
-            patience: seconds that the answer may take by what is asked.
-            wanted: parameters of the query; None for those that are not to be given.
-
-        Raises:
-            WeaverUnavailable: the weaver is away.
-            UnknownReplica, UnknownDevice, UnknownCommand, WrongArguments: as the weaver says.
-        """
-        method = "GET" if body is None else "POST"
-        return self._call(method, f"/weaver/{path}{_query(wanted)}", expect, body, patience)
-
-    def remove_fault(self, injection: str) -> dict[str, Any]:
-        """Have a fault removed before its time is over.
-
-        Raises:
-            UnknownInjection: there is none with the id.
-        """
-        return self._call("DELETE", f"/weaver/inject/{quoted(injection)}", expect="outcomes")
-
-    def stacks(self, replica: str) -> str:
-        """Where the threads of a replica are in their code.
-
-        Raises:
-            UnknownReplica: there is none with the id.
-        """
-        with self._open("GET", f"/weaver/replicas/{quoted(replica)}/stacks", patience=STACK_WAIT) as response:
-            return response.read().decode()
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Ask the weaver; see `loom.weaver.operations.AsksWeaver`."""
+        method, path, has, only = OPERATIONS[operation]
+        given = {name: value for name, value in arguments.items() if value is not None}
+        patience = takes(operation, given)
+        named = [name for _, name, _, _ in Formatter().parse(path) if name]
+        path = "/weaver/" + path.format_map({name: quoted(given.pop(name)) for name in named})
+        if operation == "stacks":  # a page of text
+            with self._open(method, path, patience=patience) as response:
+                return response.read().decode()
+        if method != "POST":
+            path += f"?{urlencode(given)}" if given else ""
+        answer = self._call(method, path, has, given if method == "POST" else None, patience)
+        return answer[has] if only else answer
 
     def _call(
         self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
@@ -233,11 +211,6 @@ def _readable(sock: socket.socket) -> bool:
         return bool(select.select([sock], [], [], 0)[0])
     except (OSError, ValueError):  # a number of a file that select does not take
         return True
-
-
-def _query(wanted: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in wanted.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def _body(body: Mapping[str, Any]) -> bytes:

@@ -127,11 +127,12 @@ class Job:
     def weaver(self) -> WeaverProxy:
         """The gateway's weaver: every replica and device, those of other sessions too, and how to change them.
 
-        It is asked over HTTP, not over this session's connection, and can be asked when the session is over.
+        It is asked through this session, and by REST when the session is over or this client only watches it.
         """
-        connection = self._connection
+        ca = self._connection.address.ca
         transport = "http" if self.transport == "http" else "auto"
-        return WeaverProxy(self._gateway_url, self.token, connection.address.ca, transport)
+        session = None if self._calls.watching else self._calls
+        return WeaverProxy(self._gateway_url, self.token, ca, transport, session)
 
     def state(self) -> JobState:
         """The hosts, under the names that the gateway was given; all as ``workers`` where it was given none."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 from collections import deque
 from typing import Any
 
-from loom.control.framing import Splitter, pack
-from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, error_for_code
+from loom.errors import LoomError, WeaverUnavailable
 from loom.latencies import Latencies
+from loom.weaver.client import WeaverClient
 from loom_gateway.sessions.driver_files import DriverFiles
 
 __all__ = ["WeaverLink"]
@@ -35,8 +34,6 @@ FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
 CALLS_EVERY = 2.0
 """Seconds between two reports of how long calls took."""
 
-_RECEIVE = 64 << 10
-
 
 class WeaverLink:
     """Tells the weaver of one session's processes, and asks it. For the driver's event loop.
@@ -48,12 +45,15 @@ class WeaverLink:
     """
 
     def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._files = None if folder is None else DriverFiles(os.path.join(folder, "weaver"))
+        self._client: WeaverClient | None = None
+        if folder is not None:
+            # Nothing waits for a weaver that is away: what asks has a patience of its own.
+            self._client = WeaverClient(DriverFiles(os.path.join(folder, "weaver")).socket, patience=0.0)
+            self._client.came()
         self.session = session
         self._loop = loop
         self._finding: asyncio.Task[str] | None = None
         self._find_until = 0.0
-        self._numbers = itertools.count(1)
         self._reports: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REPORTS)
         self._has_reports = asyncio.Event()
         self._all_reported = asyncio.Event()
@@ -67,7 +67,7 @@ class WeaverLink:
 
         A weaver that is just being started is waited for, until `FIRST_WEAVER` seconds after the first call.
         """
-        if self._files is None:
+        if self._client is None:
             return ""
         if self._finding is None:
             self._finding = self._loop.create_task(self._find())
@@ -79,12 +79,23 @@ class WeaverLink:
         delay = FIRST_DELAY
         while True:
             try:
-                return str(await self.ask("address", {}))
+                return str(await self.client.ask("address"))
             except LoomError:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
 
     # -- for the weaver -------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> WeaverClient:
+        """What asks the weaver.
+
+        Raises:
+            WeaverUnavailable: there is none.
+        """
+        if self._client is None:
+            raise WeaverUnavailable("this gateway has no weaver")
+        return self._client
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         """Tell of processes that have started."""
@@ -99,7 +110,7 @@ class WeaverLink:
         self._report("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
 
     def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
-        if self._files is None:
+        if self._client is None:
             return
         self._reports.append(
             (operation, {"session": self.session, "procs": procs, "rank": rank, "what": what, **more})
@@ -107,95 +118,37 @@ class WeaverLink:
         self._all_reported.clear()
         self._has_reports.set()
         if self._reporting is None:
-            self._reporting = self._loop.create_task(self._keep_reporting(self._files.socket))
-
-    async def ask(self, operation: str, arguments: dict[str, Any], timeout: float | None = None) -> Any:
-        """Ask the weaver something.
-
-        Args:
-            operation: one that `loom.weaver` knows.
-            arguments: of the operation.
-            timeout: seconds that it has to answer; None: any number.
-
-        Raises:
-            WeaverUnavailable: it is away, there is none, or it does not answer in time.
-            LoomError: what it answers.
-        """
-        if self._files is None:
-            raise WeaverUnavailable("this gateway has no weaver")
-        try:
-            return await asyncio.wait_for(self._ask(self._files.socket, operation, arguments), timeout)
-        except asyncio.TimeoutError:
-            raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
-
-    async def _ask(self, path: str, operation: str, arguments: dict[str, Any]) -> Any:
-        try:
-            reader, writer = await asyncio.open_unix_connection(path)
-            try:
-                writer.write(pack(["ask", 1, operation, arguments]))
-                answer = await _answer(reader, Splitter())
-            finally:
-                writer.close()
-        except (OSError, EOFError) as error:
-            raise WeaverUnavailable(f"the weaver is away: {error}") from error
-        if answer[0] == "error":
-            raise error_for_code(answer[2], answer[3])
-        return answer[2]
+            self._reporting = self._loop.create_task(self._keep_reporting(self._client))
 
     async def report_calls(self, latencies: Latencies) -> None:
         """Tell how long calls took, again and again, for as long as the session lives."""
-        while self._files is not None:
+        while self._client is not None:
             await asyncio.sleep(CALLS_EVERY)
             with contextlib.suppress(LoomError):  # it is away: the next report has these, too
-                await self.ask("calls", {"session": self.session, **latencies.to_dict()})
+                await self._client.ask("calls", session=self.session, **latencies.to_dict())
 
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has been told everything, for so many seconds at most."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_reported.wait(), timeout)
 
-    async def _keep_reporting(self, path: str) -> None:
+    async def _keep_reporting(self, client: WeaverClient) -> None:
         delay = FIRST_DELAY
-        while True:
-            try:
-                reader, writer = await asyncio.open_unix_connection(path)
-            except OSError:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_DELAY)
-                continue
-            delay = FIRST_DELAY
-            try:
-                await self._send_reports(reader, writer)
-            except (OSError, EOFError, ProtocolMismatch) as error:
-                logger.info("the weaver went away: %s", error)
-                await asyncio.sleep(delay)
-            finally:
-                writer.close()
-
-    async def _send_reports(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        splitter = Splitter()
         while True:
             if not self._reports:
                 self._all_reported.set()
                 self._has_reports.clear()
                 await self._has_reports.wait()
-                continue
             operation, arguments = self._reports[0]
-            writer.write(pack(["ask", next(self._numbers), operation, arguments]))
-            await writer.drain()
-            answer = await _answer(reader, splitter)
-            if answer[0] == "error":
-                logger.warning("the weaver does not take %s: %s", operation, answer[3:])
-            with contextlib.suppress(IndexError):  # there were so many that it was dropped meanwhile
-                if self._reports[0][1] is arguments:
-                    self._reports.popleft()
-
-
-async def _answer(reader: asyncio.StreamReader, splitter: Splitter) -> list[Any]:
-    while True:
-        data = await reader.read(_RECEIVE)
-        if not data:
-            raise EOFError("it closed the connection")
-        frames = splitter.feed(data)
-        if frames:
-            return frames[0]
+            try:
+                await client.ask(operation, **arguments)
+            except WeaverUnavailable as error:
+                logger.info("%s", error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+                continue
+            except LoomError as error:
+                logger.warning("the weaver does not take %s: %s", operation, error)
+            delay = FIRST_DELAY
+            if self._reports[0][1] is arguments:  # else there were so many that it was dropped meanwhile
+                self._reports.popleft()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
 from loom.control.commands import CommandKind
 from loom.errors import WeaverUnavailable, WrongArguments
+from loom.weaver.operations import MAX_WAIT
 from loom.weaver.policy import Action
 from loom.weaver.views import (
     CommandState,
@@ -33,12 +34,6 @@ from loom_gateway.rest.faults import Components
 from loom_gateway.weaver_process import WeaverSupervisor
 
 __all__ = ["weaver_routes"]
-
-MAX_WAIT = 300.0
-"""Seconds that one request may wait for acknowledgements."""
-
-STACK_WAIT = 30.0
-"""Seconds that it may take to get a stack."""
 
 
 class ErrorText(BaseModel):
@@ -229,7 +224,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
     )
     async def stacks(replica: str) -> Response:
         """Where a replica's threads are in their code."""
-        return PlainTextResponse(await weaver.ask("stacks", STACK_WAIT, replica=replica))
+        return PlainTextResponse(await weaver.do("stacks", "", replica=replica))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
     async def replica(replica: str) -> Response:
@@ -250,20 +245,15 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         principal: Principal = request.scope["loom.principal"]
         about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
         request.scope[DONE] = ("commanded", about)
-        given = await weaver.ask(
-            "command", kind=asked.kind.value, params=asked.params, target=asked.target, by=principal.identity.name
-        )
-        request.scope[DONE] = ("commanded", {**about, "command": given["id"]})
-        return _answer(await _command_state(given["id"], asked.wait))
+        command = {**asked.model_dump(), "kind": asked.kind.value}
+        state = await weaver.do("command", principal.identity.name, **command)
+        request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
+        return _answer(state)
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
         """What replicas have made of a command; with ``wait``, when they all have, or when it is over."""
-        return _answer(await _command_state(command, wait))
-
-    async def _command_state(id: str, wait: float) -> dict[str, Any]:
-        state: dict[str, Any] = await weaver.ask("command_state", wait, id=id, timeout=wait)
-        return state
+        return _answer(await weaver.do("command_state", "", id=command, wait=wait))
 
     @router.post(
         "/inject",
@@ -287,24 +277,17 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
                 raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
             evidence = await pieces.strike(kind.name, asked.target)
             return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
-        given = await weaver.ask(
-            "inject",
-            fault=kind.name,
-            params=params,
-            duration=duration,
-            target=asked.target,
-            by=principal.identity.name,
-        )
-        request.scope[DONE] = ("injected", {**about, "command": given["id"], "replicas": given["replicas"][:100]})
-        return _answer({**await _command_state(given["id"], asked.wait), "evidence": {}})
+        fault = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
+        state = await weaver.do("inject", principal.identity.name, **fault, wait=asked.wait)
+        request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
+        return _answer({**state, "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request) -> Response:
         """Remove a fault before its time is over. Those on its host that can are told; one of them does it."""
         principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"removed": injection[:200]})
-        given = await weaver.ask("remove_fault", injection=injection, by=principal.identity.name)
-        return _answer(await _command_state(given["id"], 0.0))
+        return _answer(await weaver.do("remove_fault", principal.identity.name, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(device: str, failure: DeviceFailure, request: Request) -> Response:
@@ -314,8 +297,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         """
         principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
-        found = await weaver.ask("fail_device", device=device, reason=failure.reason, by=principal.identity.name)
-        return _answer(found)
+        return _answer(await weaver.do("fail_device", principal.identity.name, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
     async def policies() -> Response:
@@ -327,7 +309,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         """Choose what is done with a group when a device fails."""
         principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
-        found = await weaver.ask("policy", group=asked.group, action=asked.action.value, by=principal.identity.name)
+        found = await weaver.do("policy", principal.identity.name, group=asked.group, action=asked.action.value)
         return _answer({"policies": found})
 
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 import time
@@ -18,7 +19,7 @@ from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
 from loom.bridge.news import News, Said
 from loom.bridge.orders import CommandOrder, FailureReport, error_reply, read_order
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
-from loom.rest import Gateway, quoted
+from loom.rest import Gateway
 
 __all__ = ["Bridge"]
 
@@ -112,7 +113,7 @@ class Bridge:
         """
         await self._ask(self._gateway.status)
         try:
-            status = await self._ask(lambda: self._gateway.weaver("status", "event"))
+            status = await self._ask(lambda: self._gateway.ask("status"))
             # What happens from now on is said, also where the first snapshot comes later.
             self._said = self._arrived = status["event"]
         except WeaverUnavailable as error:
@@ -197,7 +198,7 @@ class Bridge:
         more = self._said is not None
         while more:
             self._nats.check()
-            events = await self._weaver("events", "events", after=self._said, limit=PAGE)
+            events = await self._ask(functools.partial(self._gateway.ask, "events", after=self._said, limit=PAGE))
             for event in events:
                 await self._publish(self._news.event(event))
                 self._said = event["id"]
@@ -227,7 +228,7 @@ class Bridge:
     async def _look_at_devices(self) -> None:
         while True:
             try:
-                devices = await self._weaver("devices", "devices")
+                devices = await self._ask(lambda: self._gateway.ask("devices"))
                 await self._heard.put({"type": "devices", "devices": devices})
                 for report in list(self._failures.values()):
                     await self._report_again(report)
@@ -274,13 +275,11 @@ class Bridge:
     async def _answer(self, order: CommandOrder, command: dict[str, Any], format: Format, reply: str) -> None:
         """Reply when everybody has acknowledged a command, or when it has been waited for as long as asked."""
         until = time.monotonic() + order.wait
-        path = f"commands/{quoted(command['id'])}"
         try:
             while not command["done"] and (left := until - time.monotonic()) > 0:
                 wait = min(left, ASK_FOR)
-                command = await self._ask(
-                    lambda wait=wait: self._gateway.weaver(path, "outcomes", patience=wait, wait=wait)  # type: ignore[misc]
-                )
+                ask = functools.partial(self._gateway.ask, "command_state", id=command["id"], wait=wait)
+                command = await self._ask(ask)
         except LoomError as error:
             # It was given: that is what there is to say.
             logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
@@ -317,11 +316,6 @@ class Bridge:
             del self._failures[report.device]
 
     # -- the gateway --------------------------------------------------------------------------------------------
-
-    async def _weaver(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
-        answer = await self._ask(lambda: self._gateway.weaver(path, name, **wanted))
-        found: list[dict[str, Any]] = answer[name]
-        return found
 
     async def _ask(self, call: Callable[[], V]) -> V:
         return await self._in(self._asking, call)

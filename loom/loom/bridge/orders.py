@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.errors import LoomError, WrongArguments
-from loom.rest import Gateway, quoted
+from loom.rest import Gateway
 
 __all__ = ["CommandOrder", "FailureReport", "error_reply", "read_order"]
 
@@ -35,9 +35,9 @@ class FailureReport:
         """Say so; the body of the reply.
 
         Raises:
-            LoomError: as `Gateway.weaver`.
+            LoomError: as `Gateway.ask`.
         """
-        event = gateway.weaver(f"devices/{quoted(self.device)}/failure", "id", {"reason": self.reason})
+        event = gateway.ask("fail_device", device=self.device, reason=self.reason)
         affected = [
             {
                 "replica_id": one["replica"],
@@ -64,14 +64,15 @@ class CommandOrder:
         """Give the command; what is known of it at once.
 
         Raises:
-            LoomError: as `Gateway.weaver`.
+            LoomError: as `Gateway.ask`.
         """
         target: str | list[str] | None = self.target
         if target is None:
-            devices = gateway.weaver("devices", "devices")["devices"]
+            devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
-        return gateway.weaver("commands", "outcomes", {"kind": self.kind, "target": target, "params": self.params})
+        given: dict[str, Any] = gateway.ask("command", kind=self.kind, target=target, params=self.params)
+        return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
         """The body of the reply.

@@ -37,8 +37,7 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
     try:
-        replicas = gateway.weaver("replicas", "replicas")["replicas"]
-        goodput = gateway.weaver("goodput", "jobs")["jobs"]
+        replicas, goodput = gateway.ask("replicas"), gateway.ask("goodput")
     except WeaverUnavailable as error:
         replicas, goodput, away = [], [], str(error)
     if as_json:

@@ -12,25 +12,14 @@ from typing import Any, cast
 
 from loom.control.framing import Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
+from loom.weaver.operations import OPERATIONS, takes
 
 __all__ = ["WeaverClient"]
 
-_READS = frozenset(
-    (
-        "command_state",
-        "devices",
-        "events",
-        "goodput",
-        "history",
-        "metrics",
-        "numbers",
-        "policies",
-        "replica",
-        "replicas",
-        "stacks",
-        "status",
-    )
-)
+_COMMANDS = frozenset(("command", "inject", "remove_fault"))
+"""Operations that give a command, whose state is their result."""
+
+_READS = frozenset(("numbers", *(name for name, operation in OPERATIONS.items() if operation.method == "GET")))
 """Operations that change nothing."""
 
 BETWEEN_ATTEMPTS = 0.02
@@ -83,12 +72,37 @@ class WeaverClient:
 
     # -- questions --------------------------------------------------------------------------------------------
 
-    async def ask(self, operation: str, wait: float = 0.0, **arguments: Any) -> Any:
-        """Have the weaver do an operation; return what it gives.
+    async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
+        """Do one of `OPERATIONS` for a user, and return its result; see `loom.weaver.operations.AsksWeaver`.
 
         Args:
             operation: its name.
-            wait: seconds that the operation may take by what it is asked.
+            by: who asks, for the weaver's events.
+            arguments: of the operation.
+
+        Raises:
+            WrongArguments: users cannot ask for the operation.
+            LoomError: as `ask`.
+        """
+        if operation not in OPERATIONS:
+            raise WrongArguments(
+                f"the weaver knows no operation {operation!r:.80}; it knows {', '.join(OPERATIONS)}"
+            )
+        timeout = ANSWER_TIMEOUT + takes(operation, arguments)
+        wait = arguments.pop("wait", 0.0)
+        if operation in _COMMANDS:
+            given = await self.ask(operation, by=by, **arguments)
+            operation, arguments = "command_state", {"id": given["id"]}
+        if operation == "command_state":
+            arguments["timeout"] = wait
+        return await self.ask(operation, timeout, by=by, **arguments)
+
+    async def ask(self, operation: str, within: float = ANSWER_TIMEOUT, /, **arguments: Any) -> Any:
+        """Ask the weaver to do an operation, and return what it gives.
+
+        Args:
+            operation: its name.
+            within: seconds that the weaver has to answer.
             arguments: of the operation.
 
         Raises:
@@ -101,9 +115,9 @@ class WeaverClient:
         while True:
             link = await self._connected()
             try:
-                return await asyncio.wait_for(link.ask(operation, arguments), ANSWER_TIMEOUT + wait)
+                return await asyncio.wait_for(link.ask(operation, arguments), within)
             except asyncio.TimeoutError:
-                raise WeaverUnavailable(f"the weaver did not answer within {ANSWER_TIMEOUT + wait:g} s") from None
+                raise WeaverUnavailable(f"the weaver did not answer within {within:g} s") from None
             except WeaverUnavailable:
                 if self._closed or operation not in _READS or loop.time() > until:
                     raise
@@ -129,6 +143,8 @@ class WeaverClient:
         await self._there.wait()
 
     async def _available(self) -> None:
+        if self._there.is_set():
+            return
         try:
             await asyncio.wait_for(self._there.wait(), self._patience)
         except asyncio.TimeoutError:
@@ -152,7 +168,7 @@ class WeaverClient:
                 return link
             except OSError as error:
                 if loop.time() > until:
-                    raise WeaverUnavailable(f"the weaver does not listen ({error.strerror or error})") from error
+                    raise WeaverUnavailable(f"the weaver is away: {error.strerror or error}") from error
                 await asyncio.sleep(BETWEEN_ATTEMPTS)  # it is dead, and its keeper is about to learn it
 
 

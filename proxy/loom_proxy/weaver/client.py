@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from loom.errors import LoomError
-from loom.rest import Gateway, quoted
+from loom.rest import Gateway
+from loom.weaver.operations import AsksWeaver
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
@@ -28,9 +29,11 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverUpdate,
 )
+from loom_proxy.session.caller import Caller
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.feed import WeaverFeed
+from loom_proxy.weaver.session_way import SessionWeaver
 
 __all__ = ["WeaverProxy"]
 
@@ -52,11 +55,20 @@ class WeaverProxy:
         ca: as `loom.tls.client_context`.
         transport: how `watch` and `events` learn of what is new: ``"websocket"``; ``"http"``, which asks every
             second; or ``"auto"``: HTTP where there is no WebSocket.
+        session: asks the weaver; None: REST does.
     """
 
-    def __init__(self, url: str, token: str | None, ca: str | None = None, transport: str = "auto") -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        ca: str | None = None,
+        transport: str = "auto",
+        session: Caller | None = None,
+    ) -> None:
         self._gateway = Gateway(url, token, ca=ca)
-        self._feed = WeaverFeed(self._gateway, token, ca, transport, self._look)
+        self._way: AsksWeaver = self._gateway if session is None else SessionWeaver(session, self._gateway)
+        self._feed = WeaverFeed(url, token, ca, transport, self._way, self._look)
 
     @property
     def aio(self) -> AsyncWeaverProxy:
@@ -65,18 +77,19 @@ class WeaverProxy:
 
     def status(self) -> dict[str, Any]:
         """Return the weaver at a glance: replicas by state, how many devices, commands under way, and more."""
-        return self._gateway.weaver("status", "weaver")
+        found: dict[str, Any] = self._way.ask("status")
+        return found
 
     def address(self) -> str:
         """Return the value of ``LOOM_WEAVER`` for training processes that Loom does not spawn.
 
         It needs scope ``operate``. The value contains the key that lets them in: keep it as you keep a token.
         """
-        return str(self._gateway.weaver("address", "address")["address"])
+        return str(self._way.ask("address"))
 
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Return every replica by its id, also those that have failed or finished."""
-        found = self._gateway.weaver("replicas", "replicas")["replicas"]
+        found = self._way.ask("replicas")
         return {one["id"]: ReplicaInfo.from_body(one) for one in found}
 
     def replica(self, id: str) -> ReplicaInfo:
@@ -85,11 +98,11 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        return ReplicaInfo.from_body(self._gateway.weaver(f"replicas/{quoted(id)}", "state"))
+        return ReplicaInfo.from_body(self._way.ask("replica", id=id))
 
     def devices(self) -> dict[str, DeviceInfo]:
         """Return every device by its uuid, with its replicas and its state."""
-        found = self._gateway.weaver("devices", "devices")["devices"]
+        found = self._way.ask("devices")
         return {one["uuid"]: DeviceInfo.from_body(one) for one in found}
 
     def events(
@@ -134,7 +147,7 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        found: list[str] = self._gateway.weaver(f"replicas/{quoted(replica)}/metrics", "metrics")["metrics"]
+        found: list[str] = self._way.ask("metrics", replica=replica)
         return found
 
     def history(
@@ -157,8 +170,8 @@ class WeaverProxy:
         Raises:
             UnknownReplica, WrongArguments: there is no such replica, or it reports no such metric.
         """
-        path = f"replicas/{quoted(replica)}/metrics/{quoted(metric)}"
-        found = self._gateway.weaver(path, "points", since=since, until=until, points=points)["points"]
+        wanted = {"since": since, "until": until, "points": points}
+        found = self._way.ask("history", replica=replica, metric=metric, **wanted)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
@@ -167,10 +180,7 @@ class WeaverProxy:
         Args:
             job: only this one, if there is one of the name.
         """
-        return {
-            one["job"]: GoodputRecord.from_body(one)
-            for one in self._gateway.weaver("goodput", "jobs", job=job)["jobs"]
-        }
+        return {one["job"]: GoodputRecord.from_body(one) for one in self._way.ask("goodput", job=job)}
 
     def stacks(self, replica: str) -> str:
         """Return the stacks of a replica's threads, as text.
@@ -178,11 +188,12 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        return self._gateway.stacks(replica)
+        found: str = self._way.ask("stacks", replica=replica)
+        return found
 
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""
-        found: dict[str, str] = self._gateway.weaver("policies", "policies")["policies"]
+        found: dict[str, str] = self._way.ask("policies")
         return found
 
     def command(
@@ -201,8 +212,7 @@ class WeaverProxy:
             WrongArguments: it makes no sense.
         """
         command = {"kind": kind, "params": params or {}, "target": target if isinstance(target, str) else [*target]}
-        answer = self._gateway.weaver("commands", "outcomes", {**command, "wait": wait}, patience=wait)
-        return CommandProxy(self._gateway, answer)
+        return CommandProxy(self._way, self._way.ask("command", **command, wait=wait))
 
     def command_of(self, id: str) -> CommandProxy:
         """Return a command that was given earlier, or by another program.
@@ -210,7 +220,7 @@ class WeaverProxy:
         Raises:
             UnknownCommand: there is none with the id, or it was done long ago.
         """
-        return CommandProxy(self._gateway, self._gateway.weaver(f"commands/{quoted(id)}", "outcomes"))
+        return CommandProxy(self._way, self._way.ask("command_state", id=id))
 
     def update_config(self, target: Target = "*", **config: Any) -> CommandProxy:
         """Give keys of the configuration new values, which each replica takes at its next step boundary.
@@ -266,8 +276,7 @@ class WeaverProxy:
         Raises:
             UnknownDevice: no replica has registered it.
         """
-        body = {"reason": reason}
-        return WeaverEvent.from_body(self._gateway.weaver(f"devices/{quoted(device_uuid)}/failure", "id", body))
+        return WeaverEvent.from_body(self._way.ask("fail_device", device=device_uuid, reason=reason))
 
     def inject(
         self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
@@ -287,8 +296,8 @@ class WeaverProxy:
             NotInjectable: the target is not marked as injectable.
         """
         named = target if isinstance(target, str) else [*target]
-        order = {"fault": fault, "target": named, "duration": duration, "params": params or {}}
-        return InjectionProxy(self._gateway, self._gateway.weaver("inject", "outcomes", order))
+        wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}}
+        return InjectionProxy(self._way, self._way.ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:
         """Remove a fault before its time is over, also one that another program injected.
@@ -297,7 +306,7 @@ class WeaverProxy:
             UnknownInjection: none was injected with the id.
             UnknownReplica: no replica that lives could remove it.
         """
-        return CommandProxy(self._gateway, self._gateway.remove_fault(id))
+        return CommandProxy(self._way, self._way.ask("remove_fault", injection=id))
 
     def set_policy(self, group: str, action: str) -> dict[str, str]:
         """Choose what is done with the replicas of a group when one of their devices fails.
@@ -309,9 +318,7 @@ class WeaverProxy:
         Returns:
             As `policies`.
         """
-        found: dict[str, str] = self._gateway.weaver("policies", "policies", {"group": group, "action": action})[
-            "policies"
-        ]
+        found: dict[str, str] = self._way.ask("policy", group=group, action=action)
         return found
 
     def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
-from loom.rest import Gateway, quoted
+from loom.weaver.operations import AsksWeaver
 from loom.weaver.views import CommandState
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
@@ -39,8 +39,8 @@ class CommandProxy:
     The command outlives this program. Replicas that are away get it as soon as they are back.
     """
 
-    def __init__(self, gateway: Gateway, answer: dict[str, Any]) -> None:
-        self._gateway = gateway
+    def __init__(self, way: AsksWeaver, answer: dict[str, Any]) -> None:
+        self._way = way
         self._state = CommandState.from_body(answer)
         self._away: _Absence | None = None
         self.id: str = self._state.id
@@ -105,8 +105,7 @@ class CommandProxy:
         self._away = None
 
     def _ask(self, wait: float) -> None:
-        path = f"commands/{quoted(self.id)}"
-        self._state = CommandState.from_body(self._gateway.weaver(path, "outcomes", patience=wait, wait=wait))
+        self._state = CommandState.from_body(self._way.ask("command_state", id=self.id, wait=wait))
 
     def _late(self, timeout: float | None) -> WaitTimeout:
         late = [id for id, one in self._state.outcomes.items() if one.waiting]
@@ -122,8 +121,8 @@ class CommandProxy:
 class InjectionProxy(CommandProxy):
     """A fault that was injected. ``get`` waits until each replica that it hits has reported it."""
 
-    def __init__(self, gateway: Gateway, answer: dict[str, Any]) -> None:
-        super().__init__(gateway, answer)
+    def __init__(self, way: AsksWeaver, answer: dict[str, Any]) -> None:
+        super().__init__(way, answer)
         self._piece: dict[str, Any] = answer.get("evidence") or {}
 
     @property
@@ -138,4 +137,4 @@ class InjectionProxy(CommandProxy):
         Raises:
             UnknownReplica: no replica that lives could do it.
         """
-        return CommandProxy(self._gateway, self._gateway.remove_fault(self.id))
+        return CommandProxy(self._way, self._way.ask("remove_fault", injection=self.id))

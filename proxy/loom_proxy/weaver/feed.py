@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loom.rest import Gateway
+from loom.weaver.operations import AsksWeaver
 from loom.weaver.views import Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
 from loom_proxy.weaver.polling import poll
@@ -24,19 +24,26 @@ class WeaverFeed:
     """The updates and the events of one weaver.
 
     Args:
-        gateway: answers requests.
+        url: of the gateway.
         token: to show.
         ca: as `loom.tls.client_context`.
         transport: ``"websocket"``, ``"http"`` or ``"auto"``, as for `WeaverProxy`.
+        way: answers requests.
         look: returns the state of all replicas and devices, for polling.
     """
 
     def __init__(
-        self, gateway: Gateway, token: str | None, ca: str | None, transport: str, look: Callable[[], Snapshot]
+        self,
+        url: str,
+        token: str | None,
+        ca: str | None,
+        transport: str,
+        way: AsksWeaver,
+        look: Callable[[], Snapshot],
     ) -> None:
-        self._gateway = gateway
-        self._token, self._ca = token, ca
+        self._url, self._token, self._ca = url, token, ca
         self._transport = transport
+        self._way = way
         self._look = look
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
@@ -86,7 +93,7 @@ class WeaverFeed:
 
     def page(self, **wanted: Any) -> list[WeaverEvent]:
         """Return the events that one request gives."""
-        return [WeaverEvent.from_body(one) for one in self._gateway.weaver("events", "events", **wanted)["events"]]
+        return [WeaverEvent.from_body(one) for one in self._way.ask("events", **wanted)]
 
     def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:
         """Read all events after the one with an id."""
@@ -99,7 +106,7 @@ class WeaverFeed:
     def _socket(self) -> WeaverWatch:
         from loom_proxy.weaver.watch import WeaverWatch  # which few programs need, and takes a while
 
-        return WeaverWatch(self._gateway.url, self._token, self._ca)
+        return WeaverWatch(self._url, self._token, self._ca)
 
 
 class _Reader:

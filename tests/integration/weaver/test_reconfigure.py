@@ -133,9 +133,9 @@ async def test_without_a_weaver_that_is_said(tmp_path: Any) -> None:
 
     loop = asyncio.get_running_loop()
     with pytest.raises(loom.WeaverUnavailable, match="no weaver"):
-        await WeaverLink(None, "session", loop).ask("status", {})
+        await WeaverLink(None, "session", loop).client.ask("status")
     with pytest.raises(loom.WeaverUnavailable, match="away"):
-        await WeaverLink(str(tmp_path), "session", loop).ask("status", {})
+        await WeaverLink(str(tmp_path), "session", loop).client.ask("status")
 
 
 def test_a_dead_process_is_a_failed_replica_at_once(own_cluster: LocalCluster) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
+from loom.errors import WeaverUnavailable
 from loom.wire.bodies import AskWeaver, ReconfigureActors
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
@@ -30,8 +32,15 @@ class WeaverOperations:
 
     def _ask(self, message: Message, started: float) -> None:
         request = AskWeaver.from_body(message.body)
-        asking = self._context.weaver.ask(request.operation, dict(request.arguments), request.timeout)
-        self._context.replies.answer_with(message, started, asking)
+        self._context.replies.answer_with(message, started, self._answer(request))
+
+    async def _answer(self, request: AskWeaver) -> Any:
+        weaver = self._context.weaver
+        asking = weaver.client.do(request.operation, weaver.session, **request.arguments)
+        try:
+            return await asyncio.wait_for(asking, request.timeout)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"the weaver did not answer within {request.timeout:g} s") from None
 
     def _reconfigure(self, message: Message, started: float) -> None:
         request = ReconfigureActors.from_body(message.body)
@@ -40,21 +49,18 @@ class WeaverOperations:
 
     async def _acknowledgements(self, entry: Entry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What each process' replica has made of it, in the order of the ranks."""
-        weaver = self._context.weaver
         await entry.mesh.initialized.as_asyncio()
-        wanted = {"session": weaver.session, "procs": entry.procs, "ranks": entry.ranks}
-        replicas = dict(await weaver.ask("replicas_in", {**wanted, "timeout": REGISTERS_WITHIN}))
+        session, weaver = self._context.weaver.session, self._context.weaver.client
+        wanted = {"session": session, "procs": entry.procs, "ranks": entry.ranks, "timeout": REGISTERS_WITHIN}
+        replicas = dict(await weaver.ask("replicas_in", **wanted))
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:
-            wanted = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": dict(config)}
-            command = await weaver.ask("command", {**wanted, "by": weaver.session})
-            waiting = {"id": command["id"], "timeout": ASK_FOR}
-            while True:
-                state = await weaver.ask("command_state", waiting)
-                outcomes = state["outcomes"]
-                if state["done"]:
-                    break
+            command = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": dict(config)}
+            state = await weaver.do("command", session, **command, wait=ASK_FOR)
+            while not state["done"]:
+                state = await weaver.do("command_state", session, id=state["id"], wait=ASK_FOR)
+            outcomes = state["outcomes"]
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
 
 

@@ -73,7 +73,7 @@ class LocalSession:
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
         """Ask the weaver."""
-        asking = self._context.weaver.ask(operation, dict(arguments), timeout)
+        asking = self._context.weaver.client.ask(operation, timeout, **arguments)
         return asyncio.run_coroutine_threadsafe(asking, self._context.loop).result()
 
 

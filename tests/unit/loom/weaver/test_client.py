@@ -12,7 +12,6 @@ import pytest
 
 import loom
 from loom.control.framing import Splitter, pack
-from loom.weaver import client as weaver_client
 from loom.weaver.client import WeaverClient
 from tests.support.gateways import BOUND
 
@@ -109,6 +108,27 @@ async def test_answers_may_come_in_another_order(made: Made) -> None:
     assert [answer[1]["id"] for answer in answers] == ["0", "1", "2"]
 
 
+async def test_a_command_is_given_and_then_waited_for(made: Made) -> None:
+    async def weaver(fake: FakeWeaver, frame: list[Any]) -> None:
+        _, number, operation, arguments = frame
+        fake.say(["answer", number, {"id": "c-1"} if operation == "command" else [operation, arguments]])
+
+    client, fake = await made(weaver)
+
+    state = await client.do("command", "anna", kind="pause", wait=1.5)
+
+    assert state == ["command_state", {"id": "c-1", "timeout": 1.5, "by": "anna"}]
+    assert fake.asked[0][2:] == ["command", {"kind": "pause", "by": "anna"}]
+
+
+async def test_a_user_cannot_ask_for_what_drivers_tell(made: Made) -> None:
+    client, fake = await made(echo)
+
+    with pytest.raises(loom.WrongArguments, match=r"knows no operation 'supervision'; it knows status, "):
+        await client.do("supervision", "anna", session="s")
+    assert fake.asked == []
+
+
 async def test_an_error_is_raised_as_what_it_is(made: Made) -> None:
     async def refuse(fake: FakeWeaver, frame: list[Any]) -> None:
         fake.say(["error", frame[1], "unknown_replica", "no replica named x"])
@@ -164,18 +184,14 @@ async def test_what_changes_nothing_is_asked_again(made: Made) -> None:
     assert len(fake.asked) == 2
 
 
-async def test_one_that_does_not_answer_is_not_waited_for_for_ever(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weaver_client, "ANSWER_TIMEOUT", 0.05)
-
+async def test_one_that_does_not_answer_is_not_waited_for_for_ever(made: Made) -> None:
     async def say_nothing(fake: FakeWeaver, frame: list[Any]) -> None:
         pass
 
     client, _ = await made(say_nothing)
 
-    with pytest.raises(loom.WeaverUnavailable, match="did not answer"):
-        await client.ask("status")
+    with pytest.raises(loom.WeaverUnavailable, match=r"did not answer within 0\.05 s"):
+        await client.ask("status", 0.05)
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,20 @@ from loom_proxy.weaver.command import InjectionProxy
 
 
 class Answers:
-    """Stands in for the gateway's REST interface: gives what a test says, and notes what was asked."""
-
-    url = "ws://gateway"
+    """Stands in for the way to the weaver: gives what a test says, and notes what was asked."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self.answer = answer
         self.asked: list[tuple[str, Any]] = []
 
-    def weaver(self, path: str, expect: str, body: Any = None, patience: float = 0.0, **wanted: Any) -> Any:
-        self.asked.append((path, body))
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        self.asked.append((operation, arguments))
         return self.answer
 
 
 def weaver_that_answers(answer: Mapping[str, Any]) -> tuple[WeaverProxy, Answers]:
     weaver, answers = WeaverProxy("ws://gateway", None), Answers(answer)
-    weaver._gateway = answers  # type: ignore[assignment]
+    weaver._way = answers
     return weaver, answers
 
 
@@ -63,7 +61,7 @@ async def test_a_command_gives_what_its_replicas_made_of_it() -> None:
 
     assert given == found
     assert given["train_0"].step == 7
-    assert [path for path, _ in answers.asked] == ["commands", "commands/c-1"]
+    assert [operation for operation, _ in answers.asked] == ["command", "command_state"]
 
 
 async def test_an_injection_can_be_removed() -> None:
@@ -78,4 +76,4 @@ def test_one_request_gives_a_command_and_waits_for_it() -> None:
     command = weaver.command("pause", wait=1.0)
 
     assert command.get()["train_0"].ok
-    assert answers.asked == [("commands", {"kind": "pause", "params": {}, "target": "*", "wait": 1.0})]
+    assert answers.asked == [("command", {"kind": "pause", "params": {}, "target": "*", "wait": 1.0})]

@@ -1,0 +1,68 @@
+"""What users can ask of the weaver, over a session or by REST."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+__all__ = ["MAX_WAIT", "OPERATIONS", "STACK_WAIT", "AsksWeaver", "Operation", "takes"]
+
+MAX_WAIT = 300.0
+"""Seconds that one request may wait for acknowledgements."""
+
+STACK_WAIT = 30.0
+"""Seconds that it may take to get a stack, besides those of any request."""
+
+
+class Operation(NamedTuple):
+    """Where REST has an operation. Arguments that are not in the path are in the query or the posted object."""
+
+    method: str
+    path: str
+    """Behind ``/api/v1/weaver/``; a name in braces stands for an argument."""
+    has: str
+    """A key that the answer's object has."""
+    only: bool = False
+    """Whether the result is the value of that key, and not the whole object."""
+
+
+OPERATIONS = {
+    "status": Operation("GET", "status", "weaver"),
+    "address": Operation("GET", "address", "address", only=True),
+    "replicas": Operation("GET", "replicas", "replicas", only=True),
+    "replica": Operation("GET", "replicas/{id}", "state"),
+    "devices": Operation("GET", "devices", "devices", only=True),
+    "events": Operation("GET", "events", "events", only=True),
+    "metrics": Operation("GET", "replicas/{replica}/metrics", "metrics", only=True),
+    "history": Operation("GET", "replicas/{replica}/metrics/{metric}", "points", only=True),
+    "stacks": Operation("GET", "replicas/{replica}/stacks", "stacks", only=True),
+    "goodput": Operation("GET", "goodput", "jobs", only=True),
+    "policies": Operation("GET", "policies", "policies", only=True),
+    "policy": Operation("POST", "policies", "policies", only=True),
+    "command": Operation("POST", "commands", "outcomes"),
+    "command_state": Operation("GET", "commands/{id}", "outcomes"),
+    "inject": Operation("POST", "inject", "outcomes"),
+    "remove_fault": Operation("DELETE", "inject/{injection}", "outcomes"),
+    "fail_device": Operation("POST", "devices/{device}/failure", "id"),
+}
+
+
+class AsksWeaver(Protocol):
+    """A way to the weaver. `loom.rest.Gateway` is one; a session is another."""
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Do one of `OPERATIONS`; return its result, of which `loom.weaver.views` says what it is.
+
+        Args:
+            operation: its name.
+            arguments: of the operation; ``wait`` is the seconds to wait for acknowledgements of a command. One that
+                is None counts as not given.
+
+        Raises:
+            WeaverUnavailable: the weaver is away.
+            LoomError: what the weaver answers.
+        """
+
+
+def takes(operation: str, arguments: dict[str, Any]) -> float:
+    """Return the seconds that an operation may take by what is asked."""
+    return STACK_WAIT if operation == "stacks" else arguments.get("wait", 0.0)
