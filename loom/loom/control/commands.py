@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from loom.control.frame import MAX_NAME, Frame, check_count
+from loom.control.frame import Frame, check_count
 from loom.errors import ProtocolMismatch, WrongArguments
 
 __all__ = [
@@ -92,9 +92,6 @@ class Command(Frame):
     id: str
     kind: CommandKind
     params: dict[str, Any]
-
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.id, self.kind.value, self.params]
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Command:
@@ -227,17 +224,7 @@ class FaultRemoved(Frame):
     KIND: ClassVar[str] = "fault"
 
     injection: str
-    evidence: dict[str, Any]
-
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.injection, self.evidence]
-
-    @classmethod
-    def from_body(cls, body: Sequence[Any]) -> FaultRemoved:
-        match body:
-            case [_, str(injection), dict(evidence)] if len(injection) <= MAX_NAME:
-                return cls(injection, evidence)
-        raise cls.mismatch(body)
+    evidence: Mapping[str, Any]
 
 
 def check_config(config: Mapping[str, Any]) -> None:

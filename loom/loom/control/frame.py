@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from loom.errors import ProtocolMismatch
+from loom.wire.fields import check_fields
 
 __all__ = ["MAX_COUNT", "MAX_NAME", "Frame", "check_count", "optional_text", "printable", "values"]
 
@@ -22,19 +23,16 @@ F = TypeVar("F", bound="Frame")
 
 
 class Frame:
-    """A message on the link: a list that begins with its kind.
+    """A message on the link: a frozen dataclass that travels as a list, its kind before its fields."""
 
-    Subclasses are frozen dataclasses.
-    """
-
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     KIND: ClassVar[str]
     """The first element of the list."""
 
     def to_body(self) -> list[Any]:
-        """Return the frame as msgpack takes it, beginning with its kind."""
-        raise NotImplementedError
+        """Return the frame as msgpack takes it: its kind, then its fields."""
+        return [self.KIND, *(getattr(self, name) for name in self.__slots__)]
 
     @classmethod
     def from_body(cls: type[F], body: Sequence[Any]) -> F:
@@ -43,7 +41,12 @@ class Frame:
         Raises:
             ProtocolMismatch: it is not a frame of this kind.
         """
-        raise NotImplementedError
+        try:
+            made = cls(*body[1:])
+        except TypeError as error:
+            raise cls.mismatch(body) from error
+        check_fields(made, f"a {cls.KIND!r} frame")
+        return made
 
     @classmethod
     def mismatch(cls, body: Any, why: str = "") -> ProtocolMismatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -82,7 +82,7 @@ class ThreadletHello(Frame):
     step: int | None
     injectable: bool
     """Whether failures may be injected into the process."""
-    removed: dict[str, dict[str, Any]]
+    removed: dict[str, Mapping[str, Any]]
     """Injected faults that are gone, and what shows it: the weaver may not have heard of it."""
     applied: tuple[str, ...] = ()
     """Ids of the last commands that were applied, the oldest first."""
@@ -90,7 +90,6 @@ class ThreadletHello(Frame):
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["devices"] = [device.to_body() for device in self.devices]
-        fields["state"] = None if self.state is None else self.state.value
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -143,9 +142,6 @@ class Handlers(Frame):
 
     types: dict[str, str]
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.types]
-
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Handlers:
         match body:
@@ -192,16 +188,6 @@ class Refusal(Frame):
     code: str
     text: str
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.code, self.text]
-
-    @classmethod
-    def from_body(cls, body: Sequence[Any]) -> Refusal:
-        match body:
-            case [_, code, text]:
-                return cls(str(code), str(text))
-        raise cls.mismatch(body)
-
 
 @dataclass(frozen=True, slots=True)
 class Bye(Frame):
@@ -212,9 +198,6 @@ class Bye(Frame):
     reason: str
     """For people."""
     ending: Ending
-
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.reason, self.ending.value]
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Bye:

@@ -57,9 +57,6 @@ class StatusReports(Frame):
 
     rows: list[Row]
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.rows]
-
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> StatusReports:
         if len(body) != 2 or type(body[1]) is not list:
@@ -75,16 +72,6 @@ class Stored(Frame):
 
     seq: int
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.seq]
-
-    @classmethod
-    def from_body(cls, body: Sequence[Any]) -> Stored:
-        match body:
-            case [_, int(seq)]:
-                return cls(seq)
-        raise cls.mismatch(body)
-
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Frame):
@@ -96,9 +83,6 @@ class Heartbeat(Frame):
     """Seconds since the epoch, by the threadlet's clock."""
     step: int | None
     phase: Phase
-
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.time, self.step, self.phase.value]
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Heartbeat:
@@ -124,9 +108,6 @@ class DeviceReport(Frame):
     """Seconds since the epoch, by the threadlet's clock."""
     devices: dict[str, dict[str, float | None]]
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.time, self.devices]
-
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> DeviceReport:
         match body:
@@ -149,16 +130,6 @@ class StackRequest(Frame):
 
     id: str
 
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.id]
-
-    @classmethod
-    def from_body(cls, body: Sequence[Any]) -> StackRequest:
-        match body:
-            case [_, str(id)]:
-                return cls(id)
-        raise cls.mismatch(body)
-
 
 @dataclass(frozen=True, slots=True)
 class Stack(Frame):
@@ -168,13 +139,3 @@ class Stack(Frame):
 
     id: str
     text: str
-
-    def to_body(self) -> list[Any]:
-        return [self.KIND, self.id, self.text]
-
-    @classmethod
-    def from_body(cls, body: Sequence[Any]) -> Stack:
-        match body:
-            case [_, str(id), str(text)]:
-                return cls(id, text)
-        raise cls.mismatch(body)

@@ -17,13 +17,7 @@ __all__ = ["DeviceFailures", "want_respawn"]
 
 
 class DeviceFailures:
-    """Devices that have failed since the weaver's start.
-
-    Args:
-        known: what there is.
-        outbox: whose next commit is urgent then.
-        dispatcher: that tells replicas.
-    """
+    """Devices that have failed since the weaver's start."""
 
     def __init__(self, known: Registry, outbox: Outbox, dispatcher: Dispatcher) -> None:
         self._known = known

@@ -26,12 +26,7 @@ _CAUSES = {
 
 
 class Dispatcher:
-    """Gives commands.
-
-    Args:
-        known: what there is.
-        outbox: where commands go.
-    """
+    """Gives commands."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
@@ -48,15 +43,7 @@ class Dispatcher:
         now: float,
         cause: int | None = None,
     ) -> GivenCommand:
-        """Tell replicas to do something.
-
-        Args:
-            kind: what to do.
-            params: of the command.
-            target: whom.
-            by: who gives it.
-            now: the time.
-            cause: the event that led to it.
+        """Tell replicas to do something; ``cause`` is the event that led to it.
 
         Raises:
             WrongArguments: it makes no sense with these parameters or this target.

@@ -41,16 +41,7 @@ class LivenessTimeouts:
 
 
 class Liveness:
-    """Looks after replicas.
-
-    Args:
-        known: what there is.
-        outbox: where connections are closed.
-        timing: how long to wait for what.
-        started: when the weaver started.
-        dispatcher: whose commands end with a replica.
-        stacks: that tell why a replica stalls.
-    """
+    """Looks after replicas."""
 
     def __init__(
         self,

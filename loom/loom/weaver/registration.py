@@ -25,18 +25,7 @@ _CAUSES = {
 
 
 class Registration:
-    """Takes hellos and goodbyes.
-
-    Args:
-        known: what there is.
-        outbox: where answers go.
-        timing: how long to wait for what.
-        key: the secret that threadlets show.
-        weaver: tells this process of the weaver from those before.
-        dispatcher: that ends the commands of a process whose place another takes.
-        liveness: that looks after replicas.
-        reports: that takes the faults which a hello says are gone.
-    """
+    """Takes hellos and goodbyes."""
 
     def __init__(
         self,

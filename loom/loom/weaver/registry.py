@@ -136,17 +136,14 @@ class Registry:
         by: int | None = None,
         about: dict[str, Any] | None = None,
     ) -> int | None:
-        """Let something happen to a replica.
+        """Let something happen to a replica; return the event that says that its state is another, or None.
 
         Args:
-            replica: to which.
-            cause: what.
+            replica: the replica.
+            cause: what happens to it.
             now: the time.
             by: the event that led to it.
-            about: what else the event is to say.
-
-        Returns:
-            The event that says that the state is another, or None where it is not.
+            about: what else the event says.
         """
         before = replica.move(cause, now)
         if before is None:

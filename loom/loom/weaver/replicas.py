@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -69,67 +70,53 @@ _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """What the weaver knows of one training process. Times are seconds since the epoch.
 
-    Args:
-        id: its name, unique in the weaver.
+    What others see of it is described in `ReplicaInfo`.
     """
 
-    # fmt: off
-    __slots__ = (
-        "_step_times", "_stepped", "actors", "changed", "check_at", "config", "died_of", "epoch", "group",
-        "handlers", "heard", "host", "id", "injectable", "instance", "link", "link_lost", "max_step", "metrics",
-        "phase", "pid", "procs", "progress", "rank", "registered", "reported", "seq", "session", "short_name",
-        "state", "step",
-    )
-    # fmt: on
+    id: str
+    state: ReplicaState = ReplicaState.REGISTERING
+    instance: str = ""
+    group: str = ""
+    host: str = ""
+    pid: int = 0
+    session: str | None = None
+    procs: str | None = None
+    rank: int | None = None
+    actors: str | None = None
+    handlers: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    injectable: bool = False
+    seq: int = 0
+    step: int | None = None
+    epoch: int | None = None
+    max_step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    reported: float | None = None
+    phase: str = "between"
+    registered: float = 0.0
+    changed: float = 0.0
+    died_of: str | None = None
 
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.short_name = id.partition("@")[0]
-        """Without the session, which tells replicas of several sessions apart."""
-        self.instance = ""
-        """Which process of those that have been this replica."""
-        self.state = ReplicaState.REGISTERING
-        self.group = ""
-        self.host = ""
-        self.pid = 0
-        self.session: str | None = None
-        self.procs: str | None = None
-        self.rank: int | None = None
-        self.actors: str | None = None
-        self.handlers: dict[str, str] = {}
-        """The configuration keys that it takes, and the names of their types."""
-        self.config: dict[str, Any] = {}
-        self.injectable = False
-        """Whether failures may be injected into it."""
-        self.seq = 0
-        """Of the last status report of this instance."""
-        self.step: int | None = None
-        self.epoch: int | None = None
-        self.max_step: int | None = None
-        self.metrics: dict[str, float] = {}
-        self.reported: float | None = None
-        """When it made its last status report, by its own clock."""
-        self.phase = "between"
-        self.registered = 0.0
-        self.changed = 0.0
-        """When its state changed."""
-        self.died_of: str | None = None
-        """Why it has failed; None unless it has."""
+    # What is not stored:
+    short_name: str = field(init=False)
+    """Without the session, which tells replicas of several sessions apart."""
+    link: Any = None
+    """Its connection; None while it has none."""
+    heard: float = 0.0
+    progress: float = 0.0
+    """When it was last seen to take a step, by the weaver's clock."""
+    link_lost: float = 0.0
+    check_at: float = 0.0
+    """When the weaver looks after it next."""
+    _stepped: float = 0.0
+    _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
 
-        # What is not stored:
-        self.link: Any = None
-        """Its connection; None while it has none."""
-        self.heard = 0.0
-        self.progress = 0.0
-        """When it was last seen to take a step, by the weaver's clock."""
-        self.link_lost = 0.0
-        self.check_at = 0.0
-        """When the weaver looks after it next."""
-        self._stepped = 0.0
-        self._step_times: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+    def __post_init__(self) -> None:
+        self.short_name = self.id.partition("@")[0]
 
     @property
     def job(self) -> str:
@@ -188,13 +175,9 @@ class Replica:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Replica:
-        """A replica as it was stored."""
-        replica = cls(stored["id"])
-        for name in _STORED:
-            if name in stored:  # not those of a newer version than the one that stored it
-                setattr(replica, name, stored[name])
-        replica.state = ReplicaState(stored["state"])
-        return replica
+        """A replica as it was stored; a newer version than that may have more fields."""
+        known = {name: stored[name] for name in _STORED if name in stored}
+        return cls(**known, state=ReplicaState(stored["state"]))
 
     @property
     def connected(self) -> bool:
@@ -203,41 +186,14 @@ class Replica:
 
     def info(self, devices: list[str]) -> ReplicaInfo:
         """Return it as others see it, with the uuids of its devices."""
-        shown = {name: getattr(self, name) for name in _STORED}
-        return ReplicaInfo(
-            **shown,
-            state=self.state,
-            devices=tuple(devices),
-            connected=self.connected,
-            step_time=self.baseline_step_time(),
-        )
+        shown = {name: getattr(self, name) for name in (*_STORED, "state", "connected")}
+        return ReplicaInfo(**shown, devices=tuple(devices), step_time=self.baseline_step_time())
 
     def changing(self) -> dict[str, Any]:
         """Return what changes often, as a `loom.weaver.views.Delta` has it."""
         return {name: getattr(self, name) for name in CHANGING_FIELDS}
 
 
-_STORED = (
-    "id",
-    "instance",
-    "group",
-    "host",
-    "pid",
-    "session",
-    "procs",
-    "rank",
-    "actors",
-    "handlers",
-    "config",
-    "injectable",
-    "seq",
-    "step",
-    "epoch",
-    "max_step",
-    "metrics",
-    "reported",
-    "phase",
-    "registered",
-    "changed",
-    "died_of",
+_STORED = tuple(
+    one.name for one in fields(ReplicaInfo) if one.name not in ("state", "devices", "connected", "step_time")
 )

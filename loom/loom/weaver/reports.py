@@ -29,12 +29,7 @@ _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 
 class Reports:
-    """Takes reports.
-
-    Args:
-        known: what there is.
-        outbox: where threadlets are told what is stored.
-    """
+    """Takes reports."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known

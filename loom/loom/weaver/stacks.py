@@ -17,12 +17,7 @@ _LONGEST = 1 << 16
 
 
 class Stacks:
-    """Stacks that are wanted.
-
-    Args:
-        known: what there is.
-        outbox: where requests go.
-    """
+    """Stacks that are wanted."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
@@ -34,15 +29,12 @@ class Stacks:
         return len(self._wanted)
 
     def want(self, replica: Replica, event: int | None = None, tell: Callable[[str], None] | None = None) -> str:
-        """Order the stack of a replica's process.
+        """Order the stack of a replica's process; return the id to give to `take`.
 
         Args:
-            replica: whose.
-            event: to add it to.
-            tell: called with it.
-
-        Returns:
-            The id to give to `take`.
+            replica: whose process.
+            event: the event that the stack is added to.
+            tell: called with the stack.
         """
         id = uuid.uuid4().hex
         if tell is not None:

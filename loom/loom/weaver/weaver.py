@@ -31,14 +31,7 @@ __all__ = ["Weaver"]
 
 
 class Weaver:
-    """Knows replicas and devices, and tells them what to do.
-
-    Args:
-        known: what there is already.
-        key: the secret that threadlets show.
-        now: the time.
-        timing: how long to wait for what.
-    """
+    """Knows replicas and devices, and tells them what to do. Threadlets show the ``key``."""
 
     def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
-from loom.weaver.goodput.places import Death, JobTime, Place
+from loom.weaver.goodput.places import JobTime, Place
 from loom.weaver.goodput.unsaved import UnsavedRows
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
@@ -42,11 +42,7 @@ NEW_RUN_AFTER = 600.0
 
 
 class Goodput:
-    """The goodput of every job.
-
-    Args:
-        store: where it is kept; what is there already is taken up.
-    """
+    """The goodput of every job. What the store has already is taken up."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,14 +53,7 @@ class Goodput:
     # -- what happens -----------------------------------------------------------------------------------------
 
     def registered(self, job: str, replica: str, now: float, last_sign: float) -> None:
-        """Take note that a new process is a replica.
-
-        Args:
-            job: of the replica.
-            replica: its id.
-            now: the time.
-            last_sign: when the process that was the replica before was last heard of, if there was one.
-        """
+        """Take note that a new process is a replica; the one before it was last heard of at ``last_sign``."""
         known = self._jobs.get(job)
         if known is None:
             self._forget_surplus()
@@ -85,7 +74,7 @@ class Goodput:
             fresh.fault = old.fault
             known.add("respawn", fresh.respawn)
             if fresh.fault is not None:
-                fresh.fault.registered = now
+                known.update_fault(fresh, registered=now)
             self._drop(known, heir)
         known.places[replica] = fresh
         self._touch(known, fresh, now, soon=True)
@@ -95,11 +84,12 @@ class Goodput:
         known, place = self._find(job, replica)
         if place is None or place.vacant is None:
             return
-        fault, place.fault, place.vacant = place.fault, None, None
+        place.vacant = None
         known.vacant.pop(replica, None)
-        if fault is not None:
-            known.add("detection", fault.time - fault.detected)
-            fault.registered = now
+        if place.fault is not None:
+            known.add("detection", place.fault.time - place.fault.detected)
+            known.update_fault(place, registered=now)
+            place.fault = None
         # What it told was taken for over when it was taken for dead; it tells all of it again.
         for reason, seconds in place.counted.items():
             known.add(reason, -seconds)
@@ -141,7 +131,7 @@ class Goodput:
         # have to find it from more steps, of which it does not know how long each took.
         changed = was_behind and not place.behind
         if told.first_at is not None and place.fault is not None:
-            place.fault.stepped = max(place.registered, now - told.seconds + told.first_at)
+            known.update_fault(place, stepped=max(place.registered, now - told.seconds + told.first_at))
             place.fault = None
             changed = True
         self._touch(known, place, now, soon=changed)
@@ -158,14 +148,7 @@ class Goodput:
     ) -> None:
         """Take note that a replica's process is known to be dead.
 
-        Args:
-            job: of the replica.
-            replica: its id.
-            reason: why it has failed.
-            now: the time.
-            last_sign: when it was last heard of.
-            last_step: when it was last known to have made a step.
-            step: which that was.
+        It was last heard of at ``last_sign``, and last known to have made a step, ``step``, at ``last_step``.
         """
         known, place = self._find(job, replica)
         if place is None or place.vacant is not None:
@@ -186,7 +169,7 @@ class Goodput:
         known.add("detection", now - last_sign)
         place.vacant, place.open = now, 0.0
         place.before = max((one for one in (place.before, place.reached, step) if one is not None), default=None)
-        place.fault = Death(replica, reason[:500], last_sign, now)
+        place.fault = FaultRecord(replica, reason[:500], last_sign, now)
         known.vacant[replica] = None
         known.faults = [*known.faults, place.fault][-MAX_FAULTS:]
         self._touch(known, place, now, soon=True)
@@ -214,13 +197,7 @@ class Goodput:
         return list(self._jobs)
 
     def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
-        """Return the goodput of a job.
-
-        Args:
-            job: its name.
-            now: the time.
-            course: whether with its faults, and what its sums were at times since its beginning.
-        """
+        """Return the goodput of a job; with ``course``, its faults and its sums at times since its beginning too."""
         known = self._jobs[job]
         seconds = known.seconds(now)
         whole = sum(seconds.values())
@@ -233,7 +210,7 @@ class Goodput:
             replicas=known.living,
             ratio=seconds["compute"] / whole if whole > 0 else None,
             seconds=seconds,
-            faults=tuple(FaultRecord(**fault.to_dict()) for fault in known.faults) if course else (),
+            faults=tuple(known.faults) if course else (),
             course=tuple(CoursePoint(time, spent) for time, spent in samples),
         )
 

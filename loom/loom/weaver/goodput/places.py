@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loom.control.time_account import MAX_REASONS, OTHER, REASONS
+from loom.weaver.views import FaultRecord
 
-__all__ = ["Death", "JobTime", "Place"]
+__all__ = ["JobTime", "Place"]
 
 SAMPLE_EVERY = 1.0
 """Seconds between two of the first points."""
-
-
-@dataclass(slots=True)
-class Death:
-    """The death of a process. Times are seconds since the epoch, None where it has not come to that."""
-
-    replica: str
-    reason: str
-    time: float
-    """When the process was last heard of."""
-    detected: float
-    """When the weaver knew."""
-    registered: float | None = None
-    """When the process came that has its place now."""
-    stepped: float | None = None
-    """When that began its first step."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As others see it."""
-        return _fields(self)
 
 
 @dataclass(slots=True)
@@ -58,7 +39,7 @@ class Place:
     """Seconds for which the place was vacant before this process."""
     vacant: float | None = None
     """Since when nobody has the place; None while somebody has."""
-    fault: Death | None = None
+    fault: FaultRecord | None = None
     """The last one, until the process after it has made a step."""
 
     @property
@@ -68,13 +49,13 @@ class Place:
 
     def to_dict(self) -> dict[str, Any]:
         """As it is stored."""
-        return {**_fields(self), "fault": None if self.fault is None else self.fault.to_dict()}
+        return {**_fields(self), "fault": None if self.fault is None else self.fault.to_body()}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Place:
         """A place as it was stored."""
         fault = stored["fault"]
-        return cls(**{**stored, "fault": None if fault is None else Death(**fault)})
+        return cls(**{**stored, "fault": None if fault is None else FaultRecord(**fault)})
 
 
 @dataclass(slots=True)
@@ -92,7 +73,7 @@ class JobTime:
     alive: float = 0.0
     """When it last had a living process."""
     places: dict[str, Place] = field(default_factory=dict)
-    faults: list[Death] = field(default_factory=list)
+    faults: list[FaultRecord] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     sample_every: float = SAMPLE_EVERY
     vacant: dict[str, None] = field(default_factory=dict)
@@ -101,12 +82,12 @@ class JobTime:
         """As it is stored: without its places."""
         left_out = ("places", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
-        return {**stored, "faults": [fault.to_dict() for fault in self.faults]}
+        return {**stored, "faults": [fault.to_body() for fault in self.faults]}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> JobTime:
         """A job as it was stored."""
-        faults = [Death(**fault) for fault in stored["faults"]]
+        faults = [FaultRecord(**fault) for fault in stored["faults"]]
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
@@ -118,8 +99,13 @@ class JobTime:
         else:
             for reason, seconds in place.counted.items():
                 self.total[reason] = self.total.get(reason, 0.0) + seconds
-        if place.fault is not None:  # the job has it too, and both are to be one
-            place.fault = next((one for one in reversed(self.faults) if one == place.fault), place.fault)
+
+    def update_fault(self, place: Place, **known: Any) -> None:
+        """Note what is known now of the last fault of a place."""
+        before = place.fault
+        assert before is not None
+        place.fault = replace(before, **known)
+        self.faults = [place.fault if one == before else one for one in self.faults]
 
     @property
     def living(self) -> int:

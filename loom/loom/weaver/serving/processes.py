@@ -5,39 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["LocalProcess", "py_spy"]
+import psutil
+
+__all__ = ["find_process", "is_alive", "py_spy"]
 
 _PY_SPY_WITHIN = 10.0
 
 
-class LocalProcess:
-    """A process of this host, which is told from a later one with the same number by when it started."""
-
-    def __init__(self, pid: int, started: str) -> None:
-        self.pid = pid
-        self._started = started
-
-    @classmethod
-    def find(cls, pid: int) -> LocalProcess | None:
-        """The process with a number; None where there is none, or this system does not tell."""
-        started = _started(pid)
-        return None if started is None else cls(pid, started)
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return _started(self.pid) == self._started
-
-
-def _started(pid: int) -> str | None:
+def find_process(pid: int) -> psutil.Process | None:
+    """Return a process, which knows when it started: a later one with the same number is another."""
     try:
-        # What follows the name, which is in brackets and may have any characters, brackets too.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+        return psutil.Process(pid)
+    except (psutil.Error, OverflowError):
         return None
-    return None if fields[0] in "ZX" else fields[19]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs; one that only its parent has not waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def py_spy(pid: int) -> str | None:
@@ -45,15 +37,8 @@ async def py_spy(pid: int) -> str | None:
     program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         return None
-    running = await asyncio.create_subprocess_exec(
-        program,
-        "dump",
-        "--pid",
-        str(pid),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    running = await asyncio.create_subprocess_exec(program, "dump", "--pid", str(pid), **streams)  # type: ignore[arg-type]
     try:
         text, _ = await asyncio.wait_for(running.communicate(), _PY_SPY_WITHIN)
     except asyncio.TimeoutError:

@@ -23,12 +23,7 @@ _MAX_POINTS = 20_000
 
 
 class RequestHandler:
-    """Answers what needs no wait; the server sees to ``command_state``, ``replicas_in`` and ``stacks``.
-
-    Args:
-        weaver: that knows.
-        address: where threadlets find it.
-    """
+    """Answers what needs no wait; the server sees to ``command_state``, ``replicas_in`` and ``stacks``."""
 
     def __init__(self, weaver: Weaver, address: str = "") -> None:
         self._weaver = weaver

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from loom.control.commands import Acknowledgement
 from loom.control.frame import Frame
 from loom.control.framing import pack
@@ -22,7 +24,7 @@ from loom.errors import UnknownCommand
 from loom.weaver.commands import GivenCommand
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.processes import LocalProcess, py_spy
+from loom.weaver.serving.processes import is_alive, py_spy
 from loom.weaver.serving.request_connection import RequestConnection
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.threadlet_link import ThreadletLink
@@ -144,7 +146,7 @@ class Server:
     def add_link(self, link: ThreadletLink) -> None:
         self._links.add(link)
 
-    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: LocalProcess | None) -> None:
+    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: psutil.Process | None) -> None:
         """Take note that a link is gone; see whether its process is, where that can be seen."""
         self._links.discard(link)
         self.weaver.lost(link, self.clock())
@@ -243,7 +245,7 @@ class Server:
     async def _get_stack(self, id: str, replica: Replica) -> None:
         link = replica.link
         text = None
-        if isinstance(link, ThreadletLink) and link.process is not None and link.process.alive():
+        if isinstance(link, ThreadletLink) and link.process is not None and is_alive(link.process):
             async with self._py_spies:
                 text = await py_spy(replica.pid)
         if text is None and self.weaver.stacks.ask_threadlet(id):
@@ -253,11 +255,11 @@ class Server:
         self.weaver.stacks.take(id, text or "it is not connected")
         self.plan_commit()
 
-    async def _see_whether_dead(self, replica: Replica, instance: str, process: LocalProcess) -> None:
+    async def _see_whether_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
         """A process closes its sockets a moment before it is gone."""
         for wait in (0.0, 0.02, 0.1, 0.3, 0.5):
             await asyncio.sleep(wait)
-            if not process.alive():
+            if not is_alive(process):
                 self.weaver.died(replica, instance, f"its process {process.pid} is gone", self.clock())
                 self.plan_commit()
                 return

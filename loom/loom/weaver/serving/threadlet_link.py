@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import psutil
+
 from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter
 from loom.errors import ProtocolMismatch
 from loom.weaver.outbox import Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.connection import Connection
-from loom.weaver.serving.processes import LocalProcess
+from loom.weaver.serving.processes import find_process
 from loom.weaver.weaver import Weaver
 
 __all__ = ["ThreadletLink", "ThreadletServer"]
@@ -28,7 +30,7 @@ class ThreadletServer(Protocol):
 
     def add_link(self, link: ThreadletLink) -> None: ...
 
-    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: LocalProcess | None) -> None: ...
+    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: psutil.Process | None) -> None: ...
 
     def plan_commit(self) -> None: ...
 
@@ -39,7 +41,7 @@ class ThreadletLink(Connection, Peer):
     def __init__(self, server: ThreadletServer) -> None:
         super().__init__(MAX_HELLO)
         self.server = server
-        self.process: LocalProcess | None = None
+        self.process: psutil.Process | None = None
         """The process at the other end, where it is on this host."""
         self._introduced: Replica | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
@@ -78,7 +80,7 @@ class ThreadletLink(Connection, Peer):
         if self.transport is not None:
             ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
             if ours and theirs and ours[0] == theirs[0]:
-                self.process = LocalProcess.find(replica.pid)
+                self.process = find_process(replica.pid)
 
     def _give_up(self) -> None:
         if self.replica is None:

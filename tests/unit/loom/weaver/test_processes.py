@@ -9,16 +9,16 @@ import sys
 import pytest
 
 from loom.latencies import BOUNDS, Latencies
-from loom.weaver.serving.processes import LocalProcess, py_spy
+from loom.weaver.serving.processes import find_process, is_alive, py_spy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
 
 
 def test_a_process_is_alive_until_it_is_gone_even_while_nobody_has_waited_for_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process = LocalProcess.find(child.pid)
+    process = find_process(child.pid)
     assert process is not None
-    alive = process.alive()
+    alive = is_alive(process)
 
     child.kill()
     assert child.stdout is not None
@@ -26,22 +26,25 @@ def test_a_process_is_alive_until_it_is_gone_even_while_nobody_has_waited_for_it
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
     assert alive
-    assert not process.alive()
+    assert not is_alive(process)
     child.communicate()
-    assert not process.alive()
+    assert not is_alive(process)
 
 
-def test_a_later_process_of_the_same_number_is_another() -> None:
-    ours = LocalProcess.find(os.getpid())
+def test_a_later_process_of_the_same_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = find_process(os.getpid())
     assert ours is not None
+    alive = is_alive(ours)
 
-    assert ours.alive()
-    assert not LocalProcess(os.getpid(), "1").alive()
+    monkeypatch.setattr(ours, "_ident", (os.getpid(), 1.0))  # as if it had started long ago
+
+    assert alive
+    assert not is_alive(ours)
 
 
 @pytest.mark.parametrize("pid", [0, 1 << 40])
 def test_there_is_no_process_of_that_number(pid: int) -> None:
-    assert LocalProcess.find(pid) is None
+    assert find_process(pid) is None
 
 
 async def test_there_is_no_stack_of_a_process_that_is_not_there() -> None:
