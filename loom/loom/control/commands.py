@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from loom.control.frame import Frame, check_count
+from loom.control.frame import MAX_NAME, Frame, check_count
 from loom.errors import ProtocolMismatch, WrongArguments
 
 __all__ = [
@@ -225,6 +225,13 @@ class FaultRemoved(Frame):
 
     injection: str
     evidence: Mapping[str, Any]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> FaultRemoved:
+        match body:
+            case [_, str(injection), dict(evidence)] if len(injection) <= MAX_NAME:
+                return cls(injection, evidence)
+        raise cls.mismatch(body)
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -197,7 +197,7 @@ class Goodput:
         return list(self._jobs)
 
     def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
-        """Return the goodput of a job; with ``course``, its faults and its sums at times since its beginning too."""
+        """Return the goodput of a job; with ``course``, also its faults, and its sums at times."""
         known = self._jobs[job]
         seconds = known.seconds(now)
         whole = sum(seconds.values())
