@@ -297,7 +297,9 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         """
         principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
-        return _answer(await weaver.do("fail_device", principal.identity.name, device=device, reason=failure.reason))
+        return _answer(
+            await weaver.do("fail_device", principal.identity.name, device=device, reason=failure.reason)
+        )
 
     @router.get("/policies", response_model=PolicyList)
     async def policies() -> Response:
