@@ -18,6 +18,7 @@ from pathlib import Path
 
 from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
+from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
@@ -34,8 +35,8 @@ START_TIMEOUT = 30.0
 END_TIMEOUT = 5.0
 """Seconds that it may take to store what it has and exit before it is killed."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.05, 15.0
-"""Seconds before a weaver that died is started again, and the most that it takes where each dies soon."""
+BACKOFF = Backoff(0.05, 15.0)
+"""Before a weaver that died is started again; where each dies soon, ever longer."""
 
 STEADY = 30.0
 """Seconds after which a weaver has not died soon."""
@@ -136,7 +137,7 @@ class WeaverSupervisor:
             self._process.signal(signal.SIGTERM)
 
     async def _keep(self) -> None:
-        delay = FIRST_DELAY
+        waits = iter(BACKOFF)
         while True:
             began = time.monotonic()
             try:
@@ -152,9 +153,8 @@ class WeaverSupervisor:
                 why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
             self.client.went(why)
             logger.error("the weaver is away and is started again: %s", why)
-            delay = FIRST_DELAY if time.monotonic() - began > STEADY else delay
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY)
+            waits = iter(BACKOFF) if time.monotonic() - began > STEADY else waits
+            await asyncio.sleep(next(waits))
 
     def _adopt(self) -> DriverProcess | None:
         """Take over the weaver of an earlier gateway, if there is one."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from loom.errors import LoomError, WeaverUnavailable
 from loom.latencies import Latencies
+from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom_gateway.sessions.driver_files import DriverFiles
 
@@ -28,8 +29,8 @@ FIRST_WEAVER = 3.0
 MOST_REPORTS = 10_000
 """Reports that wait for a weaver that is away; of more, the oldest are dropped."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
-"""Seconds before the weaver is looked for again."""
+BACKOFF = Backoff(0.05, 5.0)
+"""Before the weaver is looked for again."""
 
 CALLS_EVERY = 2.0
 """Seconds between two reports of how long calls took."""
@@ -76,13 +77,12 @@ class WeaverLink:
         return self._finding.result() if self._finding.done() else ""
 
     async def _find(self) -> str:
-        delay = FIRST_DELAY
-        while True:
+        for wait in BACKOFF:
             try:
                 return str(await self.client.ask("address"))
             except LoomError:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_DELAY)
+                await asyncio.sleep(wait)
+        raise AssertionError("the attempts do not end")
 
     # -- for the weaver -------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class WeaverLink:
             await asyncio.wait_for(self._all_reported.wait(), timeout)
 
     async def _keep_reporting(self, client: WeaverClient) -> None:
-        delay = FIRST_DELAY
+        waits = iter(BACKOFF)
         while True:
             if not self._reports:
                 self._all_reported.set()
@@ -144,11 +144,10 @@ class WeaverLink:
                 await client.ask(operation, **arguments)
             except WeaverUnavailable as error:
                 logger.info("%s", error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_DELAY)
+                await asyncio.sleep(next(waits))
                 continue
             except LoomError as error:
                 logger.warning("the weaver does not take %s: %s", operation, error)
-            delay = FIRST_DELAY
+            waits = iter(BACKOFF)
             if self._reports[0][1] is arguments:  # else there were so many that it was dropped meanwhile
                 self._reports.popleft()

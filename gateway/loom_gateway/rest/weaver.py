@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
@@ -27,7 +27,7 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverStatus,
 )
-from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.faults import Components
@@ -160,6 +160,14 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorAnswer, "description": "The weaver is away; it is started again by itself."},
 }
 
+
+def _who(request: Request) -> str:
+    return str(request.scope["loom.principal"].identity.name)
+
+
+By = Annotated[str, Depends(_who)]
+"""Who asks, for the weaver's events."""
+
 Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
@@ -240,13 +248,12 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         return _answer({"address": supervisor.address})
 
     @router.post("/commands", response_model=CommandState)
-    async def give_command(asked: CommandRequest, request: Request) -> Response:
+    async def give_command(asked: CommandRequest, request: Request, by: By) -> Response:
         """Tell replicas to do something; with ``wait``, answer when they have, or when it is over."""
-        principal: Principal = request.scope["loom.principal"]
         about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
         request.scope[DONE] = ("commanded", about)
         command = {**asked.model_dump(), "kind": asked.kind.value}
-        state = await weaver.do("command", principal.identity.name, **command)
+        state = await weaver.do("command", by, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
         return _answer(state)
 
@@ -263,12 +270,11 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )
-    async def inject(asked: FaultRequest, request: Request) -> Response:
+    async def inject(asked: FaultRequest, request: Request, by: By) -> Response:
         """Inject a fault into replicas or pieces of Loom that are marked as injectable.
 
         Those that last end by themselves, or by DELETE.
         """
-        principal: Principal = request.scope["loom.principal"]
         about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration}
         request.scope[DONE] = ("injected", about)
         kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
@@ -278,28 +284,24 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
             evidence = await pieces.strike(kind.name, asked.target)
             return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
         fault = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
-        state = await weaver.do("inject", principal.identity.name, **fault, wait=asked.wait)
+        state = await weaver.do("inject", by, **fault, wait=asked.wait)
         request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
         return _answer({**state, "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
-    async def remove_fault(injection: str, request: Request) -> Response:
+    async def remove_fault(injection: str, request: Request, by: By) -> Response:
         """Remove a fault before its time is over. Those on its host that can are told; one of them does it."""
-        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"removed": injection[:200]})
-        return _answer(await weaver.do("remove_fault", principal.identity.name, injection=injection))
+        return _answer(await weaver.do("remove_fault", by, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
-    async def fail_device(device: str, failure: DeviceFailure, request: Request) -> Response:
+    async def fail_device(device: str, failure: DeviceFailure, request: Request, by: By) -> Response:
         """Say that a device has failed. Its replicas are told, and what the policies of their groups say is done.
 
         The answer is the event that shows it: the device, the replicas, and what was done with each.
         """
-        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
-        return _answer(
-            await weaver.do("fail_device", principal.identity.name, device=device, reason=failure.reason)
-        )
+        return _answer(await weaver.do("fail_device", by, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
     async def policies() -> Response:
@@ -307,11 +309,10 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         return _answer({"policies": await weaver.ask("policies")})
 
     @router.post("/policies", response_model=PolicyList)
-    async def set_policy(asked: PolicyRequest, request: Request) -> Response:
+    async def set_policy(asked: PolicyRequest, request: Request, by: By) -> Response:
         """Choose what is done with a group when a device fails."""
-        principal: Principal = request.scope["loom.principal"]
         request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
-        found = await weaver.do("policy", principal.identity.name, group=asked.group, action=asked.action.value)
+        found = await weaver.do("policy", by, group=asked.group, action=asked.action.value)
         return _answer({"policies": found})
 
     return router

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 
+import uvloop
+
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
@@ -64,20 +66,8 @@ def main() -> int:
         address = WeaverAddress(options.advertise or reachable(host, socket.gethostname()), bound[1], key)
     except LoomError as error:
         return report(error)
-    loop = _new_loop()
-    try:
-        failure = loop.run_until_complete(_serve(store, tcp, folder, address, options))
-    finally:
-        loop.close()
+    failure = uvloop.run(_serve(store, tcp, folder, address, options))
     return 0 if failure is None else report(LoomError(f"the weaver cannot store anything any more: {failure}"))
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()  # type: ignore[no-any-return]
 
 
 async def _serve(

@@ -92,8 +92,9 @@ class Dispatcher:
         living = [id for id in near if self._known.replicas[id].state in LIVING]
         return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
-    def take(self, replica: Replica, told: Acknowledged, now: float) -> None:
+    def take(self, replica: Replica, frame: list[Any], now: float) -> None:
         """Take what a replica made of a command."""
+        told = Acknowledged.from_body(frame)
         made = told.acknowledgement
         command = self._acknowledge(replica, told.command, made)
         if command is None:
@@ -121,15 +122,8 @@ class Dispatcher:
         """Note that a replica will not acknowledge the commands that it has not acknowledged."""
         for command in self._known.commands.unacknowledged(replica.id):
             self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
-            self._known.events.append(
-                now,
-                "unanswered",
-                replica.id,
-                command=command.id,
-                do=command.kind.value,
-                cause=command.event,
-                reason=reason,
-            )
+            about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
+            self._known.events.append(now, "unanswered", replica.id, **about)
 
     def why_ended(self, replica: Replica) -> str:
         """Return why a replica that does not live takes no commands."""

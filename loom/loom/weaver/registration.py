@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
-from loom.control.commands import FaultRemoved
 from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
@@ -93,7 +92,7 @@ class Registration:
             replica.take_step(hello.step, now, now)
         self._outbox.send(replica, ThreadletWelcome(self._timing.beat, self._weaver, replica.seq, spent=True))
         for injection, evidence in hello.removed.items():
-            self._reports.fault_removed(replica, FaultRemoved(injection, evidence), now)
+            self._reports.note_removed(replica, injection, evidence, now)
         for given in self._known.commands.unacknowledged(replica.id):
             self._outbox.send(replica, given.command)
         self._outbox.urgent = True
@@ -101,8 +100,9 @@ class Registration:
             replica, now + min(self._timing.beat * self._timing.missed_beats, self._timing.stall_least)
         )
 
-    def bye(self, replica: Replica, bye: Bye, now: float) -> None:
+    def bye(self, replica: Replica, frame: list[Any], now: float) -> None:
         """Take a threadlet's goodbye."""
+        bye = Bye.from_body(frame)
         peer, replica.link = replica.link, None
         peer.replica = None
         self._outbox.close(peer)

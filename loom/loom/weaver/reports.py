@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom.control.commands import FaultRemoved
@@ -44,6 +44,7 @@ class Reports:
             TimeAccount.KIND: self._time_account,
             DeviceReport.KIND: self._device_status,
             Handlers.KIND: self._handlers,
+            FaultRemoved.KIND: self._fault_removed,
         }
         """What takes each kind of report, with the time."""
 
@@ -135,16 +136,19 @@ class Reports:
         for device, status in DeviceReport.from_body(frame).devices.items():
             self._known.set_device_status(device, {**status, "time": now, "by": replica.id})
 
-    def fault_removed(self, replica: Replica, fault: FaultRemoved, now: float) -> None:
+    def _fault_removed(self, replica: Replica, frame: list[Any], now: float) -> None:
+        fault = FaultRemoved.from_body(frame)
+        self.note_removed(replica, fault.injection, fault.evidence, now)
+
+    def note_removed(self, replica: Replica, injection: str, evidence: Mapping[str, Any], now: float) -> None:
         """Log that a fault is gone, unless that is logged already: it is said again with each hello."""
-        command = self._known.commands.get(fault.injection)
+        command = self._known.commands.get(injection)
         cause = None if command is None else command.event
         logged = self._known.events.after(cause or 0, MAX_COUNT, replica.id, "fault_removed")
-        if any(event.data["injection"] == fault.injection for event in logged):
+        if any(event.data["injection"] == injection for event in logged):
             return
-        self._known.events.append(
-            now, "fault_removed", replica.id, injection=fault.injection, evidence=fault.evidence, cause=cause
-        )
+        about = {"injection": injection, "evidence": evidence, "cause": cause}
+        self._known.events.append(now, "fault_removed", replica.id, **about)
         self._outbox.urgent = True
 
 

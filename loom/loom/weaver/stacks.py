@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from loom.control.reports import Stack, StackRequest
 from loom.weaver.outbox import Outbox
@@ -63,7 +64,8 @@ class Stacks:
         for tell in self._waiters.pop(id, ()):
             tell(text)
 
-    def take_from(self, replica: Replica, stack: Stack) -> None:
+    def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
         """Take what a threadlet sent, unless nobody wants it of this replica."""
+        stack = Stack.from_body(frame)
         if self._wanted.get(stack.id, (None,))[0] == replica.id:
             self.take(stack.id, stack.text)

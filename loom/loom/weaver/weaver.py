@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from loom.control.commands import Acknowledged, FaultRemoved
+from loom.control.commands import Acknowledged
 from loom.control.introduction import Bye, ThreadletHello
 from loom.control.reports import Stack
 from loom.errors import ProtocolMismatch
@@ -49,14 +49,9 @@ class Weaver:
         )
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
-            Acknowledged.KIND: lambda replica, frame, now: self.dispatcher.take(
-                replica, Acknowledged.from_body(frame), now
-            ),
-            Stack.KIND: lambda replica, frame, now: self.stacks.take_from(replica, Stack.from_body(frame)),
-            FaultRemoved.KIND: lambda replica, frame, now: self.reports.fault_removed(
-                replica, FaultRemoved.from_body(frame), now
-            ),
-            Bye.KIND: lambda replica, frame, now: self.registration.bye(replica, Bye.from_body(frame), now),
+            Acknowledged.KIND: self.dispatcher.take,
+            Stack.KIND: self.stacks.take_from,
+            Bye.KIND: self.registration.bye,
         }
         """What takes each kind of frame from a threadlet that has said hello."""
         for replica in known.replicas.values():

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
-from loom.weaver.views import Away, Delta, ReplicaInfo, Snapshot, WeaverEvent, WeaverUpdate
+from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 
 __all__ = ["poll"]
 
 EVERY = 1.0
 """Seconds between two questions."""
 
-_OFTEN = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected")
 _TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
 
 
@@ -64,7 +63,11 @@ def poll(
 
 
 def _differences(before: Snapshot, now: Snapshot) -> Iterator[Delta]:
-    replicas = {id: _often(one) for id, one in now.replicas.items() if before.replicas.get(id) != one}
+    replicas = {
+        id: {name: getattr(one, name) for name in CHANGING_FIELDS}
+        for id, one in now.replicas.items()
+        if before.replicas.get(id) != one
+    }
     devices = {
         uuid: one.status
         for uuid, one in now.devices.items()
@@ -72,7 +75,3 @@ def _differences(before: Snapshot, now: Snapshot) -> Iterator[Delta]:
     }
     if replicas or devices:
         yield Delta(replicas, devices)
-
-
-def _often(replica: ReplicaInfo) -> dict[str, object]:
-    return {name: getattr(replica, name) for name in _OFTEN}

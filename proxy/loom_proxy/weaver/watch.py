@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
@@ -37,6 +38,38 @@ OPEN_TIMEOUT = 10.0
 
 _REFUSED = 4000
 _TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
+
+
+class _Attempts:
+    """Connections one after the other, until nothing has come for so many seconds."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._opened = False
+        self.heard()
+
+    def opened(self) -> None:
+        self._opened = True
+        self._waits = delays()
+
+    def heard(self) -> None:
+        self._until = math.inf if self._timeout is None else time.monotonic() + self._timeout
+
+    def left(self) -> float | None:
+        return None if self._timeout is None else max(0.0, self._until - time.monotonic())
+
+    def lost(self, error: Exception) -> tuple[Away | None, float]:
+        """Return why there is no connection, and the seconds to wait; None if there is no time for another attempt.
+
+        Raises:
+            LoomError: it was the first attempt, or the gateway has ended the connection for good.
+        """
+        if isinstance(error, ConnectionClosed):
+            error = _closed(error)
+        elif not self._opened:
+            raise error
+        wait = next(self._waits)
+        return (None if time.monotonic() + wait > self._until else Away(str(error))), wait
 
 
 class WeaverWatch:
@@ -72,32 +105,23 @@ class WeaverWatch:
             GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: the first connection fails.
             TokenRevoked: the token is not good any more.
         """
-        first = True
-        waits = delays()
-        until = None if timeout is None else time.monotonic() + timeout
+        attempts = _Attempts(timeout)
         while True:
             try:
                 with self._open() as socket:
-                    waits = delays()
-                    first = False
+                    attempts.opened()
                     while True:
-                        left = None if until is None else max(0.0, until - time.monotonic())
-                        update = _read(socket.recv(left))
-                        until = None if timeout is None else time.monotonic() + timeout
+                        update = _read(socket.recv(attempts.left()))
+                        attempts.heard()
                         if update is not None:
                             yield update
             except TimeoutError:
                 return
-            except ConnectionClosed as closed:
-                reason = str(_lost(closed))
-            except _TRANSIENT as error:
-                if first:
-                    raise
-                reason = str(error)
-            wait = next(waits)
-            if until is not None and time.monotonic() + wait > until:
+            except (ConnectionClosed, *_TRANSIENT) as error:
+                away, wait = attempts.lost(error)
+            if away is None:
                 return
-            yield Away(reason)
+            yield away
             time.sleep(wait)
 
     async def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
@@ -114,32 +138,23 @@ class WeaverWatch:
     async def _watch(
         self, read: Callable[[str | bytes], V | None], timeout: float | None = None
     ) -> AsyncIterator[V | Away]:
-        first = True
-        waits = delays()
-        until = None if timeout is None else time.monotonic() + timeout
+        attempts = _Attempts(timeout)
         while True:
             try:
                 async with await self._open_async() as socket:
-                    waits = delays()
-                    first = False
+                    attempts.opened()
                     while True:
-                        left = None if until is None else max(0.0, until - time.monotonic())
-                        update = read(await asyncio.wait_for(socket.recv(), left))
-                        until = None if timeout is None else time.monotonic() + timeout
+                        update = read(await asyncio.wait_for(socket.recv(), attempts.left()))
+                        attempts.heard()
                         if update is not None:
                             yield update
             except asyncio.TimeoutError:
                 return
-            except ConnectionClosed as closed:
-                reason = str(_lost(closed))
-            except _TRANSIENT as error:
-                if first:
-                    raise
-                reason = str(error)
-            wait = next(waits)
-            if until is not None and time.monotonic() + wait > until:
+            except (ConnectionClosed, *_TRANSIENT) as error:
+                away, wait = attempts.lost(error)
+            if away is None:
                 return
-            yield Away(reason)
+            yield away
             await asyncio.sleep(wait)
 
     def _open(self) -> Any:
@@ -188,7 +203,7 @@ def _read_json(text: str | bytes) -> dict[str, Any] | None:
     return message
 
 
-def _lost(closed: ConnectionClosed) -> LoomError:
+def _closed(closed: ConnectionClosed) -> LoomError:
     """Why the connection has ended.
 
     Raises:
