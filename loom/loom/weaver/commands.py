@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +138,6 @@ class Commands:
         self._commands: dict[str, GivenCommand] = {}
         self._done: dict[str, None] = {}
         self._unacknowledged: dict[str, dict[str, None]] = {}
-        self._waiters: dict[str, list[Callable[[GivenCommand], None]]] = {}
 
     def __contains__(self, id: str) -> bool:
         return id in self._commands
@@ -151,11 +150,7 @@ class Commands:
         return self._commands.get(id)
 
     def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> list[str]:
-        """Take a new command, or one from the store.
-
-        Args:
-            command: which all its ``replicas`` have to acknowledge but those in ``acknowledgements``.
-            acknowledgements: those that are known already, by replica.
+        """Take a new command, or one from the store, with the acknowledgements that are known already, by replica.
 
         Returns:
             The ids of commands that are forgotten for it.
@@ -191,23 +186,6 @@ class Commands:
         if not left:
             del self._unacknowledged[replica]
         return command, self._finish(command) if command.done else []
-
-    def when_done(self, id: str, tell: Callable[[GivenCommand], None]) -> Callable[[], None]:
-        """Call ``tell`` once every replica has acknowledged a command; return a function that prevents that."""
-        waiters = self._waiters.setdefault(id, [])
-        waiters.append(tell)
-
-        def leave() -> None:
-            if tell in waiters:
-                waiters.remove(tell)
-            if not waiters and self._waiters.get(id) is waiters:
-                del self._waiters[id]
-
-        return leave
-
-    def take_waiters(self, id: str) -> list[Callable[[GivenCommand], None]]:
-        """Return, once, the functions that `when_done` was given for a command."""
-        return self._waiters.pop(id, [])
 
     def _finish(self, command: GivenCommand) -> list[str]:
         self._done[command.id] = None

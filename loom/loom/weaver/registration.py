@@ -112,15 +112,10 @@ class Registration:
             self._liveness.finish(replica, Cause.SAID_FINISHED, bye.reason, now)
 
     def supervision(self, report: dict[str, Any], now: float) -> list[str]:
-        """Take a driver's word that processes of its meshes have ended.
+        """Take a driver's word that processes of its meshes have ended; return the ids of their replicas.
 
-        Args:
-            report: ``session``, ``procs``, ``rank`` (None: all of them), ``what`` (``"stopped"`` if they were meant
-                to end) and ``reason``.
-            now: the time.
-
-        Returns:
-            The ids of the replicas that this was the end of.
+        The report has ``session``, ``procs``, ``rank`` (None: all of them), ``what`` (``"stopped"`` if they were
+        meant to end) and ``reason``.
         """
         session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
         reason = str(report.get("reason") or what or "its process is dead")

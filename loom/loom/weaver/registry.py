@@ -138,12 +138,7 @@ class Registry:
     ) -> int | None:
         """Let something happen to a replica; return the event that says that its state is another, or None.
 
-        Args:
-            replica: the replica.
-            cause: what happens to it.
-            now: the time.
-            by: the event that led to it.
-            about: what else the event says.
+        ``by`` is the event that led to it, ``about`` what else the event says.
         """
         before = replica.move(cause, now)
         if before is None:

@@ -134,15 +134,10 @@ class Replica:
         return before
 
     def take_step(self, step: int, time: float, now: float) -> bool:
-        """Note where its training is.
+        """Note the step that it has reached; return whether that is progress.
 
-        Args:
-            step: that it has reached. One that is lower than before is one after a restart from a checkpoint.
-            time: when, by its own clock, which measures its steps.
-            now: by the weaver's clock.
-
-        Returns:
-            Whether that is progress.
+        A lower one than before is one after a restart from a checkpoint. ``time`` is by its own clock, which
+        measures its steps, ``now`` by the weaver's.
         """
         before = self.step
         if step == before:

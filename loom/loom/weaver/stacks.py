@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from loom.control.reports import Stack, StackRequest
 from loom.weaver.outbox import Outbox
@@ -17,55 +17,54 @@ _LONGEST = 1 << 16
 """Characters of a stack that are kept."""
 
 
+class _Wanted(NamedTuple):
+    replica: Replica
+    event: int | None
+    """The event that the stack is added to."""
+    tell: Callable[[str], None] | None
+
+
 class Stacks:
     """Stacks that are wanted."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
         self._outbox = outbox
-        self._wanted: dict[str, tuple[str, int | None]] = {}
-        self._waiters: dict[str, list[Callable[[str], None]]] = {}
+        self._wanted: dict[str, _Wanted] = {}
 
     def __len__(self) -> int:
         return len(self._wanted)
 
     def want(self, replica: Replica, event: int | None = None, tell: Callable[[str], None] | None = None) -> str:
-        """Order the stack of a replica's process; return the id to give to `take`.
-
-        Args:
-            replica: whose process.
-            event: the event that the stack is added to.
-            tell: called with the stack.
-        """
+        """Order the stack of a replica's process; return the id to give to `take`."""
         id = uuid.uuid4().hex
-        if tell is not None:
-            self._waiters[id] = [tell]
-        self._wanted[id] = replica.id, event
+        self._wanted[id] = _Wanted(replica, event, tell)
         self._outbox.output.stacks.append((id, replica))
         self._outbox.urgent = True
         return id
 
     def ask_threadlet(self, id: str) -> bool:
         """Ask the threadlet itself for a stack; False if it is not connected."""
-        replica = self._known.replicas.get(self._wanted[id][0]) if id in self._wanted else None
-        if replica is None or replica.link is None:
+        wanted = self._wanted.get(id)
+        if wanted is None or wanted.replica.link is None:
             return False
-        self._outbox.send(replica, StackRequest(id))
+        self._outbox.send(wanted.replica, StackRequest(id))
         self._outbox.urgent = True
         return True
 
     def take(self, id: str, text: str) -> None:
         """Take a stack, and add it to the event that it was got for."""
-        text = text[:_LONGEST]
-        _, event = self._wanted.pop(id, (None, None))
-        if event is not None:
-            self._known.events.amend(event, stack=text)
+        wanted = self._wanted.pop(id, None)
+        if wanted is None:
+            return
+        if wanted.event is not None:
+            self._known.events.amend(wanted.event, stack=text[:_LONGEST])
             self._outbox.urgent = True
-        for tell in self._waiters.pop(id, ()):
-            tell(text)
+        if wanted.tell is not None:
+            wanted.tell(text[:_LONGEST])
 
     def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
         """Take what a threadlet sent, unless nobody wants it of this replica."""
         stack = Stack.from_body(frame)
-        if self._wanted.get(stack.id, (None,))[0] == replica.id:
+        if stack.id in self._wanted and self._wanted[stack.id].replica is replica:
             self.take(stack.id, stack.text)

@@ -7,6 +7,7 @@ every 100 ms while there is something to store, and right away where somebody wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import socket
@@ -47,7 +48,7 @@ class Server:
     """Serves a weaver on two listening sockets.
 
     Args:
-        weaver: to serve.
+        weaver: the weaver.
         clock: gives the time, in seconds since the epoch, and never goes back.
         address: where threadlets find it, for those who ask.
         changes_every: seconds between two pushes of what replicas report to watchers.
@@ -78,6 +79,8 @@ class Server:
         self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_event: asyncio.Future[None] | None = None
+        self._commands_done: dict[str, asyncio.Event] = {}
+        """Set when each replica has acknowledged a command, for those that wait for it."""
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
         self._soon = False
@@ -160,15 +163,10 @@ class Server:
         Raises:
             LoomError: it could not be got in time.
         """
-        came: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def tell(text: str) -> None:
-            if not came.done():
-                came.set_result(text)
-
-        self.weaver.stacks.want(replica, tell=tell)
+        came: asyncio.Queue[str] = asyncio.Queue()
+        self.weaver.stacks.want(replica, tell=came.put_nowait)
         self.plan_commit()
-        return await came
+        return await came.get()
 
     async def command_state(self, id: str, timeout: float) -> CommandState:
         """Return what each replica has made of a command, waiting ``timeout`` seconds at most until all have.
@@ -180,14 +178,9 @@ class Server:
         if command is None:
             raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
         if not command.done and timeout > 0:
-            done = asyncio.Event()
-            leave = self.weaver.known.commands.when_done(id, lambda command: done.set())
-            try:
+            done = self._commands_done.setdefault(id, asyncio.Event())
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(done.wait(), timeout)
-            except asyncio.TimeoutError:
-                pass
-            finally:
-                leave()
         known = command.acknowledgements | {
             name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
@@ -225,8 +218,8 @@ class Server:
                     last, data = frame, pack(frame.to_body())
                 peer.write(data)
         for command in output.done:
-            for tell in self.weaver.known.commands.take_waiters(command.id):
-                tell(command)
+            if (done := self._commands_done.pop(command.id, None)) is not None:
+                done.set()
         for id, replica in output.stacks:
             self.run(self._get_stack(id, replica))
         if output.events and self._next_event is not None:

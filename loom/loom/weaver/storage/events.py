@@ -55,15 +55,7 @@ class EventStore:
     def after(
         self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
     ) -> list[WeaverEvent]:
-        """Events after one, the oldest first.
-
-        Args:
-            id: of the event after which to begin; 0 for all.
-            limit: how many at most.
-            replica: only those of this replica.
-            kind: only those of this kind.
-            newest: where there are more than ``limit``, the last of them instead of the first.
-        """
+        """Return events after one, the oldest first; of more than ``limit``, the first or the ``newest``."""
         wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)

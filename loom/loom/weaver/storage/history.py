@@ -111,14 +111,7 @@ class History:
     def record(
         self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of a status report.
-
-        Args:
-            replica: whose.
-            journal_id: the row of the journal in which the report is, or will be.
-            time: of the report, in seconds since the epoch.
-            step: at which they were measured.
-            metrics: names and values.
+        """Take the metrics of a status report, which is or will be in a row of the journal.
 
         Raises:
             ProtocolMismatch: a value is no number, a name is too long, or there are too many.
@@ -158,15 +151,7 @@ class History:
     def between(
         self, replica: str, metric: str, since: float = -math.inf, until: float = math.inf, points: int = 500
     ) -> list[tuple[float, int | None, float]]:
-        """A metric's history, as (time, step, value).
-
-        Args:
-            replica: whose.
-            metric: its name.
-            since: seconds since the epoch.
-            until: likewise.
-            points: how many at most; where there are more, each is the mean of several.
-        """
+        """Return a metric's history between two times; of more than ``points`` points, means of several."""
         series = self._series.get(replica, {}).get(metric)
         if series is None:
             return []
@@ -204,9 +189,7 @@ class History:
     def write(self, journal_id: int, now: float) -> int:
         """Write the points that are due, and make old ones coarser; only while the store commits.
 
-        Args:
-            journal_id: the row of the journal of this commit: all points up to now are in it or in those before.
-            now: seconds since the epoch.
+        All points up to now are in the journal's row ``journal_id`` or in those before.
 
         Returns:
             The first row of the journal that is still needed.
@@ -320,14 +303,8 @@ def _mean(points: array[float], places: Sequence[int]) -> tuple[float, int | Non
 def _means(points: array[float], bucket: float) -> array[float]:
     """One point for all in each ``bucket`` seconds."""
     means = array("d")
-    group: list[int] = []
-    for place in range(len(points) // _POINT):
-        if group and points[place * _POINT] // bucket != points[group[-1] * _POINT] // bucket:
-            time, step, value = _mean(points, group)
-            means.extend((time, math.nan if step is None else step, value))
-            group = []
-        group.append(place)
-    if group:
-        time, step, value = _mean(points, group)
+    places = range(len(points) // _POINT)
+    for _, group in itertools.groupby(places, key=lambda place: points[place * _POINT] // bucket):
+        time, step, value = _mean(points, list(group))
         means.extend((time, math.nan if step is None else step, value))
     return means

@@ -25,25 +25,30 @@ __all__ = ["Store"]
 
 _VERSION = 1
 
-_SCHEMA = """
-CREATE TABLE replicas (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE devices (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE policies (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE commands (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE outcomes (command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)) WITHOUT
-ROWID; CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, replica TEXT, data BLOB
-NOT NULL); CREATE TABLE journal (id INTEGER PRIMARY KEY, data BLOB NOT NULL); CREATE TABLE series (id INTEGER
-PRIMARY KEY, replica TEXT NOT NULL, metric TEXT NOT NULL, upto INTEGER NOT NULL); CREATE TABLE chunks (id INTEGER
-PRIMARY KEY, series INTEGER NOT NULL, level INTEGER NOT NULL, first REAL NOT NULL,
-                     last REAL NOT NULL, data BLOB NOT NULL);
-CREATE INDEX chunks_of_series ON chunks (series, first);
-CREATE INDEX chunks_by_age ON chunks (level, last);
-"""
-
-_ADDED = "CREATE TABLE IF NOT EXISTS goodput (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID"
-"""What version 1 had not at first. An older Loom takes no notice of it."""
-
 _KEYED = ("replicas", "devices", "policies", "commands", "goodput")
+
+# Version 1 had no goodput at first: what is missing is added, and an older Loom takes no notice of it.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS outcomes (
+    command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, replica TEXT, data BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS journal (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS series (
+    id INTEGER PRIMARY KEY, replica TEXT NOT NULL, metric TEXT NOT NULL, upto INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS chunks (
+    id INTEGER PRIMARY KEY, series INTEGER NOT NULL, level INTEGER NOT NULL, first REAL NOT NULL,
+    last REAL NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS chunks_of_series ON chunks (series, first);
+CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
+""" + "".join(
+    f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;"
+    for table in _KEYED
+)
 
 
 class Store:
@@ -66,10 +71,8 @@ class Store:
             self.db.execute("PRAGMA wal_autocheckpoint=4096")
             self.db.execute("PRAGMA cache_size=-16384")
             (version,) = self.db.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
             if version in (0, _VERSION):
-                self.db.execute(_ADDED)
+                self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
         except sqlite3.Error as error:
             raise UnsafeStateFolder(f"cannot keep the weaver's state in {path}: {error}") from error
         if version not in (0, _VERSION):

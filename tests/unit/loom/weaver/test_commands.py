@@ -127,19 +127,6 @@ def test_what_a_replica_has_to_answer_is_in_the_order_of_telling() -> None:
     assert commands.unacknowledged("train_1") == []
 
 
-def test_who_waits_is_told_once_and_can_leave() -> None:
-    commands = Commands()
-    commands.add(command("1", "train_0"), {})
-    told: list[GivenCommand] = []
-    commands.when_done("1", told.append)
-    leave = commands.when_done("1", lambda command: told.append(command))
-    leave()
-    leave()
-
-    assert commands.take_waiters("1") == [told.append]
-    assert commands.take_waiters("1") == []
-
-
 class Keeping(RuleBasedStateMachine):
     """Only so many done commands are remembered, and never is one that waits forgotten."""
 
