@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -24,7 +25,20 @@ __all__ = ["CONTENT_TYPE", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_DEVICE_FAMILIES = (
+_SESSION_COUNTERS = (
+    ("operations", "loom_session_frames", "Frames that clients sent to this gateway for a session."),
+    ("traffic.bytes_in", "loom_session_sent_bytes", "Bytes from clients that were passed on to a driver."),
+    ("traffic.bytes_out", "loom_session_received_bytes", "Bytes from a driver that were passed on."),
+)
+_WEAVER_NUMBERS = (
+    ("started", GaugeMetricFamily, "loom_weaver_start_time_seconds", "When the weaver started, since the epoch."),
+    ("devices", GaugeMetricFamily, "loom_devices", "Devices that are known."),
+    ("commands", GaugeMetricFamily, "loom_commands_waiting", "Commands that some replica has not acknowledged."),
+    ("reports", CounterMetricFamily, "loom_status_reports", "Status reports taken since the weaver started."),
+    ("event", CounterMetricFamily, "loom_events", "Events logged, ever."),
+    ("history_bytes", GaugeMetricFamily, "loom_history_bytes", "Bytes of metrics' history."),
+)
+_DEVICE_GAUGES = (
     ("utilization", "loom_device_utilization_ratio", "Use of a device, from 0 to 1."),
     ("memory_used", "loom_device_memory_used_bytes", "Memory in use on a device."),
     ("temperature", "loom_device_temperature_celsius", "Temperature of a device."),
@@ -53,9 +67,9 @@ class _Page(Collector):
 
 
 def _families(manager: SessionManager, numbers: dict[str, Any] | None) -> Iterator[Metric]:
-    yield _gauge("loom_gateway_info", "The gateway; 1.", [(1, {"version": __version__})])
+    yield _labelled(GaugeMetricFamily, "loom_gateway_info", "The gateway; 1.", ["version"], [(__version__, 1)])
     yield from _sessions(manager)
-    yield _gauge("loom_weaver_up", "Whether the weaver answers.", [(numbers is not None, {})])
+    yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
     if numbers is not None:
         yield from _weaver(numbers)
         yield _calls(manager, numbers["call_latency"])
@@ -65,40 +79,27 @@ def _families(manager: SessionManager, numbers: dict[str, Any] | None) -> Iterat
 
 
 def _sessions(manager: SessionManager) -> Iterator[Metric]:
-    sessions = [(session, {"session": session.name}) for session in manager.sessions()]
-    states = Counter(session.state for session, _ in sessions)
-    living = [state for state in SessionState if state is not SessionState.ENDED]
-    by_state: list[_Sample] = [(states[state], {"state": state.value}) for state in living]
-    yield _gauge("loom_sessions", "Sessions, by state.", by_state)
-    ended = len(manager.ended.all())
-    yield _gauge(
-        "loom_sessions_ended_remembered", "Sessions that ended lately, as far as remembered.", [(ended, {})]
-    )
-    clients = [(session.clients, labels) for session, labels in sessions]
-    yield _gauge("loom_session_clients", "Clients connected to a session.", clients)
-    frames = [(session.operations, labels) for session, labels in sessions]
-    yield _counter("loom_session_frames", "Frames that clients sent to this gateway for a session.", frames)
-    sent = [(session.traffic.bytes_in, labels) for session, labels in sessions]
-    yield _counter("loom_session_sent_bytes", "Bytes from clients that were passed on to a driver.", sent)
-    received = [(session.traffic.bytes_out, labels) for session, labels in sessions]
-    yield _counter("loom_session_received_bytes", "Bytes from a driver that were passed on.", received)
+    sessions = manager.sessions()
+    states = Counter(session.state for session in sessions)
+    by_state = [(state.value, states[state]) for state in SessionState if state is not SessionState.ENDED]
+    yield _labelled(GaugeMetricFamily, "loom_sessions", "Sessions, by state.", ["state"], by_state)
+    about = "Sessions that ended lately, as far as remembered."
+    yield GaugeMetricFamily("loom_sessions_ended_remembered", about, len(manager.ended.all()))
+    clients = [(session.name, session.clients) for session in sessions]
+    about = "Clients connected to a session."
+    yield _labelled(GaugeMetricFamily, "loom_session_clients", about, ["session"], clients)
+    for attribute, name, about in _SESSION_COUNTERS:
+        count = attrgetter(attribute)
+        counts = [(session.name, count(session)) for session in sessions]
+        yield _labelled(CounterMetricFamily, name, about, ["session"], counts)
 
 
 def _weaver(numbers: dict[str, Any]) -> Iterator[Metric]:
-    about = "When the weaver started, since the epoch."
-    yield _gauge("loom_weaver_start_time_seconds", about, [(numbers["started"], {})])
-    states = numbers["replicas"]
+    for key, family, name, about in _WEAVER_NUMBERS:
+        yield family(name, about, numbers[key])
     # Each state has a sample, also while no replica is in it, or a graph would have holes.
-    by_state: list[_Sample] = [(states.get(state.value, 0), {"state": state.value}) for state in ReplicaState]
-    yield _gauge("loom_replicas", "Replicas, by state.", by_state)
-    yield _gauge("loom_devices", "Devices that are known.", [(numbers["devices"], {})])
-    about = "Commands that some replica has not acknowledged."
-    yield _gauge("loom_commands_waiting", about, [(numbers["commands"], {})])
-    yield _counter(
-        "loom_status_reports", "Status reports taken since the weaver started.", [(numbers["reports"], {})]
-    )
-    yield _counter("loom_events", "Events logged, ever.", [(numbers["event"], {})])
-    yield _gauge("loom_history_bytes", "Bytes of metrics' history.", [(numbers["history_bytes"], {})])
+    by_state = [(state.value, numbers["replicas"].get(state.value, 0)) for state in ReplicaState]
+    yield _labelled(GaugeMetricFamily, "loom_replicas", "Replicas, by state.", ["state"], by_state)
     latency = numbers["command_latency"]
     about = "From giving a command to its acknowledgement by a replica."
     yield HistogramMetricFamily("loom_command_latency_seconds", about, _buckets(latency), latency["sum"])
@@ -114,52 +115,40 @@ def _calls(manager: SessionManager, latencies: dict[str, dict[str, Any]]) -> Met
 
 
 def _goodput(jobs: list[dict[str, Any]]) -> Iterator[Metric]:
-    ratios = [(job["ratio"], {"job": job["job"]}) for job in jobs if job["ratio"] is not None]
-    yield _gauge("loom_goodput_ratio", "The share of a job's time that was spent on steps that count.", ratios)
+    about = "The share of a job's time that was spent on steps that count."
+    ratios = [(job["job"], job["ratio"]) for job in jobs if job["ratio"] is not None]
+    yield _labelled(GaugeMetricFamily, "loom_goodput_ratio", about, ["job"], ratios)
     about = "Seconds of a job's replicas, by what they were spent on. One that is corrected may fall."
-    spent = [
-        (seconds, {"job": job["job"], "reason": reason})
-        for job in jobs
-        for reason, seconds in job["seconds"].items()
-    ]
-    yield _gauge("loom_goodput_seconds_total", about, spent)
+    spent = [(job["job"], reason, seconds) for job in jobs for reason, seconds in job["seconds"].items()]
+    yield _labelled(GaugeMetricFamily, "loom_goodput_seconds_total", about, ["job", "reason"], spent)
 
 
 def _replicas(replicas: dict[str, dict[str, Any]]) -> Iterator[Metric]:
-    labelled = [({"replica": id, "group": replica["group"]}, replica) for id, replica in replicas.items()]
-    steps = [(replica["step"], labels) for labels, replica in labelled if replica["step"] is not None]
-    yield _gauge("loom_replica_step", "The training step that a replica has reached.", steps)
-    metrics = [
-        (value, {**labels, "metric": name})
-        for labels, replica in labelled
-        for name, value in replica["metrics"].items()
-    ]
+    about = "The training step that a replica has reached."
+    steps = [(id, one["group"], one["step"]) for id, one in replicas.items() if one["step"] is not None]
+    yield _labelled(GaugeMetricFamily, "loom_replica_step", about, ["replica", "group"], steps)
     about = "The newest value of a metric that a replica reports, as its loss."
-    yield _gauge("loom_replica_metric", about, metrics)
+    metrics = [(id, one["group"], *metric) for id, one in replicas.items() for metric in one["metrics"].items()]
+    yield _labelled(GaugeMetricFamily, "loom_replica_metric", about, ["replica", "group", "metric"], metrics)
 
 
 def _devices(devices: dict[str, dict[str, Any]]) -> Iterator[Metric]:
-    for name, family, about in _DEVICE_FAMILIES:
-        known = [(uuid, status[name]) for uuid, status in devices.items() if status.get(name) is not None]
-        yield _gauge(family, about, [(value, {"device": uuid}) for uuid, value in known])
+    for key, name, about in _DEVICE_GAUGES:
+        known = [(uuid, status[key]) for uuid, status in devices.items() if status.get(key) is not None]
+        yield _labelled(GaugeMetricFamily, name, about, ["device"], known)
 
 
-_Sample = tuple[float, dict[str, str]]
-"""A value and its labels."""
-
-
-def _gauge(name: str, about: str, samples: Iterable[_Sample]) -> Metric:
-    family = GaugeMetricFamily(name, about)
-    for value, labels in samples:
-        family.add_sample(name, labels, value)
-    return family
-
-
-def _counter(name: str, about: str, samples: Iterable[_Sample]) -> Metric:
-    """Return a counter, to whose name ``_total`` is added."""
-    family = CounterMetricFamily(name, about)
-    for value, labels in samples:
-        family.add_sample(f"{name}_total", labels, value)
+def _labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Any, ...]],
+) -> Metric:
+    """Return a family of samples, each the values of its labels and then its own."""
+    family = kind(name, about, labels=labels)
+    for *values, number in samples:
+        family.add_metric(values, number)
     return family
 
 

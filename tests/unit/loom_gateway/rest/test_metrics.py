@@ -37,7 +37,7 @@ class StandIn:
     def __init__(self, numbers: dict[str, Any] | None) -> None:
         self._numbers = numbers
         traffic = SimpleNamespace(bytes_in=3, bytes_out=4)
-        session = SimpleNamespace(name="s", state=SessionState.RUNNING, clients=1, operations=2, traffic=traffic)
+        session = SimpleNamespace(name="s", state=SessionState.STARTING, clients=1, operations=2, traffic=traffic)
         self.sessions = lambda: [session]
         self.ended = SimpleNamespace(all=list)
 
