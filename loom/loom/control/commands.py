@@ -13,6 +13,7 @@ from loom.errors import ProtocolMismatch, WrongArguments
 __all__ = [
     "DEVICE_COMMANDS",
     "FAULT_COMMANDS",
+    "USER_COMMANDS",
     "Acknowledged",
     "Acknowledgement",
     "Change",
@@ -70,6 +71,10 @@ FAULT_COMMANDS = frozenset((CommandKind.INJECT, CommandKind.REMOVE_FAULT))
 
 DEVICE_COMMANDS = frozenset((CommandKind.DEVICE_FAILED, CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE))
 """Commands about a ``device``."""
+
+
+USER_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - {CommandKind.DEVICE_FAILED}
+"""Commands that people give; the others follow from a fault that is injected, or from a device's failure."""
 
 
 class UnknownCommandKind(ProtocolMismatch):

@@ -17,8 +17,9 @@ from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, Com
 from loom.errors import NotInjectable, UnknownReplica, WrongArguments
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
+from loom.weaver.views import few
 
-__all__ = ["Commands", "GivenCommand", "Target", "check_command", "check_injectable", "select"]
+__all__ = ["Commands", "GivenCommand", "Target", "check_command", "check_injectable", "select", "unknown"]
 
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
@@ -43,12 +44,12 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
         found = _matching(matches, living)
         if found or any(special in target for special in "*?["):
             return found, {}
-        return [], {target: Acknowledgement.failed(_unknown(target, replicas))}
+        return [], {target: Acknowledgement.failed(unknown(target, replicas))}
     if not isinstance(target, list) or not all(isinstance(id, str) for id in target):
         raise WrongArguments(f"a target is a replica's id, a glob or a list of ids, not {target!r:.80}")
     wanted = dict.fromkeys(target)
     there = [replicas[id] for id in wanted if id in replicas]
-    return there, {id: Acknowledgement.failed(_unknown(id, replicas)) for id in wanted if id not in replicas}
+    return there, {id: Acknowledgement.failed(unknown(id, replicas)) for id in wanted if id not in replicas}
 
 
 def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], target: Target) -> None:
@@ -65,10 +66,9 @@ def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], 
         raise UnknownReplica(f"no replica that lives is named by {target!r:.80}")
     unmarked = [replica.id for replica in living if not replica.injectable]
     if unmarked:
-        few = ", ".join(unmarked[:5]) + (f" and {len(unmarked) - 5} more" if len(unmarked) > 5 else "")
         raise NotInjectable(
-            f"not marked as injectable: {few}. Spawn them on job.hosts.as_injectable(), make their threadlets with "
-            "injectable=True, or set LOOM_INJECTABLE=1 where they start"
+            f"not marked as injectable: {few(unmarked)}. Spawn them on job.hosts.as_injectable(), make their "
+            "threadlets with injectable=True, or set LOOM_INJECTABLE=1 where they start"
         )
 
 
@@ -77,10 +77,9 @@ def _matching(pattern: str, replicas: Iterable[Replica]) -> list[Replica]:
     return [one for one in replicas if match(one.id) or match(one.short_name) or match(one.group)]
 
 
-def _unknown(id: str, replicas: dict[str, Replica]) -> str:
-    few = ", ".join(list(replicas)[:5]) or "none"
-    more = f" and {len(replicas) - 5} more" if len(replicas) > 5 else ""
-    return f'no replica named "{id:.80}"; registered: {few}{more}'
+def unknown(id: str, replicas: dict[str, Replica]) -> str:
+    """Return the text of the error that there is no replica of a name."""
+    return f'no replica named "{id:.80}"; registered: {few(replicas)}'
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from loom.control.device import Device
 from loom.errors import UnknownDevice
 from loom.weaver.states import DeviceState
+from loom.weaver.views import few
 
 __all__ = ["DeviceReplicaMap"]
 
@@ -128,6 +129,4 @@ class DeviceReplicaMap:
         try:
             return self._known[uuid]
         except KeyError:
-            few = ", ".join(list(self._known)[:5]) or "none"
-            more = f" and {len(self) - 5} more" if len(self) > 5 else ""
-            raise UnknownDevice(f"no device {uuid!r:.80}; registered: {few}{more}") from None
+            raise UnknownDevice(f"no device {uuid!r:.80}; registered: {few(self._known)}") from None

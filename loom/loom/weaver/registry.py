@@ -6,7 +6,6 @@ same store.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +15,7 @@ from loom.control.device import Device
 from loom.control.introduction import ThreadletHello
 from loom.control.reports import Row
 from loom.errors import UnknownReplica
-from loom.weaver.commands import Commands, GivenCommand
+from loom.weaver.commands import Commands, GivenCommand, unknown
 from loom.weaver.device_map import DeviceReplicaMap
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
@@ -96,9 +95,7 @@ class Registry:
             named = [one for one in self.replicas.values() if one.short_name == id and one.state in LIVING]
             if len(named) == 1:
                 return named[0]
-            few = ", ".join(itertools.islice(self.replicas, 5)) or "none"
-            more = f" and {len(self.replicas) - 5} more" if len(self.replicas) > 5 else ""
-            raise UnknownReplica(f'no replica named "{id:.80}"; registered: {few}{more}') from None
+            raise UnknownReplica(unknown(id, self.replicas)) from None
 
     def in_procs(self, session: str | None, procs: str) -> list[Replica]:
         """The replicas in the processes of a mesh."""

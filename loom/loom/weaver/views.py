@@ -6,7 +6,8 @@ in JSON with the fields of its class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ __all__ = [
     "WeaverEvent",
     "WeaverStatus",
     "WeaverUpdate",
+    "few",
     "read_metrics",
     "read_update",
 ]
@@ -388,6 +390,12 @@ def read_update(body: Mapping[str, Any]) -> WeaverUpdate | None:
         case "away":
             return Away(body["reason"])
     return None
+
+
+def few(names: Collection[str]) -> str:
+    """Return the first five names as text, and how many more there are."""
+    first = ", ".join(itertools.islice(names, 5)) or "none"
+    return first + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
 from loom.weaver.operations import AsksWeaver
-from loom.weaver.views import CommandState
+from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
 
@@ -109,9 +109,8 @@ class CommandProxy:
 
     def _late(self, timeout: float | None) -> WaitTimeout:
         late = [id for id, one in self._state.outcomes.items() if one.waiting]
-        shown = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
         why = self._state.outcomes[late[0]].reason
-        return WaitTimeout(f"within {timeout:g} s no acknowledgement from {shown}: {why}")
+        return WaitTimeout(f"within {timeout:g} s no acknowledgement from {few(late)}: {why}")
 
     def __repr__(self) -> str:
         state = "done" if self._state.done else "waiting"

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from loom.control.commands import CommandKind
+from loom.control.commands import USER_COMMANDS, CommandKind
 from loom.control.device import Device
 from loom.errors import WrongArguments
 from loom.latencies import BOUNDS
+from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, WeaverStatus
@@ -47,8 +48,8 @@ class RequestHandler:
             "policy": self._policy,
             "policies": self._policies,
             "address": lambda arguments, now: self._address,
-            "spawned": self._spawned,
-            "supervision": self._supervision,
+            "spawned": weaver.registration.spawned,
+            "supervision": weaver.registration.supervision,
             "calls": self._take_calls,
             "note": self._note,
             "numbers": self._numbers,
@@ -136,31 +137,31 @@ class RequestHandler:
         return [kept.record(job, now).to_body() for job in kept.jobs() if wanted in (None, job)]
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        target, by = arguments.get("target", "*"), _text_or_none(arguments, "by") or "gateway"
         kind = CommandKind.read(_text(arguments, "kind"))
-        command = self._weaver.dispatcher.give(kind, arguments.get("params") or {}, target, by, now)
-        return {"id": command.id, "replicas": command.replicas}
+        if kind not in USER_COMMANDS:
+            raise WrongArguments(
+                f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
+            )
+        params, target = arguments.get("params") or {}, arguments.get("target", "*")
+        return _given(self._weaver.dispatcher.give(kind, params, target, _by(arguments), now))
 
     def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        target, by = arguments.get("target"), _text_or_none(arguments, "by") or "gateway"
+        target: Any = arguments.get("target")
         params = {
             name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
         }
-        command = self._weaver.dispatcher.give(CommandKind.INJECT, params, target, by, now)  # type: ignore[arg-type]
-        return {"id": command.id, "replicas": command.replicas}
+        return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now))
 
     def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        by = _text_or_none(arguments, "by") or "gateway"
-        command = self._weaver.dispatcher.remove_fault(_text(arguments, "injection"), by, now)
-        return {"id": command.id, "replicas": command.replicas}
+        injection = _text(arguments, "injection")
+        return _given(self._weaver.dispatcher.remove_fault(injection, _by(arguments), now))
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        reason, by = _text_or_none(arguments, "reason") or "", _text_or_none(arguments, "by") or "gateway"
-        return self._weaver.failures.fail(_text(arguments, "device"), reason, by, now).to_body()
+        device, reason = _text(arguments, "device"), _text_or_none(arguments, "reason") or ""
+        return self._weaver.failures.fail(device, reason, _by(arguments), now).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
-        by = _text_or_none(arguments, "by") or "gateway"
-        self._weaver.set_policy(_text(arguments, "group"), _text(arguments, "action"), by, now)
+        self._weaver.set_policy(_text(arguments, "group"), _text(arguments, "action"), _by(arguments), now)
         return self._policies(arguments, now)
 
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
@@ -171,12 +172,6 @@ class RequestHandler:
         found = self._weaver.known.in_procs(_text(arguments, "session"), str(_count(arguments, "procs", 0)))
         # Those that have ended come first, so that another that has their rank counts.
         return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]
-
-    def _spawned(self, arguments: dict[str, Any], now: float) -> None:
-        self._weaver.registration.spawned(arguments, now)
-
-    def _supervision(self, arguments: dict[str, Any], now: float) -> list[str]:
-        return self._weaver.registration.supervision(arguments, now)
 
     def _note(self, arguments: dict[str, Any], now: float) -> int:
         data = arguments.get("data")
@@ -210,6 +205,14 @@ class RequestHandler:
             "of_devices": self._known.device_status,
             "of_jobs": [kept.record(job, now, course=False).to_body() for job in kept.jobs()],
         }
+
+
+def _given(command: GivenCommand) -> dict[str, Any]:
+    return {"id": command.id, "replicas": command.replicas}
+
+
+def _by(arguments: dict[str, Any]) -> str:
+    return _text_or_none(arguments, "by") or "gateway"
 
 
 def _text(arguments: dict[str, Any], name: str) -> str:
