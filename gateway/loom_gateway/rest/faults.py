@@ -34,11 +34,7 @@ class Components:
         self._injectable = injectable
 
     async def strike(self, kind: str, target: str) -> dict[str, Any]:
-        """Kill a piece; what shows that it is gone.
-
-        Args:
-            kind: ``dead_driver``, ``dead_gateway`` or ``dead_weaver``.
-            target: for the first the name of a session.
+        """Kill a component, ``dead_driver`` that of the session ``target``; return what shows that it is gone.
 
         Raises:
             NotInjectable: this gateway is not marked as injectable.

@@ -126,11 +126,7 @@ class GivenCommand:
 
 
 class Commands:
-    """The commands that are not done, and the last ones that are.
-
-    Args:
-        keep: how many done ones to remember.
-    """
+    """The commands that are not done, and the last ones that are; of these ``keep`` are remembered."""
 
     def __init__(self, keep: int = 1000) -> None:
         self._keep = keep

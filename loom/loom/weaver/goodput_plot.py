@@ -38,10 +38,6 @@ BARS = 120
 def save_plot(record: GoodputRecord, path: str | Path) -> Path:
     """Write a PNG: the share of each reason over time as stacked bars, deaths as lines, and all of it as one bar.
 
-    Args:
-        record: of a job, with its course.
-        path: of the picture; one that is there is replaced.
-
     Raises:
         MissingDependency: matplotlib is not installed.
     """

@@ -21,16 +21,7 @@ PAGE = 1000
 
 
 class WeaverFeed:
-    """The updates and the events of one weaver.
-
-    Args:
-        url: of the gateway.
-        token: to show.
-        ca: as `loom.tls.client_context`.
-        transport: ``"websocket"``, ``"http"`` or ``"auto"``, as for `WeaverProxy`.
-        way: answers requests.
-        look: returns the state of all replicas and devices, for polling.
-    """
+    """The updates and the events of one weaver; ``look`` returns the state of all replicas and devices."""
 
     def __init__(
         self,
@@ -110,12 +101,7 @@ class WeaverFeed:
 
 
 class _Reader:
-    """Reads events without a gap, first by requests and then from updates.
-
-    Args:
-        feed: gives pages of events.
-        wanted: the ``kind`` and the ``replica`` of the events to read; None for any.
-    """
+    """Reads events of a ``kind`` or a ``replica`` without a gap, first by requests and then from updates."""
 
     def __init__(self, feed: WeaverFeed, wanted: dict[str, str | None]) -> None:
         self._feed = feed

@@ -21,12 +21,7 @@ def poll(
     events: Callable[[int], Iterator[WeaverEvent]],
     timeout: float | None = None,
 ) -> Iterator[WeaverUpdate]:
-    """What there is, and then what changes, as `WeaverWatch.updates` tells it.
-
-    Args:
-        look: gives all that there is.
-        events: gives those after the one with an id.
-        timeout: stop after so many seconds in which nothing comes; None goes on for ever.
+    """Yield what there is, and then what changes, until nothing has come for ``timeout`` seconds.
 
     Raises:
         LoomError: the first look fails.

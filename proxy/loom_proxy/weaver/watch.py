@@ -73,13 +73,7 @@ class _Attempts:
 
 
 class WeaverWatch:
-    """Where and how to watch.
-
-    Args:
-        url: of the gateway.
-        token: to show.
-        ca: as `loom.tls.client_context`.
-    """
+    """Where and how to watch."""
 
     def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
         self.url = _watch_url(url)

@@ -13,12 +13,7 @@ __all__ = ["EventStore"]
 
 
 class EventStore:
-    """The last events, in the store's file.
-
-    Args:
-        db: the store's connection.
-        keep: how many to keep; older ones are dropped.
-    """
+    """The last events, in the store's file. Of more than ``keep``, the older ones are dropped."""
 
     def __init__(self, db: sqlite3.Connection, keep: int = 200_000) -> None:
         self._db = db

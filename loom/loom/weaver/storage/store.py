@@ -52,15 +52,11 @@ CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 
 
 class Store:
-    """The file. Rows that are put into it are written by the next `commit`, and only then found by anybody.
-
-    Args:
-        path: of the file, which is made unless it is there; ``:memory:`` for one that nobody finds again.
+    """The file. Rows that are put into it are written by the next commit, and only then found by anybody.
 
     Raises:
-        UnsafeStateFolder: the file cannot be used: the folder cannot be written to, it is no SQLite file, or it is
-        of
-            another version of Loom.
+        UnsafeStateFolder: the folder cannot be written to, or the file is no SQLite file or of another version of
+            Loom.
     """
 
     def __init__(self, path: str | Path) -> None:
