@@ -104,11 +104,6 @@ class WeaverSupervisor:
         """Its process; None while it is away."""
         return None if self._process is None or self._process.exited.is_set() else self._process
 
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None while it is away."""
-        return None if self._process is None or self._process.exited.is_set() else self._process.pid
-
     def start(self) -> None:
         """Find or start the weaver, in the background."""
         self._keeping = asyncio.ensure_future(self._keep())
@@ -128,8 +123,8 @@ class WeaverSupervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 self._keeping.result()
         self.client.close()
-        if end and self._process is not None and not self._process.exited.is_set():
-            await self._process.end("the gateway was stopped", END_TIMEOUT)
+        if end and self.process is not None:
+            await self.process.end("the gateway was stopped", END_TIMEOUT)
 
     def abandon(self) -> None:
         """Do what can be done at once where this process is about to end with its parent. On any thread."""

@@ -20,13 +20,7 @@ BEFORE_THE_END = 0.1
 
 
 class Components:
-    """What there is to kill.
-
-    Args:
-        manager: of the sessions.
-        supervisor: of the weaver.
-        injectable: whether it may be killed; what a gateway is asked for otherwise is refused.
-    """
+    """What there is to kill, if the gateway is injectable."""
 
     def __init__(self, manager: SessionManager, supervisor: WeaverSupervisor, injectable: bool) -> None:
         self._manager = manager

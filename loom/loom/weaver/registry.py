@@ -35,10 +35,7 @@ class Registry:
     Args:
         store: where everything is kept; what is there already is taken up.
         now: the time.
-        history: of metrics; one with the usual bounds unless given.
         keep_ended: how many replicas to remember that have failed or finished.
-        keep_events: how many events to keep.
-        keep_commands: how many commands to remember that are done.
         save_after: seconds after which a replica's newest status is written outside the journal.
     """
 
@@ -46,10 +43,7 @@ class Registry:
         self,
         store: Store,
         now: float,
-        history: History | None = None,
         keep_ended: int = 10_000,
-        keep_events: int = 200_000,
-        keep_commands: int = 1000,
         save_after: float = 60.0,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
@@ -58,9 +52,9 @@ class Registry:
         self.devices = DeviceReplicaMap()
         self.device_status: dict[str, dict[str, Any]] = {}
         """What was last said of each device; not stored."""
-        self.events = EventStore(store.db, keep_events)
-        self.history = history or History(store.db)
-        self.commands = Commands(keep_commands)
+        self.events = EventStore(store.db)
+        self.history = History(store.db)
+        self.commands = Commands()
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False

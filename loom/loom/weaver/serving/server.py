@@ -43,6 +43,9 @@ SOONEST_COMMIT = 0.005
 
 STACK_WITHIN = 15.0
 
+CHANGES_EVERY = 0.5
+"""Seconds between two pushes of what replicas report to watchers."""
+
 
 class Server:
     """Serves a weaver on two listening sockets.
@@ -51,7 +54,6 @@ class Server:
         weaver: the weaver.
         clock: gives the time, in seconds since the epoch, and never goes back.
         address: where threadlets find it, for those who ask.
-        changes_every: seconds between two pushes of what replicas report to watchers.
         linger: seconds without a gateway, a driver or a threadlet after which it has ended.
     """
 
@@ -60,7 +62,6 @@ class Server:
         weaver: Weaver,
         clock: Callable[[], float],
         address: str = "",
-        changes_every: float = 0.5,
         linger: float = math.inf,
     ) -> None:
         self.weaver = weaver
@@ -72,7 +73,6 @@ class Server:
         """Why it ended; None where it was told to."""
         self.callers: set[RequestConnection] = set()
         self.watchers: set[RequestConnection] = set()
-        self._changes_every = changes_every
         self._linger = linger
         self._last_company = clock()
         self._listeners: list[asyncio.AbstractServer] = []
@@ -264,7 +264,7 @@ class Server:
             now = self.clock()
             self.weaver.tick(now)
             self.weaver.known.watching = bool(self.watchers)
-            if self.watchers and now >= changed + self._changes_every:
+            if self.watchers and now >= changed + CHANGES_EVERY:
                 changed = now
                 changes = self.weaver.known.take_changes()
                 if any(changes.values()):
