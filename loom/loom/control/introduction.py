@@ -90,6 +90,7 @@ class ThreadletHello(Frame):
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["devices"] = [device.to_body() for device in self.devices]
+        fields["state"] = None if self.state is None else self.state.value
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
