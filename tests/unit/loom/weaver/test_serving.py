@@ -1,0 +1,440 @@
+"""The weaver's server and its client in one process: every operation, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loom
+from loom.control.framing import Splitter, pack
+from loom.weaver.client import WeaverClient
+from loom.weaver.registry import Registry
+from loom.weaver.serving import server as serving
+from loom.weaver.serving import threadlet_link
+from loom.weaver.serving.server import Server, monotonic_clock
+from loom.weaver.storage.store import Store
+from loom.weaver.weaver import Weaver
+from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU, hello_of
+
+KEY = "a-key"
+
+
+class Link:
+    """A threadlet's end of its connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._splitter = Splitter()
+        self._frames: list[list[Any]] = []
+
+    def send(self, *frame: Any) -> None:
+        self._writer.write(pack(frame))
+
+    async def receive(self, kind: str) -> list[Any]:
+        """The next frame of a kind; others are passed over."""
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame[0] == kind:
+                    return frame
+            data = await asyncio.wait_for(self._reader.read(1 << 16), BOUND)
+            if not data:
+                raise EOFError
+            self._frames += self._splitter.feed(data)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Running:
+    """A server, a client of it, and where it listens."""
+
+    def __init__(self, server: Server, client: WeaverClient, port: int) -> None:
+        self.server, self.client, self.port = server, client, port
+        self.links: list[Link] = []
+
+    async def connect(self) -> Link:
+        self.links.append(Link(*await asyncio.open_connection("127.0.0.1", self.port)))
+        return self.links[-1]
+
+    async def threadlet(self, replica: str = "train_0", **hello: Any) -> Link:
+        link = await self.connect()
+        link.send("hello", hello_of(KEY, replica, f"instance of {replica}", **hello))
+        await link.receive("welcome")
+        return link
+
+
+@contextlib.asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[Running]:
+    clock = monotonic_clock()
+    server = Server(Weaver(Registry(Store(":memory:"), clock()), KEY, clock()), clock, "tcp://h:1/k", **options)
+    with tempfile.TemporaryDirectory(prefix="loom-test-") as folder:
+        tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+        path = str(Path(folder) / "sock")
+        unix.bind(path)
+        unix.listen()
+        await server.start(tcp, unix)
+        client = WeaverClient(path, 1.0)
+        client.came()
+        weaver = Running(server, client, tcp.getsockname()[1])
+        try:
+            yield weaver
+        finally:
+            for link in weaver.links:
+                link.close()
+            client.close()
+            await server.stop()
+
+
+async def test_what_there_is_can_be_asked_for() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        link.send("status", [[1, time.time(), 7, 1, 100, {"loss": 0.5}, {"learning_rate": 0.1}]])
+        link.send("beat", time.time(), 8, "between")
+        link.send("devices", time.time(), {"GPU-0": {"utilization": 0.5}})
+        link.send("handlers", {"batch": "int"})
+        link.send("spent", [9.0, 1.0, 0, 7, 0.5, {"compute": 5.0}])
+        await link.receive("stored")
+        ask = weaver.client.ask
+
+        replica = await ask("replica", id="train_0")
+        (device,) = await ask("devices")
+        (job,) = await ask("goodput", job="train")
+
+        assert (replica["step"], replica["metrics"], replica["epoch"], replica["max_step"]) == (
+            8,
+            {"loss": 0.5},
+            1,
+            100,
+        )
+        assert replica["handlers"] == {"learning_rate": "float", "batch": "int"}
+        assert replica["config"] == {"learning_rate": 0.1}
+        assert [one["id"] for one in await ask("replicas")] == ["train_0"]
+        assert (device["uuid"], device["status"]["utilization"], device["replicas"]) == ("GPU-0", 0.5, ["train_0"])
+        assert job["job"] == "train"
+        assert await ask("goodput", job="other") == []
+        assert (await ask("status"))["replicas"] == {"running": 1}
+        assert await ask("metrics", replica="train_0") == ["loss"]
+        assert [point[1:] for point in await ask("history", replica="train_0", metric="loss")] == [[7, 0.5]]
+        assert [event["kind"] for event in await ask("events", kind="registered", replica="train_0")] == [
+            "registered"
+        ]
+        assert await ask("address") == "tcp://h:1/k"
+        assert (await ask("numbers"))["of_devices"]["GPU-0"]["utilization"] == 0.5
+
+
+async def test_a_command_is_applied_and_who_waits_is_told() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        giving = asyncio.ensure_future(
+            weaver.client.do("command", "anna", kind="update_config", params={"learning_rate": 0.5}, wait=BOUND)
+        )
+        _, id, kind, params = await link.receive("command")
+        link.send("ack", id, 9, {"ok": True, "changes": {"learning_rate": {"old": 0.1, "new": 0.5}}})
+
+        state = await giving
+
+        assert (kind, params) == ("update_config", {"learning_rate": 0.5})
+        assert (state["done"], state["outcomes"]["train_0"]["step"]) == (True, 9)
+        (event,) = await weaver.client.ask("events", kind="applied")
+        assert event["by"] == "anna"
+        assert (await weaver.client.do("command_state", "anna", id=id))["done"]
+        with pytest.raises(loom.UnknownCommand):
+            await weaver.client.do("command_state", "anna", id="none")
+
+
+async def test_two_may_wait_for_one_command_and_one_may_give_up() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        given = await weaver.client.do("command", "anna", kind="pause")
+        do = weaver.client.do
+        waiting = [asyncio.ensure_future(do("command_state", "", id=given["id"], wait=BOUND)) for _ in range(2)]
+
+        early = await do("command_state", "", id=given["id"], wait=0.05)
+        link.send("ack", given["id"], 1, {"ok": True})
+
+        assert not early["done"]
+        assert early["outcomes"]["train_0"]["waiting"]
+        assert "has not applied it in" in early["outcomes"]["train_0"]["reason"]
+        assert [one["done"] for one in await asyncio.gather(*waiting)] == [True, True]
+        assert (await weaver.client.ask("replica", id="train_0"))["state"] == "paused"
+
+
+async def test_a_fault_is_injected_into_who_is_marked_and_removed() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet(injectable=True)
+        await weaver.threadlet("train_1", devices=[])
+        given = await weaver.client.do(
+            "inject", "anna", fault="slow_rank", target="train_0", params={"seconds": 0.1}
+        )
+        _, id, kind, params = await link.receive("command")
+        link.send("ack", id, 1, {"ok": True, "evidence": {"pid": 1}})
+        removing = asyncio.ensure_future(weaver.client.do("remove_fault", "anna", injection=id, wait=BOUND))
+        _, removal, what, about = await link.receive("command")
+        link.send("fault", id, {"gone": True})
+        link.send("ack", removal, 2, {"ok": True})
+
+        assert (given["id"], kind, params["fault"]) == (id, "inject", "slow_rank")
+        assert (what, about) == ("remove_fault", {"injection": id})
+        assert (await removing)["done"]
+        (event,) = await weaver.client.ask("events", kind="fault_removed")
+        assert event["evidence"] == {"gone": True}
+        with pytest.raises(loom.NotInjectable, match="not marked as injectable: train_1"):
+            await weaver.client.do("inject", "anna", fault="sigkill", target="train_1")
+        with pytest.raises(loom.UnknownReplica, match=r'no replica named "nobody"; registered: train_0, train_1'):
+            await weaver.client.do("inject", "anna", fault="sigkill", target="nobody")
+        with pytest.raises(loom.UnknownReplica, match="no replica that lives is named by 'eval_"):
+            await weaver.client.do("inject", "anna", fault="sigkill", target="eval_*")
+        with pytest.raises(loom.UnknownInjection):
+            await weaver.client.do("remove_fault", "anna", injection="none")
+
+
+async def test_a_device_fails_and_its_policy_says_what_follows() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        assert await weaver.client.do("policy", "anna", group="train", action="pause") == {"train": "pause"}
+
+        event = await weaver.client.do("fail_device", "anna", device="GPU-0", reason="Xid 79")
+
+        assert event["device"] == GPU
+        assert [entry["action"] for entry in event["replicas"]] == ["pause"]
+        assert {(await link.receive("command"))[2] for _ in range(2)} == {"device_failed", "pause"}
+        assert await weaver.client.do("policies", "anna") == {"train": "pause"}
+        again = await weaver.client.do("fail_device", "anna", device="GPU-0")
+        assert again["id"] == event["id"]
+
+
+async def test_a_device_is_taken_out_of_use_and_put_back() -> None:
+    async with running() as weaver:
+        await weaver.threadlet()
+        for kind, state in (("deactivate_device", "inactive"), ("reactivate", "active")):
+            await weaver.client.do("command", "anna", kind=kind, params={"device": "GPU-0"}, target=[])
+
+            assert [one["state"] for one in await weaver.client.ask("devices")] == [state]
+
+
+async def test_what_drivers_tell_is_logged() -> None:
+    async with running() as weaver:
+        ask = weaver.client.ask
+        await weaver.threadlet(session="s", procs="5", rank=0)
+        await ask("spawned", session="s", procs=5, rank=None, what="2 of trainers")
+        await ask("calls", session="s", counts=[0] * 15, sum=0.0)
+        noted = await ask("note", kind="shrunk", replica=None, data={"groups": 2})
+
+        assert await ask("replicas_in", session="s", procs=5, ranks=[0], timeout=BOUND) == [[0, "train_0"]]
+        assert await ask("replicas_in", session="s", procs=6, ranks=[0], timeout=0.05) == []
+        assert await ask("supervision", session="s", procs=5, rank=0, what="stopped") == ["train_0"]
+        (event,) = await ask("events", kind="shrunk")
+        assert (event["id"], event["groups"]) == (noted, 2)
+        assert (await ask("numbers"))["call_latency"]["s"]["sum"] == 0.0
+        assert (await ask("replica", id="train_0"))["state"] == "finished"
+
+
+async def test_replicas_that_register_later_are_awaited() -> None:
+    async with running() as weaver:
+        asking = asyncio.ensure_future(
+            weaver.client.ask("replicas_in", session="s", procs=5, ranks=[0, 1], timeout=BOUND)
+        )
+        for rank in (1, 0):
+            await asyncio.sleep(0.02)
+            await weaver.threadlet(f"train_{rank}", session="s", procs="5", rank=rank)
+
+        assert sorted(await asking) == [[0, "train_0"], [1, "train_1"]]
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "match"),
+    [
+        ("fly", {}, "the weaver knows no operation 'fly'; it knows status, "),
+        ("replica", {}, "id is missing"),
+        ("replica", {"id": 5}, "id is a text, not 5"),
+        ("events", {"after": -1}, "after is a count, not -1"),
+        ("events", {"limit": "many"}, "limit is a count, not 'many'"),
+        ("history", {"replica": "train_0", "metric": "accuracy"}, "reports no metric 'accuracy'"),
+        ("command", {"kind": "dance"}, "there is no command 'dance'; choose one of update_config, "),
+        ("command", {"kind": "inject"}, "inject is not given as a command; choose one of deactivate_device, "),
+        ("command", {"kind": "pause", "params": ["now"]}, "the parameters of pause are names and values"),
+        ("command", {"kind": "update_config"}, "update_config needs at least one key"),
+        ("command", {"kind": "reactivate"}, "reactivate needs the uuid of a device"),
+        ("command", {"kind": "pause", "target": 5}, "a target is a replica's id, a glob or a list of ids, not 5"),
+        ("inject", {"fault": "sigkill"}, "a target is a replica's id, a glob or a list of ids, not None"),
+        ("policy", {"group": "train", "action": "panic"}, "there is no action 'panic'; choose one of notify, "),
+        ("note", {"kind": "x", "data": {"id": 1}}, "data is what an event says beside id"),
+        ("note", {"kind": "x", "data": 1}, "data is what an event says beside id"),
+        ("calls", {"session": "s", "counts": [1]}, "counts are 15 numbers"),
+        ("calls", {"session": "s", "counts": [0] * 15, "sum": "much"}, "sum is a time in seconds, not 'much'"),
+        ("command_state", {"id": "c", "timeout": -1}, "timeout is from 0 to 3600 seconds"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(operation: str, arguments: dict[str, Any], match: str) -> None:
+    async with running() as weaver:
+        await weaver.threadlet()
+
+        with pytest.raises(loom.WrongArguments, match=match):
+            await weaver.client.ask(operation, **arguments)
+
+
+async def test_a_stack_comes_from_the_threadlet_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_py_spy(pid: int) -> None:
+        return None
+
+    monkeypatch.setattr(serving, "py_spy", no_py_spy)
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        asking = asyncio.ensure_future(weaver.client.do("stacks", "anna", replica="train_0"))
+        _, id = await link.receive("stack")
+        link.send("stack", "another", "of nobody")
+        link.send("stack", id, "in train()")
+
+        assert await asking == "in train()"
+
+
+async def test_a_stack_that_does_not_come_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_py_spy(pid: int) -> None:
+        return None
+
+    monkeypatch.setattr(serving, "py_spy", no_py_spy)
+    monkeypatch.setattr(serving, "STACK_WITHIN", 0.05)
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        assert "did not answer" in await weaver.client.do("stacks", "anna", replica="train_0")
+
+        link.send("bye", "done", "finished")
+        await asyncio.sleep(0.05)
+        assert await weaver.client.do("stacks", "anna", replica="train_0") == "it is not connected"
+
+
+async def test_a_stack_of_py_spy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def py_spy(pid: int) -> str:
+        return f"of {pid}"
+
+    monkeypatch.setattr(serving, "py_spy", py_spy)
+    async with running() as weaver:
+        await weaver.threadlet()
+
+        assert await weaver.client.do("stacks", "anna", replica="train_0") == f"of {os.getpid()}"
+
+
+async def test_a_watcher_is_told_what_happens_and_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CHANGES_EVERY", 0.01)
+    async with running() as weaver:
+        watching = weaver.client.watch()
+        assert await anext(watching) == ("snapshot", await snapshot_of(weaver.client))
+        link = await weaver.threadlet()
+
+        async def until(wanted: str) -> dict[str, Any]:
+            async for _, update in watching:
+                if wanted in update and (wanted != "changes" or update["changes"]["replicas"]):
+                    return update
+            raise AssertionError("the watch ended")
+
+        assert (await until("event"))["event"]["kind"] == "registered"
+        link.send("status", [[1, time.time(), 7, None, None, {}, None]])
+        link.send("devices", time.time(), {"GPU-0": {"power": 100.0}, "GPU-9": {}})
+        changes = (await until("changes"))["changes"]
+        while changes["replicas"]["train_0"]["step"] != 7:
+            changes = (await until("changes"))["changes"]
+        await watching.aclose()  # type: ignore[attr-defined]
+
+
+async def snapshot_of(client: WeaverClient) -> Any:
+    snapshot = {name: await client.ask(name) for name in ("status", "replicas", "devices")}
+
+    class Near(dict[str, Any]):
+        """A status at another time."""
+
+        def __eq__(self, other: object) -> bool:
+            assert isinstance(other, dict)
+            return {**self, "time": 0} == {**other, "time": 0}
+
+    return {**snapshot, "status": Near(snapshot["status"])}
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (["dance"], "the first frame on the link is a hello, not 'dance'"),
+        (["hello", {"protocol": 7}], "the threadlet speaks version 7"),
+        (["hello", hello_of("wrong", "train_0", "i")], "the key is not this weaver's"),
+    ],
+)
+async def test_who_does_not_introduce_itself_is_refused(frame: list[Any], text: str) -> None:
+    async with running() as weaver:
+        link = await weaver.connect()
+        link.send(*frame)
+
+        assert text in (await link.receive("refuse"))[2]
+        with pytest.raises(EOFError):
+            await link.receive("refuse")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ["dance"],
+        ["status", [["one", time.time(), 1, None, None, {}, None]]],
+        ["status", [[1, "now", 1, None, None, {}, None]]],
+        ["status", [[1, time.time(), -1, None, None, {}, None]]],
+        ["status", [[1, time.time()]]],
+        ["status", [[1, time.time(), 1, None, None, {"loss": "low"}, None]]],
+        ["status", [[1, time.time(), 1, None, None, {"": 1.0}, None]]],
+        ["beat", "now", 1, "step"],
+    ],
+)
+async def test_a_frame_that_makes_no_sense_ends_the_connection(frame: list[Any]) -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        link.send(*frame)
+
+        assert (await link.receive("refuse"))[1] == "protocol_mismatch"
+
+
+async def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threadlet_link, "HELLO_WITHIN", 0.05)
+    async with running() as weaver:
+        link = await weaver.connect()
+
+        with pytest.raises(EOFError):
+            await link.receive("refuse")
+
+
+async def test_a_replica_that_says_goodbye_has_ended_as_it_says() -> None:
+    async with running() as weaver:
+        for replica, ending, state in (("train_0", "finished", "finished"), ("train_1", "failed", "failed")):
+            link = await weaver.threadlet(replica, devices=[])
+            link.send("bye", "because", ending)
+            with pytest.raises(EOFError):
+                await link.receive("refuse")
+
+            assert (await weaver.client.ask("replica", id=replica))["state"] == state
+        given = await weaver.client.do("command", "anna", kind="pause", target=["train_0", "train_1"])
+        reasons = {id: outcome["reason"] for id, outcome in given["outcomes"].items()}
+        assert reasons == {
+            "train_0": "replica 'train_0' has finished",
+            "train_1": "replica 'train_1' has failed: because",
+        }
+
+
+async def test_a_weaver_that_nobody_needs_ends() -> None:
+    async with running(linger=0.05) as weaver:
+        await asyncio.wait_for(weaver.server.ended.wait(), BOUND)
+
+        assert weaver.server.failure is None
+
+
+async def test_a_client_that_speaks_nonsense_is_disconnected() -> None:
+    async with running() as weaver:
+        reader, writer = await asyncio.open_unix_connection(weaver.client._path)
+        writer.write(pack(["dance", 1]))
+
+        assert await asyncio.wait_for(reader.read(), BOUND) == b""
+        writer.close()
