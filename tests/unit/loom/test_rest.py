@@ -14,6 +14,7 @@ import pytest
 import loom
 from loom import rest
 from loom.rest import Gateway
+from loom.weaver.operations import OPERATIONS
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -110,3 +111,52 @@ def test_a_gateway_that_is_gone_is_unreachable() -> None:
 
     with pytest.raises(loom.GatewayUnreachable):
         Gateway(gateway.url, None, timeout=1.0).status()
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "asked"),
+    [
+        ("status", {}, ("GET", "/weaver/status", "weaver", None, 0.0)),
+        ("replica", {"id": "a/b@s"}, ("GET", "/weaver/replicas/a%2Fb%40s", "state", None, 0.0)),
+        ("events", {"after": None, "limit": 5}, ("GET", "/weaver/events?limit=5", "events", None, 0.0)),
+        (
+            "history",
+            {"replica": "r", "metric": "grad/norm", "points": 9, "since": None},
+            ("GET", "/weaver/replicas/r/metrics/grad%2Fnorm?points=9", "points", None, 0.0),
+        ),
+        (
+            "command",
+            {"kind": "pause", "params": {}, "target": "*", "wait": 2.0},
+            (
+                "POST",
+                "/weaver/commands",
+                "outcomes",
+                {"kind": "pause", "params": {}, "target": "*", "wait": 2.0},
+                2.0,
+            ),
+        ),
+        ("command_state", {"id": "c", "wait": 3.0}, ("GET", "/weaver/commands/c?wait=3.0", "outcomes", None, 3.0)),
+        ("remove_fault", {"injection": "i"}, ("DELETE", "/weaver/inject/i", "outcomes", None, 0.0)),
+        (
+            "fail_device",
+            {"device": "GPU-0", "reason": "x"},
+            ("POST", "/weaver/devices/GPU-0/failure", "id", {"reason": "x"}, 0.0),
+        ),
+    ],
+)
+def test_each_operation_of_the_weaver_has_its_place(
+    monkeypatch: pytest.MonkeyPatch, operation: str, arguments: dict[str, object], asked: tuple[object, ...]
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def call(*call: object) -> dict[str, object]:
+        calls.append(call)
+        return {str(call[2]): "its value"}
+
+    gateway = Gateway("ws://gateway", None)
+    monkeypatch.setattr(gateway, "_call", call)
+
+    found = gateway.ask(operation, **arguments)
+
+    assert calls == [asked]
+    assert found == ("its value" if OPERATIONS[operation].only else {OPERATIONS[operation].has: "its value"})
