@@ -39,6 +39,8 @@ class Server:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(BOUND)
+        while not self.accepted.empty():
+            self.accepted.get().close()
 
 
 @dataclass

@@ -310,8 +310,8 @@ def test_a_fault_in_the_link_is_logged_and_overcome(
 
     monkeypatch.setattr(Threadlet, "_introduction", fail)
     made = threadlet()
-    weaver._listener.accept()  # type: ignore[union-attr]
-    weaver._listener.accept()  # type: ignore[union-attr]
+    weaver._listener.accept()[0].close()  # type: ignore[union-attr]
+    weaver._listener.accept()[0].close()  # type: ignore[union-attr]
     weaver.welcome()
     eventually(lambda: made.connected)
 

@@ -27,7 +27,7 @@ GPU = {"uuid": "GPU-0", "kind": "gpu", "server": "node-1", "type": "H200", "memo
 
 
 class Line:
-    """Frames on a socket."""
+    """Frames on a socket, which is closed when the test lets go of it."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -59,6 +59,8 @@ class Line:
 
     def close(self) -> None:
         self.socket.close()
+
+    __del__ = close
 
 
 class RawThreadlet(Line):
@@ -188,8 +190,9 @@ class WeaverProcess:
         """End it with a signal and return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        self.process.wait(BOUND)
         process, self.process = self.process, None
+        with process:  # which closes its pipes
+            process.wait(BOUND)
         return process.returncode
 
     def gateway(self) -> RawGateway:
@@ -200,7 +203,7 @@ class WeaverProcess:
 
     def close(self) -> None:
         if self.process is not None:
-            self.end()
+            self.end(signal.SIGTERM)  # in good form: then it also writes down which branches were taken
         shutil.rmtree(self.folder)
 
 

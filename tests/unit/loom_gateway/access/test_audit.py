@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,25 @@ from tests.unit.loom_gateway.access.test_limits import Clock
 ME = Identity("1234abcd", "me", "drive")
 
 
+@pytest.fixture
+def open_audit() -> Iterator[Callable[..., Audit]]:
+    """As `Audit`; what is made is closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def made(*arguments: Any, **options: Any) -> Audit:
+            audit = Audit(*arguments, **options)
+            stack.callback(audit.close)
+            return audit
+
+        yield made
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_says_when_what_who_and_from_where(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit")
+def test_a_line_says_when_what_who_and_from_where(tmp_path: Path, open_audit: Callable[..., Audit]) -> None:
+    audit = open_audit(tmp_path / "audit")
     audit.write("opened", ME, "10.0.0.5", session="s")
 
     (line,) = lines(tmp_path / "audit")
@@ -32,17 +47,17 @@ def test_a_line_says_when_what_who_and_from_where(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_others_write_cannot_make_a_line(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit")
+def test_what_others_write_cannot_make_a_line(tmp_path: Path, open_audit: Callable[..., Audit]) -> None:
+    audit = open_audit(tmp_path / "audit")
     audit.write("opened", ME, '1.2.3.4\n{"event": "forged"}\u2028')
 
     assert len(lines(tmp_path / "audit")) == 1
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_it(tmp_path: Path, open_audit: Callable[..., Audit]) -> None:
     (tmp_path / "audit").write_text("")
     (tmp_path / "audit").chmod(0o644)
-    Audit(tmp_path / "audit").write("opened", ME, "")
+    open_audit(tmp_path / "audit").write("opened", ME, "")
 
     assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o600
 
@@ -56,8 +71,8 @@ def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "audit")) == 2
 
 
-def test_a_full_file_is_put_aside_and_the_oldest_go(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit", max_bytes=1000)
+def test_a_full_file_is_put_aside_and_the_oldest_go(tmp_path: Path, open_audit: Callable[..., Audit]) -> None:
+    audit = open_audit(tmp_path / "audit", max_bytes=1000)
     for number in range(200):
         audit.write("opened", ME, "", number=number)
 
@@ -67,9 +82,9 @@ def test_a_full_file_is_put_aside_and_the_oldest_go(tmp_path: Path) -> None:
     assert lines(tmp_path / "audit")[-1]["number"] == 199
 
 
-def test_a_rush_of_refusals_is_a_line_and_their_number(tmp_path: Path) -> None:
+def test_a_rush_of_refusals_is_a_line_and_their_number(tmp_path: Path, open_audit: Callable[..., Audit]) -> None:
     clock = Clock()
-    audit = Audit(tmp_path / "audit", clock=clock)
+    audit = open_audit(tmp_path / "audit", clock=clock)
     for _ in range(2000):
         audit.refused(loom.AuthenticationError("no"), None, "10.0.0.5")
     assert [line["event"] for line in lines(tmp_path / "audit")] == ["refused"]
@@ -82,9 +97,11 @@ def test_a_rush_of_refusals_is_a_line_and_their_number(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "audit")) == 2
 
 
-def test_a_rush_from_many_addresses_does_not_fill_it_either(tmp_path: Path) -> None:
+def test_a_rush_from_many_addresses_does_not_fill_it_either(
+    tmp_path: Path, open_audit: Callable[..., Audit]
+) -> None:
     clock = Clock()
-    audit = Audit(tmp_path / "audit", clock=clock)
+    audit = open_audit(tmp_path / "audit", clock=clock)
     for number in range(10 * KINDS):
         audit.refused(loom.AuthenticationError("no"), None, f"address {number}")
     clock.now += PERIOD

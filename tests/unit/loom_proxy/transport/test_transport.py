@@ -21,3 +21,4 @@ def test_what_cannot_be_answered_any_more_is_the_end_and_no_error() -> None:
 
     assert transport.receive() == []  # neither the ping nor the farewell can be answered
     assert transport.receive() is None
+    near.close()
