@@ -18,7 +18,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -48,14 +48,6 @@ BATCH = 2 << 20
 _UNCACHED = {"Cache-Control": "no-store, no-transform"}
 
 RelayApplication = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
-
-
-class Batch(NamedTuple):
-    """What a poll is answered with."""
-
-    data: bytes
-    ended: bool
-    """Whether nothing comes after it."""
 
 
 class Tunnel:
@@ -175,8 +167,10 @@ class Tunnel:
             for frame in frames:
                 self._events.put_nowait({"type": "websocket.receive", "bytes": bytes(frame)})
 
-    async def poll(self, number: int) -> Batch:
-        """The batch with a number, as soon as there is one; an empty one after `POLL` seconds without.
+    async def poll(self, number: int) -> tuple[bytes, bool]:
+        """The batch with a number, as soon as there is one, and whether nothing comes after it.
+
+        The batch is empty after `POLL` seconds without one.
 
         Raises:
             ProtocolMismatch: the number is neither the last one's nor the next.
@@ -190,7 +184,7 @@ class Tunnel:
             if number == self._number + 1 and self._frames:  # no other poll has made it meanwhile
                 self._number = number
                 self._batch = self._next_batch()
-            return Batch(self._batch if number == self._number else b"", self._ended and not self._frames)
+            return self._batch if number == self._number else b"", self._ended and not self._frames
 
     def _next_batch(self) -> bytes:
         buffers = self._frames.popleft()
@@ -278,9 +272,9 @@ class Tunnels:
         return JSONResponse({"taken": await tunnel.take(_number(request), data)}, headers=_UNCACHED)
 
     async def _down(self, request: Request) -> Response:
-        batch = await self._find(request).poll(_number(request))
-        headers = _UNCACHED | ({ENDED_HEADER: "1"} if batch.ended else {})
-        return Response(batch.data, headers=headers, media_type=CONTENT_TYPE)
+        data, ended = await self._find(request).poll(_number(request))
+        headers = _UNCACHED | ({ENDED_HEADER: "1"} if ended else {})
+        return Response(data, headers=headers, media_type=CONTENT_TYPE)
 
     async def _close(self, request: Request) -> Response:
         self._find(request).close()
@@ -314,18 +308,13 @@ async def _body(request: Request) -> bytes:
     Raises:
         TooLarge: it is over `MAX_BATCH`; no more than that has been read.
     """
-    declared = request.headers.get("content-length", "0")
-    size = int(declared) if declared.isdecimal() else 0
     pieces = []
-    if size <= MAX_BATCH:
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > MAX_BATCH:
-                break
-            pieces.append(piece)
-    if size > MAX_BATCH:
-        raise TooLarge(f"a body of {size} bytes or more is over the limit of {MAX_BATCH}")
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BATCH:
+            raise TooLarge(f"a body of {size} bytes or more is over the limit of {MAX_BATCH}")
+        pieces.append(piece)
     return b"".join(pieces)
 
 
