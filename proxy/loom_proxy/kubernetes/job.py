@@ -19,7 +19,7 @@ from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes.deployment import PodMesh
 from loom_proxy.kubernetes.pod_status import PodState
 from loom_proxy.kubernetes.progress import pods_shown
-from loom_proxy.kubernetes.repair import PodCare
+from loom_proxy.kubernetes.repair import look_after_pods
 from loom_proxy.kubernetes.rollout import PodStart
 from loom_proxy.kubernetes.tokens import token_for
 from loom_proxy.session.open import connect
@@ -116,7 +116,8 @@ class KubernetesJob:
         self._token = token
         self._linger = session_linger
         self._timeout = launch_timeout
-        self._deployed: list[str] = []
+        self._deployed = False
+        """Whether it has deployed pods that were not there before."""
         self._job: Job | None = None
         self._detached = False
         self._removing = threading.Lock()
@@ -193,7 +194,7 @@ class KubernetesJob:
         with pods_shown(lambda: start.doing, self._pods):
             start.wait()
         job = self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
-        PodCare(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
+        look_after_pods(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
         return self
 
@@ -208,7 +209,7 @@ class KubernetesJob:
         with pods_shown(lambda: f"deploying {mesh.service_name}", mesh.pods):
             mesh.deploy(init_args)
         if mesh.ours and not there_before:
-            self._deployed.append(mesh.name)
+            self._deployed = True
 
     def _deploy_again(self, mesh: PodMesh) -> None:
         """For pods that have been lost while the job is open, which `kill` waits for."""
@@ -251,7 +252,7 @@ class KubernetesJob:
                     failures.append(failure)
         if failures:
             raise failures[0]
-        self._deployed.clear()
+        self._deployed = False
 
     def detach(self) -> None:
         """Leave the pods and the session running, also when the ``with`` is left; see `Job.detach`."""

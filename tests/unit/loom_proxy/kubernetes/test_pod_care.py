@@ -11,14 +11,14 @@ import pytest
 
 from loom.errors import DeploymentFailed
 from loom_proxy.kubernetes import repair as pod_care
-from loom_proxy.kubernetes.repair import PodCare
+from loom_proxy.kubernetes.repair import look_after_pods
 from loom_proxy.session.events import Event, SessionEvents
 
 BOUND = 10.0
 
 
 class OpenJob:
-    """What a `PodCare` uses of a job, with the log of events that a job has."""
+    """What `look_after_pods` uses of a job, with the log of events that a job has."""
 
     session = "a-b-c"
 
@@ -60,14 +60,14 @@ def job() -> Iterator[OpenJob]:
     job.close()
 
 
-def look_after(job: OpenJob, starts: Starts) -> PodCare:
-    return PodCare(job, starts)  # type: ignore[arg-type]
+def look_after(job: OpenJob, starts: Starts) -> threading.Thread:
+    return look_after_pods(job, starts)  # type: ignore[arg-type]
 
 
-def end(job: OpenJob, care: PodCare) -> None:
+def end(job: OpenJob, care: threading.Thread) -> None:
     job.close()
-    care._thread.join(BOUND)
-    assert not care._thread.is_alive()
+    care.join(BOUND)
+    assert not care.is_alive()
 
 
 def test_a_host_that_does_not_come_back_is_looked_after(job: OpenJob, monkeypatch: pytest.MonkeyPatch) -> None:
