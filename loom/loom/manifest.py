@@ -10,6 +10,7 @@ import hashlib
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,8 +46,7 @@ Blob = tuple[str, int]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A file or a symbolic link of a tree."""
 
     path: str
@@ -77,8 +77,7 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Digest of the tree: of the paths, contents, executable bits and links in it."""
-        rows = sorted((e.path, e.digest, e.size, e.executable, e.target) for e in self.entries)
-        return hashlib.sha256(msgpack.packb(rows)).hexdigest()
+        return hashlib.sha256(msgpack.packb(sorted(self.entries))).hexdigest()
 
     @cached_property
     def size(self) -> int:
@@ -107,8 +106,7 @@ class Manifest:
 
     def pack(self) -> bytes:
         """The manifest as bytes."""
-        rows = [(e.path, e.digest, e.size, e.executable, e.target) for e in self.entries]
-        packed: bytes = msgpack.packb((self.name, self.roots, rows))
+        packed: bytes = msgpack.packb((self.name, self.roots, self.entries))
         return packed
 
     @classmethod
@@ -211,11 +209,8 @@ def check_sizes(files: Iterable[tuple[str, int]], limit: int, where: str) -> Non
 
 
 def _fullest(files: Sequence[tuple[str, int]]) -> str:
-    counts: dict[str, int] = {}
-    for path, _ in files:
-        top = path.partition("/")[0]
-        counts[top] = counts.get(top, 0) + 1
-    return ", ".join(f"{top} ({count})" for top, count in sorted(counts.items(), key=lambda item: -item[1])[:3])
+    counts = Counter(path.partition("/")[0] for path, _ in files)
+    return ", ".join(f"{top} ({count})" for top, count in counts.most_common(3))
 
 
 def human_size(size: int) -> str:

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -163,7 +163,7 @@ class SyncedFolders:
         is_package = any(file.path == "__init__.py" for file in found.files)
         prefix = os.path.basename(folder) + "/" if is_package else ""
         files = {prefix + file.path: file for file in found.files}
-        entries = [replace(entry, path=prefix + entry.path) for entry in hash_files(found.files, bar.advance)]
+        entries = [entry._replace(path=prefix + entry.path) for entry in hash_files(found.files, bar.advance)]
         base = os.path.dirname(folder) if is_package else folder
         manifest = Manifest(name, _roots(base, folder, entries), tuple(entries))
         sent, warnings = self._ship(manifest, files, bar)
