@@ -396,7 +396,7 @@ def lose_tunnel(job: loom.Job) -> None:
     """Close a job's tunnel behind its back."""
     transport = job._connection._transport
     assert isinstance(transport, HttpTransport)
-    transport._up.ask("DELETE", transport._path, timeout=BOUND, connect=BOUND)
+    transport._up.ask("DELETE", transport._path, timeout=BOUND, connect_timeout=BOUND)
 
 
 def test_a_network_that_is_away_for_longer_than_requests_are_repeated(
