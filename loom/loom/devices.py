@@ -39,14 +39,14 @@ class DeviceUse:
     """Why nothing is known of it: a GPU that is gone, or NVML's own words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is told to the weaver: numbers only, so not the error."""
+        """Return what the weaver is told: numbers only, so not the error."""
         told = asdict(self)
         del told["error"]
         return told
 
 
 def local_devices() -> list[LocalDevice]:
-    """What this process may use: the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, or its CPU slot if there are none.
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to this process, or its CPU slot if there are none.
 
     GPUs are numbered as NVML does, in the order of the PCI bus (``CUDA_DEVICE_ORDER=PCI_BUS_ID``). The CPU slot is
     ``LOCAL_RANK``, which ``torchrun`` sets, or 0. A GPU that NVML lists but cannot describe is left out.
@@ -60,10 +60,9 @@ def local_devices() -> list[LocalDevice]:
 
 
 def device_status(devices: Sequence[LocalDevice] | None = None) -> dict[str, DeviceUse]:
-    """How devices are used now, by uuid. Asks the hardware, which may take long where a GPU is broken.
+    """Return how devices of this host are used now, by uuid; None stands for those of `local_devices`.
 
-    Args:
-        devices: of this host; None: those of `local_devices`.
+    The hardware is asked, which may take long if a GPU is broken.
     """
     return {
         device.uuid: _gpu_use(device.uuid) if device.kind == "gpu" else _cpu_use()
@@ -75,7 +74,7 @@ def device_status(devices: Sequence[LocalDevice] | None = None) -> dict[str, Dev
 
 
 def _nvml() -> Any:
-    """The module ``pynvml``, ready for use in this process, or None where there is no NVML."""
+    """Return the module ``pynvml``, ready for use in this process; None if there is no NVML."""
     try:
         import pynvml
     except ImportError:
@@ -95,7 +94,7 @@ def _started(pid: int, pynvml: Any) -> bool:
 
 
 def _visible(pynvml: Any) -> Iterator[Any]:
-    """NVML's handles of the GPUs that CUDA would show this process.
+    """Yield NVML's handles of the GPUs that CUDA would show this process.
 
     As CUDA does, whatever follows a number or a uuid that names no GPU is not seen:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
@@ -120,7 +119,7 @@ def _visible(pynvml: Any) -> Iterator[Any]:
 
 
 def _by_uuid(pynvml: Any, name: str, count: int) -> Any:
-    """The handle of the one GPU or MIG slice whose uuid is or begins with a name; None if there is no such one."""
+    """Return the handle of the one GPU or MIG slice whose uuid begins with a name; None if there is none."""
     if name.startswith("MIG-"):
         return _asked(pynvml, pynvml.nvmlDeviceGetHandleByUUID, name)
     if not name.startswith("GPU-"):
@@ -166,7 +165,7 @@ def _gpu_use(uuid: str) -> DeviceUse:
 
 
 def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers; None where this GPU does not know, does not tell, or does not answer any more."""
+    """Return what NVML answers; None if this GPU does not know, does not tell, or does not answer any more."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
@@ -175,7 +174,7 @@ def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _text(answer: str | bytes | None) -> str:
-    """NVML's texts are bytes in older releases of pynvml."""
+    """Return a text of NVML, which is bytes in older releases of pynvml."""
     return answer.decode() if isinstance(answer, bytes) else answer or ""
 
 
@@ -211,7 +210,7 @@ def _cpu_use() -> DeviceUse:
 
 
 def _cpu_utilization(psutil: Any) -> float | None:
-    """The share since the last call; None at the first, when there is no last."""
+    """Return the share since the last call; None at the first, when there is no last."""
     first = not _measured
     _measured.add("cpu")
     percent: float = psutil.cpu_percent(interval=None)

@@ -43,13 +43,7 @@ class _Application:
 
 
 class CommandApplier(StatusReporter):
-    """What a training process has to apply commands.
-
-    Args:
-        config: the configuration as it is.
-        sent: whether there is a weaver.
-        injectable: whether failures may be injected into this process.
-    """
+    """What a training process has to apply commands."""
 
     replica_id: str
 
@@ -86,7 +80,7 @@ class CommandApplier(StatusReporter):
     # -- what the training loop calls -----------------------------------------------------------------------
 
     def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
-        """A ``with`` block around what is no step: its time is told to the weaver by this reason.
+        """Return a ``with`` block around what is no step: the weaver is told its time by this reason.
 
         For the thread that trains, in a step or between two. A step's time does not contain it, nor a block's that
         of a block inside it.

@@ -28,12 +28,7 @@ class ConnectionOver(Exception):
 
 
 class Connection:
-    """Frames to and from one socket; nothing but `exchange` waits. For one thread.
-
-    Args:
-        sock: of the connection, connected.
-        wake: a socket that ends a wait when a byte comes from it.
-    """
+    """Frames to and from one socket. For one thread. Only `exchange` waits; a byte from ``wake`` ends that."""
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
         _watch_over(sock)

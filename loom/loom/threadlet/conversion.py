@@ -26,7 +26,7 @@ class BadValue(ValueError):
 
 
 def convert(value: Any, wanted: Any) -> Any:
-    """The value as the type.
+    """Return the value as the type.
 
     Args:
         value: what JSON can hold.
@@ -53,7 +53,7 @@ def convert(value: Any, wanted: Any) -> Any:
 
 
 def is_convertible(wanted: Any) -> bool:
-    """Whether `convert` knows the type."""
+    """Return whether `convert` knows the type."""
     if wanted in (Any, object, None, type(None), list) or wanted in _SIMPLE:
         return True
     origin = typing.get_origin(wanted)
@@ -65,7 +65,7 @@ def is_convertible(wanted: Any) -> bool:
 
 
 def type_name(wanted: Any) -> str:
-    """A type as people write it: ``float``, ``int | None``, ``list[float]``, ``Schedule(COSINE, LINEAR)``."""
+    """Return a type as people write it: ``float``, ``int | None``, ``list[float]``, ``Schedule(COSINE)``."""
     if wanted is None or wanted is type(None):
         return "None"
     origin = typing.get_origin(wanted)
@@ -173,7 +173,7 @@ def _enum(value: Any, wanted: type[enum.Enum]) -> Any:
 
 
 def _chosen(value: Any, choices: list[tuple[Any, Any]], wanted: Any) -> Any:
-    """What belongs to the one choice that is the value, or reads as it."""
+    """Return what belongs to the choice that is the value, or that the value is the text of."""
     for choice, chosen in choices:
         if type(choice) is type(value) and choice == value:
             return chosen
@@ -186,7 +186,7 @@ def _chosen(value: Any, choices: list[tuple[Any, Any]], wanted: Any) -> Any:
 
 
 def _union(value: Any, wanted: Any) -> Any:
-    """As the member of the union that the value already is, or else the first that it can be."""
+    """Return the value as the member of the union that it already is, or else as the first that it can be."""
     members = typing.get_args(wanted)
     if type(value) in members:
         return convert(value, type(value))

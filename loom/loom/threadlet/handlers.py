@@ -57,7 +57,7 @@ class HandlerRegistry:
         return key in self._handlers
 
     def register(self, key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None = None) -> None:
-        """Have a function called with each new value of a key; it takes the place of one before.
+        """Call a function with each new value of a key, instead of one that was registered before.
 
         Args:
             key: of the configuration.
@@ -81,7 +81,7 @@ class HandlerRegistry:
         self._handlers = {**self._handlers, key: _Handler(function, wanted)}
 
     def types(self) -> dict[str, str]:
-        """For each key the name of its type, as `loom.threadlet.conversion.type_name` writes it."""
+        """Return the name of each key's type, as `loom.threadlet.conversion.type_name` writes it."""
         return {key: type_name(handler.wanted) for key, handler in self._handlers.items()}
 
     def apply(self, update: Mapping[str, Any]) -> Iterator[Outcome]:
@@ -99,7 +99,7 @@ class HandlerRegistry:
 
 
 def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:
-    """The type that a handler's parameter is annotated with, or `Any`."""
+    """Return the type that a handler's parameter is annotated with, or `Any`."""
     try:
         signature = inspect.signature(function, locals=names, eval_str=True)
     except (ValueError, TypeError):

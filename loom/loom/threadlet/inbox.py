@@ -17,17 +17,13 @@ class CommandInbox:
 
     The weaver sends a command again until it is acknowledged, over one connection after the other; here each is
     applied once, and acknowledged again as before. Any thread may call.
-
-    Args:
-        remembered: acknowledgements that are kept at most.
     """
 
-    def __init__(self, remembered: int = MAX_APPLIED) -> None:
+    def __init__(self) -> None:
         self.pending: deque[Command] = deque()
         """Those that wait, in order. For a look without the lock."""
         self.at_once: Callable[[Command], bool] | None = None
         """Called with each new command; whether it sees to it, so that the command waits for no step boundary."""
-        self._remembered = remembered
         self._changed = threading.Condition()
         self._begun: set[str] = set()
         self._acknowledged: OrderedDict[str, Acknowledged] = OrderedDict()
@@ -49,10 +45,9 @@ class CommandInbox:
             return None
 
     def take(self, updates: bool = True) -> Command | None:
-        """The next command to apply, which `finish` has to follow; None if there is none.
+        """Return the next command to apply, also an ``update_config`` if asked for; None if there is none.
 
-        Args:
-            updates: whether to take ``update_config`` too, or to leave those where they are.
+        The caller has to `finish` it.
         """
         with self._changed:
             for place, command in enumerate(self.pending):
@@ -66,11 +61,11 @@ class CommandInbox:
         with self._changed:
             self._begun.discard(acknowledged.command)
             self._acknowledged[acknowledged.command] = acknowledged
-            while len(self._acknowledged) > self._remembered:
+            while len(self._acknowledged) > MAX_APPLIED:
                 self._acknowledged.popitem(last=False)
 
     def applied(self) -> list[str]:
-        """The ids of the commands that are remembered, the oldest first."""
+        """Return the ids of the commands that are remembered, the oldest first."""
         with self._changed:
             return list(self._acknowledged)
 
@@ -80,7 +75,7 @@ class CommandInbox:
         return self._arrived
 
     def wait(self, arrived: int) -> bool:
-        """Wait until more commands have come than so many; False once the inbox is closed."""
+        """Wait until more commands than these have arrived; return False once the inbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._arrived > arrived or self._closed)
             return not self._closed

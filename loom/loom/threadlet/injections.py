@@ -24,19 +24,15 @@ Hook = Callable[[dict[str, Any]], Any]
 
 
 class Injections:
-    """Faults of one process.
-
-    Args:
-        hooks: functions that carry out faults in Loom's place, by the fault's kind.
-        each_step: what the training thread calls before each step, which faults are added to.
-        told: called with the id of a fault, and with what shows that it is gone.
-    """
+    """Faults of one process. ``told`` is called with the id of a fault, and with what shows that it is gone."""
 
     def __init__(
         self, hooks: dict[str, Hook], each_step: training.EachStep, told: Callable[[str, Evidence], None]
     ) -> None:
         self._hooks = hooks
+        """Functions that carry out faults in Loom's place, by the fault's kind."""
         self._each_step = each_step
+        """What the training thread calls before each step; faults are added to it."""
         self._told = told
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
@@ -44,21 +40,14 @@ class Injections:
 
     @staticmethod
     def at_once(command: Command) -> bool:
-        """Whether a command is carried out when it comes, and not by the training thread at a step boundary."""
+        """Return whether a command is carried out when it comes, and not at a step boundary."""
         if command.kind is CommandKind.INJECT:
             kind = FAULTS.get(command.params.get("fault"))  # type: ignore[arg-type]
             return kind is not None and kind.place is Place.HOST
         return command.kind is CommandKind.REMOVE_FAULT
 
     def on_host(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the host, or remove any.
-
-        Returns:
-            As `in_training`.
-
-        Raises:
-            LoomError: it cannot be done.
-        """
+        """Inject a fault of the host, or remove any; return the same as `in_training`."""
         if command.kind is CommandKind.REMOVE_FAULT:
             return self._remove(str(command.params.get("injection"))), None
         kind, params, duration = _read(command)
@@ -69,10 +58,7 @@ class Injections:
         return evidence, None if strike is None else Strike(evidence, strike)
 
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the training; the caller is its thread.
-
-        Returns:
-            What shows that it is there; and what has yet to strike, once that has been told.
+        """Inject a fault of the training, on its thread; return what shows it, and what strikes once that was told.
 
         Raises:
             LoomError: it cannot be done.

@@ -91,7 +91,8 @@ class WeaverLink:
         """Wait to be sent. Appending takes no lock: a signal handler may do so while this thread does."""
         self._open = False
         """Whether there is a connection that frames can be queued for."""
-        self._connected = threading.Event()
+        self.connected = False
+        """Whether the weaver has welcomed this process and the connection stands."""
         self._goodbye: Bye | None = None
         self._deadline = 0.0
         """When `close` ends at the latest, on the monotonic clock."""
@@ -111,11 +112,6 @@ class WeaverLink:
         """Begin to connect."""
         self._thread.start()
 
-    @property
-    def connected(self) -> bool:
-        """Whether the weaver has welcomed this process and the connection stands."""
-        return self._connected.is_set()
-
     def send(self, frame: Frame) -> None:
         """Send a frame soon. A connection that breaks loses it: who needs it asks again, or is told in hello."""
         if self._open:
@@ -133,7 +129,7 @@ class WeaverLink:
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread look for what there is to send."""
+        """Let the thread look for what there is to send."""
         # Full: it will wake anyway. Closed: there is nobody to wake.
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_sender.send(b"\0")
@@ -189,10 +185,10 @@ class WeaverLink:
             except Exception:  # noqa: BLE001 - logged below; nothing may end this thread, or reach the training
                 self._log_once("fault", logging.ERROR, "the link to the weaver broke of itself", exc_info=True)
             finally:
-                if self._connected.is_set():
+                if self.connected:
                     waits = iter(BACKOFF)
                 self._open = False
-                self._connected.clear()
+                self.connected = False
                 self._frames.clear()
                 connection, self._connection = self._connection, None
                 if connection is not None:
@@ -220,7 +216,7 @@ class WeaverLink:
         if self._logged:
             self._logged.clear()
             _log.info("the weaver is there")
-        self._connected.set()
+        self.connected = True
         for frame in rest:
             self._take(frame)
         self._serve(connection, welcome)
@@ -310,7 +306,7 @@ class WeaverLink:
 
 
 def format_stacks() -> str:
-    """Where every thread of this process is, the main thread first."""
+    """Return where every thread of this process is, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

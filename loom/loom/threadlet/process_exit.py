@@ -43,7 +43,7 @@ def _close(one: Closable) -> None:
 
 
 def _fatal_error() -> BaseException | None:
-    """What the interpreter ends of, as far as it can be known here: not the code of a `sys.exit`."""
+    """Return what the interpreter ends of, as far as it is known here: not the code of a `sys.exit`."""
     if (error := sys.exc_info()[1]) is not None:
         return error
     # At a prompt, this is any earlier mistake.

@@ -29,12 +29,7 @@ looked at at once.
 
 
 class StatusReporter:
-    """What a training process has to report.
-
-    Args:
-        config: the configuration as it is.
-        sent: whether there is a weaver to send reports to.
-    """
+    """What a training process has to report, and to the weaver if there is one that it is sent to."""
 
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config

@@ -34,7 +34,7 @@ max_step, metrics and configuration. A plain tuple, as it is made in each step."
 
 
 def number(value: Any) -> float:
-    """A Python, numpy or torch scalar as a float. Waits for the device that a tensor is on.
+    """Return a Python, numpy or torch scalar as a float. Wait for the device that a tensor is on.
 
     Raises:
         TypeError, ValueError, OverflowError, RuntimeError: it is no number, or not one number.
@@ -48,7 +48,7 @@ def number(value: Any) -> float:
 
 
 def plain(value: Any, depth: int = 8) -> Any:
-    """What JSON and msgpack can hold for a value of a configuration; its ``repr``, cut, for what they cannot."""
+    """Return a value as JSON and msgpack can hold it: by its ``repr``, cut, if they have nothing like it."""
     try:
         return _plain(value, depth)
     except Exception:  # noqa: BLE001 - whatever the methods of a stranger's value raise
@@ -99,7 +99,7 @@ class RowMaker:
         return self._highest + 1 - self._taken
 
     def make(self, given: Given) -> Row:
-        """A row with the next sequence number. What is no number in it is left out, with one warning a name."""
+        """Return a row with the next sequence number. Leave out what is no number, with one warning a name."""
         # For every step of every training, with its thread waiting for the interpreter: common values go straight.
         published, moment, step, epoch, max_step, metrics, config = given
         self._taken += 1
@@ -136,7 +136,7 @@ class RowMaker:
         return made
 
     def _is_known(self, name: Any) -> bool:
-        """Whether a metric's name is one of those that are sent."""
+        """Return whether a metric's name is one of those that are sent."""
         if name in self._names:
             return True
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
@@ -167,14 +167,9 @@ class RowMaker:
 
 
 class KeptReports:
-    """Rows that the weaver has not stored, the oldest dropped when there are too many. Any thread may call.
+    """Rows that the weaver has not stored, the oldest dropped when there are too many. Any thread may call."""
 
-    Args:
-        limit: rows that are kept at most.
-    """
-
-    def __init__(self, limit: int = MAX_KEPT_REPORTS) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: deque[Row] = deque()
         self._sent = 0
@@ -193,7 +188,7 @@ class KeptReports:
             self._rows.extend(rows)
             if last_step is not None:
                 self.last_step = last_step
-            while len(self._rows) > self._limit:
+            while len(self._rows) > MAX_KEPT_REPORTS:
                 self._rows.popleft()
                 self.dropped += 1
 
@@ -210,7 +205,7 @@ class KeptReports:
             self._sent = seq
 
     def take(self, count: int) -> list[Row]:
-        """Up to so many rows to send next; they are kept until they are stored."""
+        """Return at most so many rows to send next. They are kept until they are stored."""
         with self._lock:
             if not self._rows or self._rows[-1][0] <= self._sent:
                 return []

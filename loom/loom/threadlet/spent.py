@@ -46,13 +46,7 @@ class SpentTime:
         """Spent before the first step, without the blocks with a reason."""
 
     def odd_step(self, number: Any, took: float, made: bool) -> None:
-        """Take a step that is not simply higher than all before it.
-
-        Args:
-            number: of the step.
-            took: seconds.
-            made: whether it did not raise.
-        """
+        """Take a step of some seconds that is not simply higher than all before it, or has raised."""
         if self._first_at is None:
             self._begin(monotonic() - took)
         if made and self.highest == math.inf and type(number) is int:
@@ -64,7 +58,7 @@ class SpentTime:
             self.lost += took
 
     def discard(self) -> None:
-        """Take what the step that is being made has done so far for lost."""
+        """Count what the step that is being made has done so far as lost."""
         now = monotonic()
         now -= self._with_open_blocks(now)[1]
         if self._first_at is not None:  # before the first step, it is a wait for that
@@ -87,13 +81,10 @@ class SpentTime:
         self._blocks.pop()
 
     def account(self, in_step: bool, uses_steps: bool, step: int | None) -> TimeAccount:
-        """Return the account that the weaver is told.
+        """Return the account that the weaver is told, when this step was reported last.
 
-        Args:
-            in_step: whether a step is being made.
-            uses_steps: whether the loop says so where it makes one. If not, everything from its first report on is
-                taken for steps, but for the blocks with a reason.
-            step: that was reported last.
+        A loop may not say where it makes a step. Then everything from its first report on counts as steps, but for
+        the blocks with a reason.
         """
         now = monotonic()
         spent, inside = self._with_open_blocks(now)
@@ -116,7 +107,7 @@ class SpentTime:
         self._before = self._first_at - self.named
 
     def _with_open_blocks(self, now: float) -> tuple[dict[str, float], float]:
-        """What was spent with reasons, also in blocks that have not ended; and in these alone."""
+        """Return what was spent with reasons, also in blocks that have not ended; and in these alone."""
         spent = dict(self._by_reason)
         inside = 0.0
         for reason, began in reversed(tuple(self._blocks)):

@@ -141,7 +141,7 @@ class Threadlet(CommandApplier):
         metrics: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Step:
-        """A ``with`` block around one step: everything in one line.
+        """Return a ``with`` block around one step: everything in one line.
 
         Before the step and after it, what was commanded meanwhile is applied, and a pause waited for. After it,
         unless it raised, its status is published, with the metrics that it put into `Step.metrics`.
@@ -153,7 +153,7 @@ class Threadlet(CommandApplier):
         return Step(self, number, {**metrics} if metrics else {}, (epoch, max_step, config))
 
     def handler(self, key: str) -> Callable[[F], F]:
-        """Have the decorated function called with each new value of a key, in `check_and_apply_updates`.
+        """Decorator: call the function with each new value of a key, in `check_and_apply_updates`.
 
         The value is converted to the type its parameter is annotated with: int, float, bool, str, an Enum (by name
         or value), a Literal, Optional, or a list of these. One that is not of the type is refused, as is one
@@ -185,10 +185,10 @@ class Threadlet(CommandApplier):
         return function
 
     def on_fault(self, kind: str) -> Callable[[F], F]:
-        """Have the decorated function carry out injected faults of a kind of `loom.chaos` that is one of training.
+        """Decorator: let the function carry out faults of a kind of `loom.chaos` that depends on the training.
 
-        For those that depend on the training: what a process group is, and how a loss becomes NaN. It is called at
-        a step boundary with the fault's parameters, and may return a function that removes the fault.
+        Only the training knows what its process group is, and how its loss becomes NaN. The function is called at a
+        step boundary with the fault's parameters, and may return another one that removes the fault.
         """
 
         def register(function: F) -> F:
@@ -282,7 +282,7 @@ class Threadlet(CommandApplier):
         self.close(error)
 
     def abandon(self) -> None:
-        """In a forked child: become one that has no weaver."""
+        """Become a threadlet that has no weaver, in a forked child."""
         link, self._link = self._link, None
         self._ended = threading.Event()
         self._ended.set()

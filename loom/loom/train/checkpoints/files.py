@@ -62,12 +62,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Return the manifest of a folder.
-
-        Raises:
-            FileNotFoundError: the folder has no manifest.
-            ValueError: the file is no manifest.
-        """
+        """Return the manifest of a folder; raise FileNotFoundError or ValueError if it has none."""
         found = json.loads((folder / MANIFEST).read_bytes())
         try:
             if found["format"] != FORMAT:
@@ -79,12 +74,7 @@ class Manifest:
 
 
 def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
-    """Return why a checkpoint is not whole; None if it is.
-
-    Args:
-        folder: of the checkpoint.
-        hashes: whether to compare hashes, for which all files are read, or only sizes.
-    """
+    """Return why a checkpoint is not whole, by its sizes and, reading all files, by its hashes; None if it is."""
     try:
         manifest = Manifest.read(folder)
         for name, (size, hash) in manifest.files.items():
@@ -115,11 +105,7 @@ def named(folder: Path, step: int) -> Path:
 
 
 class Aside:
-    """A folder beside the checkpoints that this process works in, and locks. A context manager that removes it.
-
-    Args:
-        folder: of the checkpoints.
-    """
+    """A folder beside the checkpoints that this process works in, and locks. A context manager that removes it."""
 
     def __init__(self, folder: Path) -> None:
         while True:
@@ -135,11 +121,7 @@ class Aside:
                 return
 
     def become(self, checkpoint: Path) -> None:
-        """Rename the folder, which is whole now, to a checkpoint.
-
-        Raises:
-            OSError: a checkpoint of that name exists, or the disk refuses.
-        """
+        """Rename the folder, which is whole now, to a checkpoint; raise OSError if there is one of that name."""
         self.path.rename(checkpoint)
         (checkpoint / _LOCK).unlink(missing_ok=True)
         sync_folder(checkpoint.parent)

@@ -42,12 +42,7 @@ def controller_of(name: str) -> Controller:
 
 
 class Controller:
-    """Runs a job.
-
-    Args:
-        job: what to do.
-        session: where to do it.
-    """
+    """Runs a job in a session."""
 
     def __init__(self, job: JobSpec, session: Session) -> None:
         self._job = job

@@ -50,12 +50,7 @@ class GroupPool:
         ]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
-        """Start a group on the host with the fewest groups; return None if no host takes it.
-
-        Args:
-            name: of the proc mesh, to which a number is added.
-            rather_not: a host that is only taken if there is no other.
-        """
+        """Start a group on the host with the fewest groups, another than ``rather_not`` if there is one."""
         self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
         used = Counter(group.host for group in self._groups)
         host = min(self.hosts(), key=lambda host: (host == rather_not, used[host], host), default=None)
@@ -71,12 +66,7 @@ class GroupPool:
         return group
 
     def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
-        """Return a spare, one that is ready first, or else start a group; return None if no host takes one.
-
-        Args:
-            replica: name of the replica.
-            shunned: a host on which a spare that still prepares is not taken.
-        """
+        """Return a spare that is ready, or one that prepares on no shunned host, or else start a group."""
         hosts = self.hosts()
         spares = [spare for spare in self.spares if spare.host in hosts]
         ready = [spare for spare in spares if spare.state is GroupState.READY]

@@ -37,14 +37,7 @@ class HostAgent(Actor):
 
 
 class Support:
-    """The lighthouse and the agents of one job. For the controller's thread.
-
-    Args:
-        session: starts processes.
-        job: the job.
-        on_controller: calls a function on the controller's thread.
-        events: takes what happens.
-    """
+    """The lighthouse and the agents of one job. For the controller's thread, on which ``on_controller`` calls."""
 
     def __init__(
         self,

@@ -15,13 +15,7 @@ __all__ = ["AgreedConfig"]
 
 
 class AgreedConfig(Agreement):
-    """The live configuration of one group.
-
-    Args:
-        config: the first values.
-        averaging: what the groups average.
-        optimizers: names of the optimizers that the trainer has.
-    """
+    """The live configuration of one group, with an optimizer by its place among the names."""
 
     def __init__(self, config: LiveConfig, averaging: Averaging, optimizers: Iterable[str]) -> None:
         self._averaging = averaging

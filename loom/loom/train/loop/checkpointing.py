@@ -11,11 +11,7 @@ __all__ = ["Checkpointing"]
 
 
 class Checkpointing:
-    """The checkpoints of one process; the first process of a group writes them, all take part.
-
-    Args:
-        state: to save and to restore.
-    """
+    """The checkpoints of one process; the first process of a group writes them, all take part."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state

@@ -35,13 +35,7 @@ class _Leave(BaseException):
 
 
 class TrainingLoop:
-    """Trains a model together with other groups.
-
-    Args:
-        trainer: has the model and the data.
-        assignment: what to do.
-        rank: of this process in its group.
-    """
+    """Trains a model together with other groups, as the process of a rank in its own group."""
 
     def __init__(self, trainer: TrainerModel, assignment: Assignment, rank: int) -> None:
         self._trainer = trainer
@@ -97,10 +91,7 @@ class TrainingLoop:
         checkpoints = Checkpointing(state)
         if assignment.restore is Restore.CHECKPOINT:
             checkpoints.restore()
-        self._membership = membership = Membership(
-            assignment, self._rank, state.for_peers, state.take_from_peer, self._check_leave
-        )
-        membership.step = report.step
+        self._membership = membership = Membership(state, self._check_leave)
         with self._new_threadlet(membership) as threadlet:
             self._threadlet = threadlet
             clock = StepClock(threadlet)

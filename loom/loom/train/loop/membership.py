@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed import ReduceOp, TCPStore
@@ -16,7 +15,7 @@ from torchft.manager import Manager
 from loom.errors import FaultRefused
 from loom.train.addresses import address_towards
 from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
-from loom.train.spec import Assignment
+from loom.train.loop.training_state import TrainingState
 
 __all__ = ["Membership"]
 
@@ -29,32 +28,21 @@ RETRY_EVERY = 0.2
 class Membership:
     """The groups that train, as one of their processes sees them.
 
-    Each lighthouse has a manager of its own, which is made when the lighthouse has moved.
-
-    Args:
-        assignment: of the process.
-        rank: of the process in its group.
-        state: returns the state for a group that joins.
-        load: takes the state of another group.
-        attend: called before each further attempt to join a quorum; what it raises ends the training.
+    Each lighthouse has a manager of its own, which is made when the lighthouse has moved. ``attend`` is called
+    before each further attempt to join a quorum; what it raises ends the training.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        rank: int,
-        state: Callable[[], Any],
-        load: Callable[[Any], None],
-        attend: Callable[[], None],
-    ) -> None:
-        self._assignment = assignment
-        self._rank = rank
-        self._state, self._load, self._attend = state, load, attend
+    def __init__(self, state: TrainingState, attend: Callable[[], None]) -> None:
+        self._state = state
+        self._attend = attend
         self._moved = threading.Event()
-        self._lighthouse = assignment.lighthouse
+        self._lighthouse = state.assignment.lighthouse
         self._generation = 0
-        self._silent_since: float | None = None
+        """Number of managers so far."""
+        self._alone = False
+        """Whether the last attempt to join a quorum failed."""
         self._manager = self._join()
+        self.step = state.report.step
 
     def move(self, lighthouse: str) -> None:
         """Go to another lighthouse before the next step. Any thread may call."""
@@ -62,7 +50,7 @@ class Membership:
         self._moved.set()
 
     def _join(self) -> Manager:
-        assignment, job = self._assignment, self._assignment.job
+        state, assignment, job = self._state, self._state.assignment, self._state.job
         own_address = address_towards(self._lighthouse)
         timeouts = job.timeouts
         group = (NcclGroup if job.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
@@ -71,18 +59,18 @@ class Membership:
         store = TCPStore(host, port, is_master=False, wait_for_workers=False)
         # The first member's manager is found by a fixed key in the store, which may still be the one before.
         ready = f"loom/manager/{self._generation}"
-        if self._rank > 0:
+        if state.rank > 0:
             store.wait([ready], timedelta(seconds=timeouts.connect))
         manager = Manager(
             pg=group,
-            load_state_dict=self._load,
-            state_dict=self._state,
+            load_state_dict=state.take_from_peer,
+            state_dict=state.for_peers,
             min_replica_size=1,
             use_async_quorum=False,
             timeout=timedelta(seconds=timeouts.collective),
             quorum_timeout=timedelta(seconds=timeouts.quorum),
             connect_timeout=timedelta(seconds=timeouts.connect),
-            rank=self._rank,
+            rank=state.rank,
             world_size=job.members,
             store_addr=host,
             store_port=port,
@@ -112,7 +100,7 @@ class Membership:
     def gather(self) -> None:
         """Wait for the other groups; a group that is behind takes over their state."""
         while True:
-            if self._silent_since is not None:
+            if self._alone:
                 self._attend()
             if self._moved.is_set():
                 self._moved.clear()
@@ -123,12 +111,12 @@ class Membership:
             try:
                 self._manager.start_quorum()
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or nobody comes
-                if self._silent_since is None:
-                    self._silent_since = time.monotonic()
-                    _log.warning("%s has no quorum, and tries again: %s", self._assignment.replica, error)
+                if not self._alone:
+                    self._alone = True
+                    _log.warning("%s has no quorum, and tries again: %s", self._state.assignment.replica, error)
                 time.sleep(RETRY_EVERY)
                 continue
-            self._silent_since = None
+            self._alone = False
             return
 
     def average(self, flat: torch.Tensor, row: list[float]) -> list[list[float]]:

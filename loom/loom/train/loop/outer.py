@@ -31,9 +31,6 @@ class OuterOptimizer:
     """DiLoCo's outer step: SGD with Nesterov momentum on the parameters that all groups agreed on last.
 
     The rates are those of the paper (https://arxiv.org/abs/2311.08105), section 3.
-
-    Args:
-        parameters: that the groups change by themselves in between.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:

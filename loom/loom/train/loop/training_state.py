@@ -21,15 +21,7 @@ FROM_THE_BEGINNING = "the beginning"
 
 
 class TrainingState:
-    """Model, optimizers, step and configuration of a process.
-
-    Args:
-        trainer: has the model and the data.
-        assignment: what to do.
-        rank: of this process in its group.
-        config: that the groups have agreed on.
-        report: how far the training is; written by the training thread alone.
-    """
+    """Model, optimizers, step and configuration of a process. Only the training thread writes its report."""
 
     def __init__(
         self, trainer: TrainerModel, assignment: Assignment, rank: int, config: AgreedConfig, report: TrainerReport

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from loom.control.commands import Acknowledged, Acknowledgement, Command, CommandKind
+from loom.threadlet import inbox as module
 from loom.threadlet.inbox import CommandInbox
 from tests.unit.loom.threadlet.fake_weaver import BOUND
 
@@ -55,8 +58,9 @@ def test_updates_can_be_left_where_they_are() -> None:
     assert [one.id for one in inbox.pending] == ["a", "c"]
 
 
-def test_so_many_answers_are_remembered() -> None:
-    inbox = CommandInbox(remembered=2)
+def test_so_many_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_APPLIED", 2)
+    inbox = CommandInbox()
     for ident in "abc":
         inbox.receive(command(ident))
         inbox.take()

@@ -50,14 +50,19 @@ def program(weaver: FakeWeaver, folder: Path, text: str) -> Iterator[subprocess.
 def last_words(connection: Connection) -> tuple[list[Any], list[Any] | None]:
     """The rows that were reported, and the goodbye, or None if there is none."""
     rows: list[Any] = []
-    while (frame := connection.receive()) is not None:
+    while True:
+        try:
+            frame = connection.receive()
+        except ConnectionResetError:  # it was killed before it read what it was sent
+            frame = None
+        if frame is None:
+            return rows, None
         if frame[0] == "status":
             rows += frame[1]
             connection.send("stored", rows[-1][0])
         if frame[0] == "bye":
             connection.close()
             return rows, frame[1:]
-    return rows, None
 
 
 ENDS = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loom.control.framing import pack
+from loom.threadlet import reports as module
 from loom.threadlet.reports import Given, KeptReports, RowMaker, number, plain
 from tests.support.logged import messages
 
@@ -162,8 +163,8 @@ def rows(count: int, begin: int = 1) -> list[list[Any]]:
     return [[seq, 0.0, seq * 10, None, None, {}, None] for seq in range(begin, begin + count)]
 
 
-def kept(count: int, limit: int = 100) -> KeptReports:
-    reports = KeptReports(limit)
+def kept(count: int) -> KeptReports:
+    reports = KeptReports()
     reports.add(rows(count))
     return reports
 
@@ -197,15 +198,17 @@ def test_on_a_new_connection_what_is_not_stored_is_taken_again() -> None:
     assert seqs(reports.take(10)) == [3, 4, 5]
 
 
-def test_of_too_many_the_oldest_are_dropped_and_counted() -> None:
-    reports = kept(10, limit=4)
+def test_of_too_many_the_oldest_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_REPORTS", 4)
+    reports = kept(10)
 
     assert seqs(reports.take(10)) == [7, 8, 9, 10]
     assert reports.dropped == 6
 
 
-def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not() -> None:
-    reports = kept(4, limit=4)
+def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_REPORTS", 4)
+    reports = kept(4)
     assert seqs(reports.take(2)) == [1, 2]
 
     for row in rows(3, begin=5):
