@@ -164,6 +164,10 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
 # -- those that are there for a while ---------------------------------------------------------------------------
 
 
+Begun = tuple[Evidence, Callable[[], Evidence]]
+"""What shows that a fault is there; and what removes it, and returns what shows that."""
+
+
 def begin(
     kind: str,
     params: dict[str, Any],
@@ -178,26 +182,27 @@ def begin(
         params: all of its parameters.
         duration: seconds after which it is removed.
         each_step: where what happens in each step is put.
-        told: called with the evidence of its removal when its time is over.
+        told: called with the evidence of its removal.
 
     Raises:
         FaultRefused: this process has nothing that it could strike.
     """
     match kind:
-        case "slow_rank":
-            return _slow(params["seconds"], duration, each_step, told)
-        case "clock_jump":
-            return _jump(params["seconds"], duration, told)
-        case "nan_loss":
-            return _nan(params["steps"], duration, each_step, told)
         case "pg_abort":
-            return _abort_groups()
-    raise AssertionError(kind)
+            return Injected(kind, _abort_groups())
+        case "slow_rank":
+            evidence, undo = _slow(params["seconds"], each_step)
+        case "clock_jump":
+            evidence, undo = _jump(params["seconds"])
+        case "nan_loss":
+            evidence, undo = _nan(params["steps"], each_step, lambda: injected.remove())
+        case _:
+            raise AssertionError(kind)
+    injected = Injected(kind, {"pid": os.getpid(), **evidence}, undo, duration, told)
+    return injected
 
 
-def _slow(
-    seconds: float, duration: float | None, each_step: EachStep, told: Callable[[Evidence], None] | None
-) -> Injected:
+def _slow(seconds: float, each_step: EachStep) -> Begun:
     slept = 0
 
     def sleep() -> None:
@@ -210,13 +215,13 @@ def _slow(
         return {"pid": os.getpid(), "slow_steps": slept}
 
     each_step.append(sleep)
-    return Injected("slow_rank", {"pid": os.getpid(), "seconds": seconds}, undo, duration, told)
+    return {"seconds": seconds}, undo
 
 
 _clocks = threading.Lock()
 
 
-def _jump(seconds: float, duration: float | None, told: Callable[[Evidence], None] | None) -> Injected:
+def _jump(seconds: float) -> Begun:
     # A function in the place of the one before, so that several jumps add up and may end in any order.
     offset = [seconds]
     with _clocks:
@@ -228,7 +233,7 @@ def _jump(seconds: float, duration: float | None, told: Callable[[Evidence], Non
         def jumped_ns() -> int:
             return before_ns() + int(offset[0] * 1e9)
 
-        true, wrong = before(), 0.0
+        true = before()
         time.time, time.time_ns = jumped, jumped_ns
         wrong = time.time()
 
@@ -239,12 +244,10 @@ def _jump(seconds: float, duration: float | None, told: Callable[[Evidence], Non
                 time.time, time.time_ns = before, before_ns
         return {"pid": os.getpid(), "clock": time.time()}
 
-    return Injected("clock_jump", {"pid": os.getpid(), "before": true, "after": wrong}, undo, duration, told)
+    return {"before": true, "after": wrong}, undo
 
 
-def _nan(
-    steps: int, duration: float | None, each_step: EachStep, told: Callable[[Evidence], None] | None
-) -> Injected:
+def _nan(steps: int, each_step: EachStep, remove: Callable[[], object]) -> Begun:
     torch = sys.modules.get("torch")
     if torch is None:
         raise FaultRefused(
@@ -265,7 +268,7 @@ def _nan(
     def count() -> None:
         nonlocal left
         if left <= 0:
-            injected.remove()
+            remove()
         left -= 1
 
     def undo() -> Evidence:
@@ -275,11 +278,10 @@ def _nan(
         return {"pid": os.getpid(), "spoiled_outputs": spoiled}
 
     each_step.append(count)
-    injected = Injected("nan_loss", {"pid": os.getpid(), "steps": steps}, undo, duration, told)
-    return injected
+    return {"steps": steps}, undo
 
 
-def _abort_groups() -> Injected:
+def _abort_groups() -> Evidence:
     distributed = sys.modules.get("torch.distributed")
     groups = []
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -290,7 +292,7 @@ def _abort_groups() -> Injected:
             'kind, such as torchft\'s, say how to abort it: @t.on_fault("pg_abort")'
         )
     said = [abort(group) for group in groups]
-    return Injected("pg_abort", {"pid": os.getpid(), "groups": len(groups), "said": said})
+    return {"pid": os.getpid(), "groups": len(groups), "said": said}
 
 
 def abort(group: Any) -> str:

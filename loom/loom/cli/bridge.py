@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loom.cli.options import Ca, Token, Url
 from loom.cli.serve import ExitWithParent, LogLevel
-from loom.cli.status import Ca, Token, Url
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.lifeline import when_parent_ends
@@ -41,21 +41,16 @@ def bridge(
     ca: Ca = None,
     prefix: Annotated[str, typer.Option(help="What the subjects begin with.")] = "torchLoom",
     format: Annotated[
-        FormatName,
-        typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's."),
+        FormatName, typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's.")
     ] = FormatName.json,
-    nats_user: Annotated[str | None, typer.Option(envvar="LOOM_NATS_USER", show_default=False)] = None,
-    nats_password: Annotated[str | None, typer.Option(envvar="LOOM_NATS_PASSWORD", show_default=False)] = None,
-    nats_token: Annotated[str | None, typer.Option(envvar="LOOM_NATS_TOKEN", show_default=False)] = None,
+    nats_user: Annotated[str | None, typer.Option(envvar="LOOM_NATS_USER")] = None,
+    nats_password: Annotated[str | None, typer.Option(envvar="LOOM_NATS_PASSWORD")] = None,
+    nats_token: Annotated[str | None, typer.Option(envvar="LOOM_NATS_TOKEN")] = None,
     nats_creds: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", envvar="LOOM_NATS_CREDS", help="File with a JWT and its seed.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FILE", envvar="LOOM_NATS_CREDS", help="File with a JWT and its seed.")
     ] = None,
     nats_ca: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Certificate of your own authority, for tls://.", show_default=False),
+        str | None, typer.Option(metavar="FILE", help="Certificate of your own authority, for tls://.")
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.info,
     exit_with_parent: ExitWithParent = False,

@@ -19,8 +19,9 @@ import typer
 from rich.console import Console
 
 import loom
-from loom.cli.demo_display import Display, LineDisplay, LiveDisplay, counted
+from loom.cli.demo_display import Display, LineDisplay, LiveDisplay
 from loom.cli.demo_training import DemoTraining, Event, Summary, describe, exit_code, summarize
+from loom.cli.output import counted
 from loom.extras import GATEWAY_MODULES, require
 
 EXIT_INTERRUPTED = 130
@@ -69,7 +70,7 @@ def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display
     """Start a local cluster, train on it, and end the cluster again."""
     began = perf_counter()
     events: list[Event] = []
-    display.wait(f"Starting {counted(hosts, 'worker host', 'worker hosts')} and a gateway")
+    display.wait(f"Starting {counted(hosts, 'worker host')} and a gateway")
     with tempfile.TemporaryDirectory(prefix="loom-demo-") as folder, loom.local(hosts=hosts) as job:
         connected = perf_counter()
         processes = counted(hosts * procs, "training process", "training processes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
@@ -12,11 +12,6 @@ from rich.table import Table
 
 from loom.cli.demo_training import Event, LearningRateChanged, ProcessKilled, Progress
 from loom.train.controller.job_events import JobEvent
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Return a number with the noun that fits it."""
-    return f"{number} {one if number == 1 else many}"
 
 
 def sentence(event: Event) -> str:
@@ -68,40 +63,43 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A table that grows while the job runs; a failure ends it, and another one follows."""
+    """A table that grows while the job runs, below what has happened."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.live: Live | None = None
-        self.rows: list[Progress] = []
-        self.notes: dict[int, list[str]] = {}
+        self._live = Live(console=console, refresh_per_second=10)
+        self._waits: RenderableType = ""
+        self._rows: list[Progress] = []
+        self._notes: dict[int, list[str]] = {}
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop()
+        self._waits = ""
+        self._draw()
+        self._live.stop()
 
     def wait(self, what: str) -> None:
-        self._start(Spinner("dots", f"{what} …"), transient=True)
+        self._waits = Spinner("dots", f"{what} …")
+        self._draw()
 
     def show(self, event: Event) -> None:
         match event:
             case Progress():
-                self.rows.append(event)
-                self._draw()
-            case LearningRateChanged() | ProcessKilled() | JobEvent(kind="checkpoint_written") if self.rows:
-                self.notes.setdefault(self.rows[-1].step, []).append(sentence(event))
-                self._draw()
+                self._waits = ""
+                self._rows.append(event)
+            case LearningRateChanged() | ProcessKilled() | JobEvent(kind="checkpoint_written") if self._rows:
+                self._notes.setdefault(self._rows[-1].step, []).append(sentence(event))
             case JobEvent(kind="group_failed"):
-                self._stop()
                 self.console.print(Panel(escape(sentence(event)), title="What the job sees", border_style="red"))
             case _:
-                self._stop()
                 self.console.print(f"[green]✓[/green] {sentence(event)}")
+        self._draw()
 
     def _draw(self) -> None:
-        if self.live is None:
-            self._start(self._table(), transient=False)
-        else:
-            self.live.update(self._table())
+        self._live.update(Group(self._table(), self._waits) if self._rows else self._waits)
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2), header_style="bold")
@@ -109,25 +107,13 @@ class LiveDisplay(Display):
             table.add_column(column, justify="right")
         table.add_column()
         # What does not fit on the screen cannot be redrawn: show the newest rows.
-        for row in self.rows[-max(5, self.console.height - 6) :]:
+        for row in self._rows[-max(5, self.console.height - 6) :]:
             table.add_row(
                 str(row.step),
                 f"{row.loss:.3f}",
                 f"{row.accuracy:.1%}",
                 f"{row.samples_per_second:,.0f}",
                 f"{row.call_ms:.1f} ms",
-                ", ".join(self.notes.get(row.step, [])),
+                ", ".join(self._notes.get(row.step, [])),
             )
         return table
-
-    def _start(self, renderable: RenderableType, transient: bool) -> None:
-        self._stop()
-        self.live = Live(renderable, console=self.console, transient=transient, refresh_per_second=10)
-        self.live.start()
-
-    def _stop(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-            self.rows = []
-            self.notes = {}

@@ -7,17 +7,15 @@ import random
 import secrets
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
+from loom.cli.options import Ca, Json, Timeout, Token, Url, answers, weaver_of
+from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
-
-if TYPE_CHECKING:
-    from loom_proxy.weaver.client import WeaverProxy
 
 __all__ = ["app"]
 
@@ -31,16 +29,14 @@ def list_faults(as_json: Json = False) -> None:
     """List the faults that there are, and what they do."""
     from loom.chaos.faults import FAULTS
 
-    if as_json:
-        print_json({"faults": [_described(kind) for kind in FAULTS.values()]})
-        return
     rows = []
     for kind in FAULTS.values():
         params = ", ".join(f"{name}={param.default!r}" for name, param in kind.params.items())
         rows.append(
             [kind.name, kind.of, "at once" if kind.lasts is None else f"{kind.lasts:g} s", kind.what, params]
         )
-    print_table(f"{len(rows)} faults", ["fault", "of", "lasts", "what it does", "parameters"], rows)
+    columns = ["fault", "of", "lasts", "what it does", "parameters"]
+    show(as_json, {"faults": [_described(kind) for kind in FAULTS.values()]}, f"{len(rows)} faults", columns, rows)
 
 
 def _described(kind: Any) -> dict[str, Any]:
@@ -68,7 +64,7 @@ def check(
 
     read = read_plan(plan)
     if url is not None:
-        Run(read, _weaver(url, token, ca)).check()
+        Run(read, weaver_of(url, token, ca)).check()
     typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 
@@ -76,14 +72,9 @@ def check(
 def run(
     plan: PlanFile,
     url: Url,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="In the place of the plan's own.", show_default=False)
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="In the place of the plan's own.")] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where the report goes. Default: NAME-SEED-report.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FOLDER", help="Where the report goes. Default: NAME-SEED-report.")
     ] = None,
     token: Token = None,
     as_json: Json = False,
@@ -99,7 +90,7 @@ def run(
     read = read_plan(plan)
     if seed is not None:
         read = replace(read, seed=seed)
-    running = Run(read, _weaver(url, token, ca), lambda line: typer.echo(line, err=True))
+    running = Run(read, weaver_of(url, token, ca), lambda line: typer.echo(line, err=True))
     running.run()
     found = Report(running)
     written = found.write(report or Path(f"{read.name}-{read.seed}-report"))
@@ -116,26 +107,18 @@ def run(
 def once(
     fault: Annotated[str, typer.Argument(metavar="KIND", help="As `loom inject list` names it.")],
     url: Url,
-    replica: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A replica, or a glob.", show_default=False)
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="A proc mesh, or a group.", show_default=False)] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="In the mesh.", show_default=False)] = None,
-    host: Annotated[str | None, typer.Option(help="Replicas on this host.", show_default=False)] = None,
-    session: Annotated[
-        str | None, typer.Option(help="Of this session; for dead_driver.", show_default=False)
-    ] = None,
-    pick: Annotated[
-        int | None, typer.Option("--random", min=1, help="So many of them, by chance.", show_default=False)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of that chance.", show_default=False)] = None,
-    duration: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="How long it lasts: 5 s.", show_default=False)
-    ] = None,
+    replica: Annotated[str | None, typer.Option(metavar="NAME", help="A replica, or a glob.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="A proc mesh, or a group.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="In the mesh.")] = None,
+    host: Annotated[str | None, typer.Option(help="Replicas on this host.")] = None,
+    session: Annotated[str | None, typer.Option(help="Of this session; for dead_driver.")] = None,
+    pick: Annotated[int | None, typer.Option("--random", min=1, help="So many of them, by chance.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of that chance.")] = None,
+    duration: Annotated[str | None, typer.Option("--for", metavar="TIME", help="How long it lasts: 5 s.")] = None,
     params: Annotated[
         list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A parameter of the fault.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For the acknowledgements.")] = 10.0,
+    timeout: Timeout = 10.0,
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
@@ -145,14 +128,13 @@ def once(
     from loom.chaos.faults import Place, check_fault
     from loom.chaos.plans.plan import Target
     from loom.chaos.targets import check_target, chosen, living, matching
-    from loom.errors import WaitTimeout
 
     kind, given, seconds = check_fault(
         fault,
         read_assignments(params or [], "NAME=VALUE, such as seconds=0.5"),
         None if duration is None else parse_time(duration),
     )
-    weaver = _weaver(url, token, ca)
+    weaver = weaver_of(url, token, ca)
     target: Any = session or "*"
     if kind.place is not Place.GATEWAY:
         wanted = Target(replica, mesh, rank, host, session, pick)
@@ -166,18 +148,13 @@ def once(
     elif kind.of == "session" and session is None:
         raise WrongArguments(f"say which session's driver is to be killed by {kind.name}: --session")
     injection = weaver.inject(kind.name, target, seconds, given)
-    try:
-        outcomes = injection.get(timeout)
-    except WaitTimeout:
-        outcomes = injection.outcomes()
+    outcomes = answers(injection, timeout)
     evidence = injection.evidence
-    if as_json:
-        told = {id: asdict(one) for id, one in outcomes.items()}
-        print_json({"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": told})
-    else:
-        rows = [[id or kind.of, json.dumps(dict(one))] for id, one in evidence.items()]
-        rows += [[id, f"not injected: {one.reason}"] for id, one in outcomes.items() if id not in evidence]
-        print_table(f"{kind.name} {injection.id}", ["struck", "evidence"], rows)
+    told = {id: asdict(one) for id, one in outcomes.items()}
+    answer = {"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": told}
+    rows = [[id or kind.of, json.dumps(dict(one))] for id, one in evidence.items()]
+    rows += [[id, f"not injected: {one.reason}"] for id, one in outcomes.items() if id not in evidence]
+    show(as_json, answer, f"{kind.name} {injection.id}", ["struck", "evidence"], rows)
     if not evidence:
         raise typer.Exit(FAILURE)
 
@@ -186,27 +163,16 @@ def once(
 def remove(
     injection: Annotated[str, typer.Argument(metavar="ID", help="As `loom inject once` shows it.")],
     url: Url,
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For the acknowledgements.")] = 10.0,
+    timeout: Timeout = 10.0,
     token: Token = None,
     ca: Ca = None,
 ) -> None:
     """Remove a fault before its time is over. Exits with 1 where nobody could."""
-    from loom.errors import WaitTimeout
-
-    command = _weaver(url, token, ca).remove_injection(injection)
-    try:
-        outcomes = command.get(timeout)
-    except WaitTimeout:
-        outcomes = command.outcomes()
+    command = weaver_of(url, token, ca).remove_injection(injection)
+    outcomes = answers(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]
     typer.echo(
         f"removed by {', '.join(done)}" if done else f"not removed: {[one.reason for one in outcomes.values()]}"
     )
     if not done:
         raise typer.Exit(FAILURE)
-
-
-def _weaver(url: str, token: str | None, ca: str | None) -> WeaverProxy:
-    from loom_proxy.weaver.client import WeaverProxy
-
-    return WeaverProxy(url, token, ca)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.status import Ca, Token, Url
+from loom.cli.options import Ca, Token, Url
 from loom.errors import UnknownSession, WrongArguments
 from loom.rest import Gateway
 
@@ -23,19 +23,11 @@ class StreamName(str, Enum):
 def logs(
     url: Url,
     token: Token = None,
-    session: Annotated[
-        str | None, typer.Option(help="Name of a session; not needed where only one lives.", show_default=False)
-    ] = None,
-    mesh: Annotated[
-        str | None, typer.Option(help="Only this proc mesh; driver: what job.run prints.", show_default=False)
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, help="Only this rank of the mesh given.", show_default=False)
-    ] = None,
-    stream: Annotated[StreamName | None, typer.Option(help="Only this stream.", show_default=False)] = None,
-    tail: Annotated[
-        int | None, typer.Option(min=0, help="Only the last so many lines.", show_default=False)
-    ] = None,
+    session: Annotated[str | None, typer.Option(help="Name of a session; not needed where only one lives.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: what job.run prints.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh given.")] = None,
+    stream: Annotated[StreamName | None, typer.Option(help="Only this stream.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
     ca: Ca = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -17,18 +18,14 @@ _EMPTY = 0x2800
 
 
 def plot_lines(
-    title: str,
-    points: Sequence[tuple[int | None, float, float]],
-    width: int = WIDTH,
-    height: int = HEIGHT,
+    title: str, points: Sequence[tuple[int | None, float, float]], width: int = WIDTH, height: int = HEIGHT
 ) -> Iterator[str]:
-    """The lines of a drawing.
+    """The lines of a drawing, ``width`` by ``height`` characters besides its axes.
 
     Args:
         title: above it.
         points: step, time in seconds, value; the oldest first. Values that are no number are left out, and counted.
-        width: of the drawing, in characters, without its axis.
-        height: likewise.
+        width, height: of the drawing, in characters.
     """
     good = [point for point in points if math.isfinite(point[2])]
     left_out = len(points) - len(good)
@@ -42,39 +39,30 @@ def plot_lines(
     low, high = min(values), max(values)
     if low == high:
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    drawn = _draw(across, values, low, high, width, height)
+    columns = _scaled(across, min(across), max(across), 2 * width - 1)
+    rows = _scaled(values, high, low, 4 * height - 1)
     labels = [f"{high - (high - low) * row / (height - 1):.4g}" for row in range(height)]
     margin = max(map(len, labels))
-    for row, line in enumerate(drawn):
+    for row, line in enumerate(_draw(list(zip(columns, rows, strict=True)), width, height)):
         label = labels[row] if row % 5 == 0 or row == height - 1 else ""
         yield f"{label:>{margin}} ┤{line}".rstrip()
     yield f"{'':>{margin}} └{'─' * width}"
     begin, end = (f"{across[0]:g}", f"{across[-1]:g}") if by_step else ("0 s", f"{across[-1]:.1f} s")
-    what = "step" if by_step else "time"
-    gap = max(1, width - len(begin) - len(end) - len(what))
-    yield f"{'':>{margin}}  {begin}{what:^{gap + len(what)}}{end}"
+    gap = max(1, width - len(begin) - len(end))
+    yield f"{'':>{margin}}  {begin}{'step' if by_step else 'time':^{gap}}{end}"
 
 
-def _draw(
-    across: Sequence[float], values: Sequence[float], low: float, high: float, width: int, height: int
-) -> list[str]:
-    columns, rows = 2 * width, 4 * height
-    span = (max(across) - min(across)) or 1.0
-    first = min(across)
+def _scaled(values: Sequence[float], first: float, last: float, most: int) -> list[int]:
+    """Where values lie between two, from 0 to ``most``."""
+    return [round((value - first) / ((last - first) or 1.0) * most) for value in values]
+
+
+def _draw(places: list[tuple[int, int]], width: int, height: int) -> list[str]:
+    """The lines of characters with a line of dots from each place to the next."""
     cells = [[0] * width for _ in range(height)]
-    before: tuple[int, int] | None = None
-    for place, value in zip(across, values, strict=True):
-        column = round((place - first) / span * (columns - 1))
-        row = round((high - value) / (high - low) * (rows - 1))
-        for x, y in _line(before or (column, row), (column, row)):
+    for (x0, y0), (x1, y1) in itertools.pairwise([places[0], *places]):
+        dots = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for dot in range(dots + 1):
+            x, y = round(x0 + (x1 - x0) * dot / dots), round(y0 + (y1 - y0) * dot / dots)
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
-        before = column, row
     return ["".join(chr(_EMPTY + bits) if bits else " " for bits in line) for line in cells]
-
-
-def _line(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The dots from one to another."""
-    (x0, y0), (x1, y1) = begin, end
-    dots = max(abs(x1 - x0), abs(y1 - y0), 1)
-    for dot in range(dots + 1):
-        yield round(x0 + (x1 - x0) * dot / dots), round(y0 + (y1 - y0) * dot / dots)

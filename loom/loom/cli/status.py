@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from typing import Annotated, Any
 
 import typer
 
+from loom.cli.options import Ca, Json, Token, Url
+from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
 from loom.rest import Gateway
 
-__all__ = ["print_json", "print_table", "sessions_app", "status", "when"]
-
-Url = Annotated[
-    str,
-    typer.Option(envvar="LOOM_URL", metavar="ws://HOST:PORT", help="Address of the gateway.", show_default=False),
-]
-Token = Annotated[str | None, typer.Option(envvar="LOOM_TOKEN", help="The gateway's token.", show_default=False)]
-Ca = Annotated[
-    str | None,
-    typer.Option("--ca", envvar="LOOM_CA", metavar="FILE", help="Certificate of your own authority, for wss://.",
-                 show_default=False),
-]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+__all__ = ["sessions_app", "status"]
 
 ENDED_SHOWN = 10
 """Sessions that have ended that `status` shows; as JSON it gives all that the gateway remembers."""
@@ -45,9 +33,9 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
         print_json({**answer, "ended": ended, **told})
         return
     print_table(
-        f"gateway {answer.get('version', '?')} at {url}, {_count(answer.get('sessions', 0), 'session')}",
+        f"gateway {answer.get('version', '?')} at {url}, {counted(answer.get('sessions', 0), 'session')}",
         ["worker", "reachable"],
-        [[str(worker["address"]), "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
+        [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
     if away is not None:
         typer.echo(away)
@@ -57,11 +45,9 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
         if job["ratio"] is not None:
             typer.echo(_goodput_line(job))
     if ended:
-        print_table(
-            "sessions that have ended, the last first",
-            ["name", "ended", "why", "exit code"],
-            [_ended_row(session) for session in reversed(ended[-ENDED_SHOWN:])],
-        )
+        lately = reversed(ended[-ENDED_SHOWN:])
+        rows = [[one["name"], when(one["ended_at"]), one["reason"], _exit_code(one)] for one in lately]
+        print_table("sessions that have ended, the last first", ["name", "ended", "why", "exit code"], rows)
 
 
 def _print_replicas(replicas: list[dict[str, Any]]) -> None:
@@ -69,7 +55,11 @@ def _print_replicas(replicas: list[dict[str, Any]]) -> None:
     from loom.weaver.views import ReplicaInfo
 
     rows = [replica_row(one) for one in sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)]
-    print_table(_count(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+    print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+
+
+def _exit_code(session: dict[str, Any]) -> object:
+    return "unknown" if session["exit_code"] is None else session["exit_code"]
 
 
 def _goodput_line(job: dict[str, Any]) -> str:
@@ -77,7 +67,7 @@ def _goodput_line(job: dict[str, Any]) -> str:
     whole = sum(job["seconds"].values())
     lost = {reason: seconds / whole for reason, seconds in job["seconds"].items() if reason != "compute"}
     shown = ", ".join(f"{reason} {share:.1%}" for reason, share in lost.items() if share >= 0.0005)
-    deaths = f"; {_count(len(job['faults']), 'death')}" if job["faults"] else ""
+    deaths = f"; {counted(len(job['faults']), 'death')}" if job["faults"] else ""
     return (
         f"goodput of {job['job']}: {job['ratio']:.1%} of {whole:.0f} s" + (f"; {shown}" if shown else "") + deaths
     )
@@ -87,14 +77,19 @@ def _goodput_line(job: dict[str, Any]) -> str:
 def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
     """List the living sessions."""
     sessions = Gateway(url, token, ca=ca).sessions()
-    if as_json:
-        print_json({"sessions": sessions})
-        return
-    print_table(
-        f"{_count(len(sessions), 'session')} at {url}",
-        ["name", "state", "client", "created", "pid", "operations"],
-        [_row(session) for session in sessions],
-    )
+    columns = ["name", "state", "client", "created", "pid", "operations"]
+    rows = [
+        [
+            one["name"],
+            one["state"],
+            "connected" if one["client_connected"] else "away",
+            when(one["created_at"]),
+            one["pid"],
+            one["operations"],
+        ]
+        for one in sessions
+    ]
+    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {url}", columns, rows)
 
 
 @sessions_app.command("end")
@@ -104,54 +99,3 @@ def end_session(
     """End a session, with its meshes and what runs in them."""
     Gateway(url, token, ca=ca).end_session(name)
     typer.echo(f"ended session {name}")
-
-
-def _ended_row(session: dict[str, Any]) -> list[str]:
-    code = session.get("exit_code")
-    return [
-        str(session.get("name", "")),
-        when(session.get("ended_at")),
-        str(session.get("reason", "")),
-        "unknown" if code is None else str(code),
-    ]
-
-
-def _row(session: dict[str, Any]) -> list[str]:
-    return [
-        str(session.get("name", "")),
-        str(session.get("state", "")),
-        "connected" if session.get("client_connected") else "away",
-        when(session.get("created_at")),
-        str(session.get("pid") or ""),
-        str(session.get("operations", "")),
-    ]
-
-
-def when(created: object) -> str:
-    """Return a local date and time for a timestamp in seconds."""
-    if isinstance(created, (int, float)):
-        return datetime.datetime.fromtimestamp(created).isoformat(" ", "seconds")
-    return str(created or "")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
-
-
-def print_json(answer: dict[str, Any]) -> None:
-    """Print an answer of the gateway as indented JSON."""
-    typer.echo(json.dumps(answer, indent=2))
-
-
-def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print rows of texts under a title; markup in them is not interpreted."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)

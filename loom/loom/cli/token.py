@@ -7,11 +7,12 @@ import time
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from loom.cli.status import Json, print_json, print_table, when
+from loom.cli.options import Json
+from loom.cli.output import print_json, show, when
 from loom.errors import WrongArguments
 from loom.token_file import Token, TokenFile, default_path
 
@@ -61,14 +62,10 @@ def list_tokens(tokens: File = None, as_json: Json = False) -> None:
     """List the tokens: what they are for, not what they are."""
     file = TokenFile(tokens or default_path())
     known = file.read()
-    if as_json:
-        print_json({"tokens": [_shown(token) for token in known]})
-        return
-    print_table(
-        f"tokens of {file.path}",
-        ["id", "name", "scope", "state", "created", "expires"],
-        [_row(token) for token in known],
-    )
+    columns = ["id", "name", "scope", "state", "created", "expires"]
+    shown = [_shown(token) for token in known]
+    rows = [[*(one[name] for name in columns[:4]), when(one["created"]), _expiry(one)] for one in shown]
+    show(as_json, {"tokens": shown}, f"tokens of {file.path}", columns, rows)
 
 
 @app.command()
@@ -80,12 +77,11 @@ def revoke(
     typer.echo(f"revoked token {token.id} ({token.name!r})")
 
 
-def _row(token: Token) -> list[str]:
-    state = token.state(time.time())
-    return [token.id, token.name, token.scope, state, when(token.created), when(token.expires or "never")]
+def _expiry(shown: dict[str, Any]) -> str:
+    return when(shown["expires"]) or "never"
 
 
-def _shown(token: Token) -> dict[str, object]:
+def _shown(token: Token) -> dict[str, Any]:
     shown = asdict(token)
     del shown["sha256"]
     return {**shown, "state": token.state(time.time())}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.status import Ca, Json, Token, Url, print_json, print_table
-from loom.errors import WaitTimeout, WrongArguments
+from loom.cli.options import Ca, Json, Timeout, Token, Url, answers, weaver_of
+from loom.cli.output import print_json, print_table, show
+from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
     from loom.weaver.views import WeaverEvent
-    from loom_proxy.weaver.client import WeaverProxy
     from loom_proxy.weaver.command import CommandProxy
 
 __all__ = [
@@ -44,7 +44,6 @@ Replicas = Annotated[
     str,
     typer.Option("--replica", metavar="NAME", help="A replica, a group, or a glob over both; * for all."),
 ]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
 Replica = Annotated[str, typer.Argument(help="Id of the replica.")]
 
 
@@ -57,7 +56,7 @@ def watch(
     """Show every replica and device as they change, until Ctrl-C."""
     from loom.cli.weaver_display import json_line, live
 
-    proxy = _weaver(url, token, ca)
+    proxy = weaver_of(url, token, ca)
     with _until_interrupted():
         if as_json:
             for update in proxy.watch():
@@ -81,7 +80,7 @@ def config_set(
     Exits with 1 unless every one did.
     """
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
-    command = _weaver(url, token, ca).command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
+    command = weaver_of(url, token, ca).command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
     _report(command, replica, timeout, as_json)
 
 
@@ -96,7 +95,7 @@ def _command(kind: str, text: str) -> Callable[..., None]:
         as_json: Json = False,
         ca: Ca = None,
     ) -> None:
-        command = _weaver(url, token, ca).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
+        command = weaver_of(url, token, ca).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
         _report(command, replica, timeout, as_json)
 
     give.__name__, give.__doc__ = kind, text
@@ -117,19 +116,17 @@ def weaver(url: Url, token: Token = None, ca: Ca = None) -> None:
 
     It has the key that lets it in: keep it as you keep a token.
     """
-    typer.echo(f"LOOM_WEAVER={_weaver(url, token, ca).address()}")
+    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca).address()}")
 
 
 def devices(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
     """List the devices, and the replicas on them."""
-    found = _weaver(url, token, ca).devices()
-    if as_json:
-        print_json({"devices": [asdict(device) for device in found.values()]})
-        return
+    found = weaver_of(url, token, ca).devices()
     from loom.cli.weaver_display import device_row
 
     columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
-    print_table(f"{len(found)} devices", columns, [device_row(device) for device in found.values()])
+    answer = {"devices": [asdict(device) for device in found.values()]}
+    show(as_json, answer, f"{len(found)} devices", columns, map(device_row, found.values()))
 
 
 def fail_device(
@@ -141,12 +138,11 @@ def fail_device(
     ca: Ca = None,
 ) -> None:
     """Say that a device has failed: its replicas are told, and what their groups' policies say is done."""
-    event = _weaver(url, token, ca).report_device_failure(device, reason)
-    if as_json:
-        print_json(_event(event))
-        return
+    event = weaver_of(url, token, ca).report_device_failure(device, reason)
     chain = event.data.get("replicas") or []
-    print_table(
+    show(
+        as_json,
+        _event(event),
         f"device {device} has failed (event {event.id}); {len(chain)} replicas on it",
         ["replica", "group", "state", "done"],
         [[one["replica"], one["group"], one["state"], one["action"] or "nothing: it has ended"] for one in chain],
@@ -155,35 +151,28 @@ def fail_device(
 
 def policy(
     url: Url,
-    group: Annotated[str | None, typer.Argument(help="A group, or a glob; * for all.", show_default=False)] = None,
-    action: Annotated[
-        str | None, typer.Argument(help="notify, pause, stop or respawn.", show_default=False)
-    ] = None,
+    group: Annotated[str | None, typer.Argument(help="A group, or a glob; * for all.")] = None,
+    action: Annotated[str | None, typer.Argument(help="notify, pause, stop or respawn.")] = None,
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
     """Choose what is done with a group's replicas when a device of theirs fails; without arguments, show it."""
-    proxy = _weaver(url, token, ca)
+    proxy = weaver_of(url, token, ca)
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
     found = proxy.policies() if group is None or action is None else proxy.set_policy(group, action)
-    if as_json:
-        print_json({"policies": found})
-    else:
-        rows = [[one, done] for one, done in found.items()]
-        print_table("when a device fails; others are notified", ["group", "action"], rows)
+    title = "when a device fails; others are notified"
+    show(as_json, {"policies": found}, title, ["group", "action"], found.items())
 
 
 def events(
     url: Url,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    after: Annotated[
-        int | None, typer.Option(min=0, help="Begin after the event with this id.", show_default=False)
-    ] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Begin after the event with this id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the newest, without --after.")] = 100,
-    kind: Annotated[str | None, typer.Option(help="Only those of this kind.", show_default=False)] = None,
-    replica: Annotated[str | None, typer.Option(help="Only those about this replica.", show_default=False)] = None,
+    kind: Annotated[str | None, typer.Option(help="Only those of this kind.")] = None,
+    replica: Annotated[str | None, typer.Option(help="Only those about this replica.")] = None,
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
     ca: Ca = None,
@@ -191,7 +180,7 @@ def events(
     """Show what happened to replicas and devices, the oldest first."""
     from loom.cli.weaver_display import event_line
 
-    found = _weaver(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
+    found = weaver_of(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
     with _until_interrupted():
         for event in found:
             typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
@@ -199,32 +188,27 @@ def events(
 
 def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None) -> None:
     """Show where the threads of a replica are in their code."""
-    typer.echo(_weaver(url, token, ca).stacks(replica))
+    typer.echo(weaver_of(url, token, ca).stacks(replica))
 
 
 def metrics(
     url: Url,
     replica: Replica,
-    metric: Annotated[str | None, typer.Argument(help="Its name; none lists them.", show_default=False)] = None,
+    metric: Annotated[str | None, typer.Argument(help="Its name; none lists them.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw it.")] = False,
-    last: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Only so far back.", show_default=False)
-    ] = None,
+    last: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Only so far back.")] = None,
     points: Annotated[int, typer.Option(min=1, max=20_000, help="At most; means where there are more.")] = 500,
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
     """Show the history of a metric of a replica, or which metrics it reports."""
-    proxy = _weaver(url, token, ca)
+    proxy = weaver_of(url, token, ca)
     if metric is None:
         newest = proxy.replica(replica).metrics
         known = {name: newest.get(name) for name in proxy.metrics(replica)}
-        if as_json:
-            print_json({"metrics": known})
-        else:
-            rows = [[name, "" if value is None else f"{value:.6g}"] for name, value in known.items()]
-            print_table(f"metrics of {replica}", ["name", "newest"], rows)
+        rows = [[name, "" if value is None else f"{value:.6g}"] for name, value in known.items()]
+        show(as_json, {"metrics": known}, f"metrics of {replica}", ["name", "newest"], rows)
         return
     since = None if last is None else time.time() - last
     history = proxy.history(replica, metric, since=since, points=points)
@@ -236,14 +220,10 @@ def metrics(
         for line in plot_lines(f"{metric} of {replica}", [(one.step, one.time, one.value) for one in history]):
             typer.echo(line)
     else:
-        rows = [[_clock(one.time), str(one.step), f"{one.value:.6g}"] for one in history]
-        print_table(f"{metric} of {replica}", ["time", "step", "value"], rows)
-
-
-def _weaver(url: str, token: str | None, ca: str | None) -> WeaverProxy:
-    from loom_proxy.weaver.client import WeaverProxy
-
-    return WeaverProxy(url, token, ca)
+        columns = ["time", "step", "value"]
+        print_table(
+            f"{metric} of {replica}", columns, ([_clock(one.time), one.step, f"{one.value:.6g}"] for one in history)
+        )
 
 
 @contextmanager
@@ -256,10 +236,7 @@ def _until_interrupted() -> Iterator[None]:
 
 def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:
     """Wait for the acknowledgements and show them; exit with 1 unless every replica has done it."""
-    try:
-        outcomes = command.get(timeout)
-    except WaitTimeout:
-        outcomes = command.outcomes()
+    outcomes = answers(command, timeout)
     well = bool(outcomes) and all(one.ok for one in outcomes.values())
     if as_json:
         print_json({"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}})
@@ -272,10 +249,10 @@ def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -
         raise typer.Exit(FAILURE)
 
 
-def _row(id: str, one: Acknowledgement) -> list[str]:
+def _row(id: str, one: Acknowledgement) -> list[object]:
     changes = ", ".join(f"{key}: {change.old} → {change.new}" for key, change in one.changes.items())
     outcome = "applied" if one.ok else ("waiting: " if one.waiting else "refused: ") + (one.reason or "")
-    return [id, outcome, "" if one.step is None else str(one.step), changes]
+    return [id, outcome, one.step, changes]
 
 
 def _event(event: WeaverEvent) -> dict[str, Any]:

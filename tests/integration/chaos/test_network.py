@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import random
 import signal
 import socket
@@ -149,13 +150,6 @@ def test_a_partition_may_be_from_some_hosts_only(pair: Pair) -> None:
         assert pair.there_and_back() == (1, 1)
     with network.partition([Hosts.address("gateway"), f"{OTHER}/32"]):
         assert pair.there_and_back() == (0, 0)
-
-
-def test_a_partition_ends_when_its_time_is_over(pair: Pair) -> None:
-    injected = network.partition(duration=0.05)
-
-    assert injected.wait(10)
-    assert pair.there_and_back() == (1, 1)
 
 
 def test_a_device_is_down_and_up_again_with_its_routes(pair: Pair) -> None:
@@ -316,10 +310,10 @@ def test_what_is_under_way_when_a_delay_is_removed_is_sent_at_once(pair: Pair) -
     assert pair.receive(500) == list(range(500))
 
 
-def test_a_delay_ends_when_its_time_is_over(pair: Pair) -> None:
-    injected = delaying.delay(60_000.0, "eth0", duration=0.05)
+def test_a_delay_of_our_own_leaves_nothing_behind(pair: Pair) -> None:
+    with delaying.delay(60_000.0, "eth0") as injected:
+        pass
 
-    assert injected.wait(BOUND)
     assert injected.removal is not None
     assert injected.evidence["tap"] not in injected.removal["devices"]
     assert not [table for table in injected.removal["tables"] if injected.evidence["table"] in table]
@@ -335,6 +329,23 @@ def test_a_delay_of_our_own_is_gone_with_the_process_that_makes_it(pair: Pair) -
         holder.kill()
         wait_for(lambda: state() == before)
 
+    assert pair.there_and_back() == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [("delay", {"milliseconds": 60_000.0, "device": "eth0"}), ("partition", {"peers": []})],
+)
+def test_a_fault_ends_when_its_time_is_over(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, params: dict[str, Any]
+) -> None:
+    monkeypatch.setenv(keeper.FOLDER_VARIABLE, str(tmp_path / "keepers"))
+    removals: queue.Queue[dict[str, Any]] = queue.Queue()
+    _, strike = keeper.keep("f1", kind, params, 0.05, os.getpid(), removals.put)
+    if strike is not None:
+        strike()
+
+    assert removals.get(timeout=BOUND)["was"]
     assert pair.there_and_back() == (1, 1)
 
 

@@ -43,13 +43,6 @@ def test_a_stopped_process_is_stopped_and_goes_on_when_that_is_removed(sleeper: 
     assert injected.removal["state"] in "RS"
 
 
-def test_a_stopped_process_goes_on_when_the_time_is_over(sleeper: subprocess.Popen[bytes]) -> None:
-    injected = processes.stop(sleeper.pid, 0.05)
-
-    assert injected.wait(BOUND)
-    eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_SLEEPING)
-
-
 def test_what_was_killed_while_it_was_stopped_is_removed_all_the_same(sleeper: subprocess.Popen[bytes]) -> None:
     injected = processes.stop(sleeper.pid)
     sleeper.kill()

@@ -138,7 +138,7 @@ def main() -> int:
         if silences:
             _say(evidence=prepare(order["kind"], order["pid"], order["params"]))
             sys.stdin.readline()
-        injected = carry_out(order["kind"], order["pid"], order["params"], None)
+        injected = carry_out(order["kind"], order["pid"], order["params"])
     except FaultRefused as error:
         record.unlink(missing_ok=True)
         _say(refused=str(error))

@@ -62,7 +62,7 @@ _SOL_PACKET, _PACKET_VNET_HDR = 263, 15
 _ARPHRD_ETHER = 1
 
 
-def delay(milliseconds: float, device: str, duration: float | None = None) -> Injected:
+def delay(milliseconds: float, device: str) -> Injected:
     """Send what goes out of an Ethernet device so much later.
 
     Its frames stay in order. Those that are on their way when it is removed are sent at once.
@@ -83,7 +83,7 @@ def delay(milliseconds: float, device: str, duration: float | None = None) -> In
         return {"device": device, "devices": devices, "tables": tables, **forwarder.counted}
 
     made = {"tap": forwarder.tap_name, "table": forwarder.table}
-    return Injected("delay", {"device": device, "milliseconds": milliseconds, **made}, undo, duration)
+    return Injected("delay", {"device": device, "milliseconds": milliseconds, **made}, undo)
 
 
 class DelayQueue:

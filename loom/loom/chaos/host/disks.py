@@ -18,13 +18,12 @@ MEGABYTE = 1 << 20
 _PIECE = 4 * MEGABYTE
 
 
-def fill(folder: str, most: int = 1024, duration: float | None = None) -> Injected:
+def fill(folder: str, most: int = 1024) -> Injected:
     """Fill the file system of a folder with a file, which is removed in the end.
 
     Args:
         folder: on it.
         most: megabytes to write at most.
-        duration: seconds after which it is removed.
 
     Raises:
         FaultRefused: there is no such folder, or more room than may be filled.
@@ -47,19 +46,18 @@ def fill(folder: str, most: int = 1024, duration: float | None = None) -> Inject
         ballast.unlink(missing_ok=True)
         return {"folder": folder, "room": _room(place)}
 
-    return Injected("full_disk", {"folder": folder, "room": _room(place), "written": written}, undo, duration)
+    return Injected("full_disk", {"folder": folder, "room": _room(place), "written": written}, undo)
 
 
-def corrupt(folder: str, count: int = 64, seed: int = 0, duration: float | None = None) -> Injected:
+def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
     """Change bytes of each file of the newest checkpoint in a folder; removed, they are what they were.
 
     The newest is the entry of the folder that was changed last and whose name does not begin with a dot.
 
     Args:
         folder: with a file or folder for each checkpoint.
-        count: bytes to change in each file; all of a smaller one.
+        bytes: how many to change in each file; all of a smaller one.
         seed: of the choice of bytes.
-        duration: seconds after which it is removed.
 
     Raises:
         FaultRefused: there is no checkpoint in the folder.
@@ -75,7 +73,7 @@ def corrupt(folder: str, count: int = 64, seed: int = 0, duration: float | None 
         raise FaultRefused(f"the newest checkpoint {newest} is empty: there is nothing to corrupt")
     chosen = random.Random(seed)
     before = {one: _digest(one) for one in files}
-    changed = {one: _flip(one, count, chosen) for one in files}
+    changed = {one: _flip(one, bytes, chosen) for one in files}
     evidence = {
         "checkpoint": str(newest),
         "before": {str(one): digest for one, digest in before.items()},
@@ -89,7 +87,7 @@ def corrupt(folder: str, count: int = 64, seed: int = 0, duration: float | None 
                 _invert(file, places)
         return {"checkpoint": str(newest), "after": {str(one): _digest(one) for one in files if one.exists()}}
 
-    return Injected("corrupt_checkpoint", evidence, undo, duration)
+    return Injected("corrupt_checkpoint", evidence, undo)
 
 
 def _folder(folder: str) -> Path:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from loom.chaos.host import disks, network, processes
-from loom.chaos.host import lost_host as hosts
+from loom.chaos.host import disks, lost_host, network, processes
 from loom.chaos.injected import Evidence, Injected
 
 __all__ = ["carry_out", "prepare"]
+
+_OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
+    "sigkill": processes.kill,
+    "sigstop": processes.stop,
+    "lost_host": lost_host.lose,
+}
+"""Take the process."""
+
+_OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
+    "partition": network.partition,
+    "link_down": network.link_down,
+    "loss": network.lose,
+    "delay": network.delay,
+    "bandwidth": network.narrow,
+    "full_disk": disks.fill,
+    "corrupt_checkpoint": disks.corrupt,
+}
+"""Take what `loom.chaos.faults` lists as their parameters."""
 
 
 def prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
@@ -19,45 +37,25 @@ def prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
     """
     match kind:
         case "lost_host":
-            return {"worker": hosts.worker_of(pid)}
+            return {"worker": lost_host.worker_of(pid)}
         case "partition":
-            return network.try_partition(params["peers"])
+            return network.try_partition(**params)
         case "link_down":
-            return network.try_link_down(params["device"])
+            return network.try_link_down(**params)
     return {"pid": pid}
 
 
-def carry_out(kind: str, pid: int, params: dict[str, Any], duration: float | None) -> Injected:
+def carry_out(kind: str, pid: int, params: dict[str, Any]) -> Injected:
     """Inject a fault of `Place.HOST`, from a process on that host.
 
     Args:
         kind: of `loom.chaos.faults`.
         pid: of the training process that it is about.
         params: all of its parameters.
-        duration: seconds after which it is removed.
 
     Raises:
         FaultRefused: this host cannot have it.
     """
-    match kind:
-        case "sigkill":
-            return processes.kill(pid)
-        case "sigstop":
-            return processes.stop(pid, duration)
-        case "lost_host":
-            return hosts.lose(pid, duration)
-        case "partition":
-            return network.partition(params["peers"], duration)
-        case "link_down":
-            return network.link_down(params["device"], duration)
-        case "loss":
-            return network.lose(params["percent"], params["peers"], duration)
-        case "delay":
-            return network.delay(params["milliseconds"], params["device"], duration)
-        case "bandwidth":
-            return network.narrow(params["megabits"], params["device"], duration)
-        case "full_disk":
-            return disks.fill(params["folder"], params["most"], duration)
-        case "corrupt_checkpoint":
-            return disks.corrupt(params["folder"], params["bytes"], params["seed"], duration)
-    raise AssertionError(kind)
+    if kind in _OF_PROCESSES:
+        return _OF_PROCESSES[kind](pid)
+    return _OF_HOSTS[kind](**params)

@@ -19,11 +19,7 @@ WORKER_MODULE = "loom_gateway.workers.host"
 
 
 def worker_of(pid: int) -> int:
-    """The worker that has started a process.
-
-    Raises:
-        FaultRefused: no worker has.
-    """
+    """The worker that has started a process."""
     for ancestor in ancestors(pid):
         with contextlib.suppress(FaultRefused):  # of another user, whose worker it cannot be
             if WORKER_MODULE in start_of(ancestor).arguments:
@@ -31,13 +27,10 @@ def worker_of(pid: int) -> int:
     raise FaultRefused(f"process {pid} was started by no worker ({WORKER_MODULE}): there is no host to lose")
 
 
-def lose(pid: int, duration: float | None = None) -> Injected:
+def lose(pid: int) -> Injected:
     """Kill the worker that has started a process; removed, a worker like it is started on the same address.
 
     The new one ends with whoever started the old one, if the old one would have.
-
-    Raises:
-        FaultRefused: no worker has started the process.
     """
     worker = worker_of(pid)
     start = start_of(worker)
@@ -65,15 +58,11 @@ def lose(pid: int, duration: float | None = None) -> Injected:
             raise FaultRefused(f"the worker does not come up again: it ended with code {begun.wait()}")
         return {"worker": begun.pid, "says": line}
 
-    return Injected("lost_host", evidence, undo, duration)
+    return Injected("lost_host", evidence, undo)
 
 
 def _lifeline(worker: int, owner: int) -> int:
-    """The end of the pipe by which a worker knows that its owner is there, opened once more.
-
-    Raises:
-        FaultRefused: there is none.
-    """
+    """The end of the pipe by which a worker knows that its owner is there, opened once more."""
     theirs = {pipe for _, pipe in _pipes(owner)}
     for descriptor, pipe in _pipes(worker):
         if pipe in theirs and _reads(worker, descriptor):

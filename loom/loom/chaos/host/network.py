@@ -31,56 +31,36 @@ _DEFAULT_QDISCS = ("noqueue", "fq_codel", "pfifo_fast", "mq", "fq", "pfifo")
 
 
 def try_partition(peers: Sequence[str] = ()) -> Evidence:
-    """See whether `partition` can do it here; what it would drop.
-
-    Raises:
-        FaultRefused: it cannot.
-    """
+    """See whether `partition` can do it here; what it would drop."""
     run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
     return {"peers": list(peers) or "all others"}
 
 
-def partition(peers: Sequence[str] = (), duration: float | None = None) -> Injected:
+def partition(peers: Sequence[str] = ()) -> Injected:
     """Drop all that goes to other hosts and comes from them.
 
     Args:
-        peers: addresses of the others, or networks; all but this host itself where there are none.
-        duration: seconds after which it is removed.
-
-    Raises:
-        FaultRefused: nftables cannot do it here.
+        peers: addresses of the others, or networks; all but this host itself if there are none.
     """
-    return _rules("partition", _partition_rules(peers), {"peers": list(peers) or "all others"}, duration)
+    return _rules("partition", _partition_rules(peers), {"peers": list(peers) or "all others"})
 
 
-def lose(percent: int, peers: Sequence[str] = (), duration: float | None = None) -> Injected:
-    """Lose so many of a hundred packets that come from other hosts, each by chance.
-
-    Raises:
-        FaultRefused: nftables cannot do it here.
-    """
+def lose(percent: int, peers: Sequence[str] = ()) -> Injected:
+    """Lose so many of a hundred packets that come from other hosts, each by chance."""
     drop = f"numgen random mod 100 < {percent} counter drop"
     rules = [f"add rule inet {{table}} in {match} {drop}" for match in _matches("saddr", "in", peers)]
-    return _rules("loss", rules, {"percent": percent, "peers": list(peers) or "all others"}, duration)
+    return _rules("loss", rules, {"percent": percent, "peers": list(peers) or "all others"})
 
 
 def try_link_down(device: str = "") -> Evidence:
-    """See whether there is a device to take down; which, and how it is.
-
-    Raises:
-        FaultRefused: there is none.
-    """
+    """See whether there is a device to take down; which, and how it is."""
     device = device or _device()
     run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
     return {"device": device, "flags": _flags(device)}
 
 
-def link_down(device: str = "", duration: float | None = None) -> Injected:
-    """Take a device down; removed, it is up again with the routes that went with it.
-
-    Raises:
-        FaultRefused: there is no such device, or it is not for this process to take down.
-    """
+def link_down(device: str = "") -> Injected:
+    """Take a device down; removed, it is up again with the routes that went with it."""
     device = device or _device()
     routes = [line for line in run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line]
     run("ip", "link", "set", "dev", device, "down")
@@ -94,36 +74,26 @@ def link_down(device: str = "", duration: float | None = None) -> Injected:
         put_up()
         return {"device": device, "flags": _flags(device)}
 
-    return Injected("link_down", {"device": device, "flags": _flags(device)}, undo, duration)
+    return Injected("link_down", {"device": device, "flags": _flags(device)}, undo)
 
 
-def narrow(megabits: float, device: str = "", duration: float | None = None) -> Injected:
-    """Let so many million bits a second out of a device, with ``tc tbf``.
-
-    Raises:
-        FaultRefused: it is narrowed or delayed already, or the kernel has no tbf.
-    """
+def narrow(megabits: float, device: str = "") -> Injected:
+    """Let so many million bits a second out of a device, with ``tc tbf``."""
     bits = round(megabits * 1e6)
     burst = max(1600, bits // 8 // 100)  # 10 ms of it, and at least a packet
-    return _qdisc(
-        "bandwidth", device, ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"], duration
-    )
+    return _qdisc("bandwidth", device, ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"])
 
 
-def delay(milliseconds: float, device: str = "", duration: float | None = None) -> Injected:
-    """Send what goes out of a device so much later: with ``tc netem``, or as `delaying.delay` does.
-
-    Raises:
-        FaultRefused: it is delayed already; or the kernel has no netem, and `delaying.delay` cannot do it either.
-    """
+def delay(milliseconds: float, device: str = "") -> Injected:
+    """Send what goes out of a device so much later: with ``tc netem``, or as `delaying.delay` does."""
     if not 0 < milliseconds <= MAX_DELAY:
         raise FaultRefused(f"a delay is more than 0 and at most {MAX_DELAY:g} milliseconds, not {milliseconds:g}")
     device = device or _device()
     if _root_qdisc(device) in (*_DEFAULT_QDISCS, "netem"):
         with contextlib.suppress(_NoQdisc):
             options = ["netem", "limit", str(NETEM_LIMIT), "delay", f"{milliseconds:g}ms"]
-            return _qdisc("delay", device, options, duration)
-    return delaying.delay(milliseconds, device, duration)
+            return _qdisc("delay", device, options)
+    return delaying.delay(milliseconds, device)
 
 
 def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
@@ -140,7 +110,7 @@ def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
     return matches
 
 
-def _rules(kind: str, rules: list[str], evidence: dict[str, Any], duration: float | None) -> Injected:
+def _rules(kind: str, rules: list[str], evidence: dict[str, Any]) -> Injected:
     table = f"loom_{kind}_{secrets.token_hex(4)}"
     run("nft", "-f", "-", given=_table(table, rules))
     delete = run_at_end(["nft", "delete", "table", "inet", table])
@@ -150,7 +120,7 @@ def _rules(kind: str, rules: list[str], evidence: dict[str, Any], duration: floa
         delete()
         return {"table": table, "tables": run("nft", "list", "tables").split("\n")[:-1], "dropped": dropped}
 
-    return Injected(kind, {"table": table, "rules": rules, **evidence}, undo, duration)
+    return Injected(kind, {"table": table, "rules": rules, **evidence}, undo)
 
 
 def _partition_rules(peers: Sequence[str]) -> list[str]:
@@ -181,7 +151,7 @@ class _NoQdisc(FaultRefused):
     """The kernel does not give a device the qdisc that was asked for."""
 
 
-def _qdisc(kind: str, device: str, options: list[str], duration: float | None) -> Injected:
+def _qdisc(kind: str, device: str, options: list[str]) -> Injected:
     device = device or _device()
     before = _root_qdisc(device)
     if before not in _DEFAULT_QDISCS:
@@ -198,7 +168,7 @@ def _qdisc(kind: str, device: str, options: list[str], duration: float | None) -
         delete()
         return {"device": device, "qdisc": _root_qdisc(device)}
 
-    return Injected(kind, {"device": device, "qdisc": _root_qdisc(device), "options": options}, undo, duration)
+    return Injected(kind, {"device": device, "qdisc": _root_qdisc(device), "options": options}, undo)
 
 
 def _root_qdisc(device: str) -> str:

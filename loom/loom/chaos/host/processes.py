@@ -17,11 +17,7 @@ SEEN_WITHIN = 5.0
 
 
 def kill(pid: int) -> Injected:
-    """Kill a process with SIGKILL; return when it is gone, or a zombie that its parent has yet to reap.
-
-    Raises:
-        FaultRefused: there is no such process, or it is not this user's.
-    """
+    """Kill a process with SIGKILL; return when it is gone, or a zombie that its parent has yet to reap."""
     process = ProcessId.find(pid)
     began = time.monotonic()
     _signal(process, signal.SIGKILL)
@@ -29,12 +25,8 @@ def kill(pid: int) -> Injected:
     return Injected("sigkill", {"pid": pid, "state": "gone", "seconds": time.monotonic() - began})
 
 
-def stop(pid: int, duration: float | None = None) -> Injected:
-    """Stop a process with SIGSTOP, so that it hangs; removed, it goes on.
-
-    Raises:
-        FaultRefused: there is no such process, or it is not this user's.
-    """
+def stop(pid: int) -> Injected:
+    """Stop a process with SIGSTOP, so that it hangs; removed, it goes on."""
     process = ProcessId.find(pid)
     _signal(process, signal.SIGSTOP)
     _await_state(process, "T")
@@ -46,7 +38,7 @@ def stop(pid: int, duration: float | None = None) -> Injected:
         _await_state(process, "RSDIZX")
         return {"pid": pid, "state": state_of(pid) or "gone"}
 
-    return Injected("sigstop", {"pid": pid, "state": "T"}, undo, duration)
+    return Injected("sigstop", {"pid": pid, "state": "T"}, undo)
 
 
 def _signal(process: ProcessId, number: int) -> None:

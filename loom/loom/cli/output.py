@@ -1,0 +1,49 @@
+"""What the commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+__all__ = ["counted", "print_json", "print_table", "show", "when"]
+
+
+def show(
+    as_json: bool, answer: dict[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]
+) -> None:
+    """Print an answer as JSON, or the table that stands for it."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(title, columns, rows)
+
+
+def print_json(answer: dict[str, Any]) -> None:
+    """Print an answer as indented JSON."""
+    typer.echo(json.dumps(answer, indent=2))
+
+
+def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table; what is None is an empty cell."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=Text(title), title_justify="left")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    Console().print(table)
+
+
+def when(seconds: float | None) -> str:
+    """Return a time for people."""
+    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with the noun that fits it."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
