@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,19 @@ _REFUSED = ("authorization", "authentication")
 """What NATS says to who shows the wrong thing."""
 
 
+_FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
+
+
 class NatsAway(Exception):
     """There is no connection to NATS now."""
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        raise NatsAway(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,7 @@ class NatsLink:
             for subject in self._subjects:
                 await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
             await flush(client, CONNECT_TIMEOUT)
-        except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
+        except (*_FAILURES, ValueError) as error:
             raise await self._not_opened(client, error) from error
         self._client = client
 
@@ -152,58 +163,39 @@ class NatsLink:
             await asyncio.sleep(random.uniform(delay / 2, delay))
             delay = min(2 * delay, LONGEST_DELAY)
 
-    def check(self) -> None:
-        """See that there is a connection.
+    def check(self) -> Client:
+        """Return the client, which is connected.
 
         Raises:
-            NatsAway: there is none.
+            NatsAway: there is no connection, here and below.
         """
-        self._connected()
+        if self._client is None or not self._client.is_connected:
+            raise NatsAway
+        return self._client
 
     @property
     def max_payload(self) -> int:
-        """Bytes that a message may have.
-
-        Raises:
-            NatsAway: there is no connection.
-        """
-        return self._connected().max_payload
+        """Bytes that a message may have."""
+        return self.check().max_payload
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Say something. Whether it arrived is known after `flush`.
-
-        Raises:
-            NatsAway: there is no connection.
-        """
-        try:
-            await self._connected().publish(subject, data, headers=dict(headers))
-        except (OSError, nats.errors.Error) as error:
-            raise NatsAway(str(error)) from error
+        """Say something. Whether it arrived is known after `flush`."""
+        with _away():
+            await self.check().publish(subject, data, headers=dict(headers))
 
     async def flush(self) -> None:
-        """Wait until the server has what was said.
-
-        Raises:
-            NatsAway: there is no connection.
-        """
-        try:
-            await flush(self._connected(), CONNECT_TIMEOUT)
-        except (OSError, nats.errors.Error) as error:
-            raise NatsAway(str(error)) from error
+        """Wait until the server has what was said."""
+        with _away():
+            await flush(self.check(), CONNECT_TIMEOUT)
 
     async def close(self) -> None:
         """Say what is still to be said, and leave."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+            with contextlib.suppress(*_FAILURES):
                 await flush(client, 1)
-            with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+            with contextlib.suppress(*_FAILURES):
                 await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
-
-    def _connected(self) -> Client:
-        if self._client is None or not self._client.is_connected:
-            raise NatsAway
-        return self._client
 
     async def _note(self, error: Exception) -> None:
         self._last_error = error
@@ -219,7 +211,7 @@ class NatsLink:
 
     async def _not_opened(self, client: Client, error: Exception) -> LoomError:
         why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error
-        with contextlib.suppress(OSError, nats.errors.Error, asyncio.TimeoutError):
+        with contextlib.suppress(*_FAILURES):
             await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
         text = str(why or error).removeprefix("nats: ").strip("'") or type(why or error).__name__
         if any(word in text.lower() for word in _REFUSED):

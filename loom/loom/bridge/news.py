@@ -73,8 +73,7 @@ class News:
             # They come more often than replicas' heartbeats, whose times waver.
             if replica["connected"] and now >= self._beats.get(id, 0.0) + 0.9 * BEAT_EVERY:
                 self._beats[id] = now
-                beat = {"replica_id": id, "current_step": replica["step"], "phase": replica["phase"]}
-                yield EnvelopeKind.HEARTBEAT, _known(beat)
+                yield EnvelopeKind.HEARTBEAT, {"replica_id": id, **_picked(replica, "phase", current_step="step")}
         for some in _parts(list(replicas.items())):
             yield _update("delta", {"replicas": dict(some)})
         for some in _parts(list(devices.items())):
@@ -85,14 +84,11 @@ class News:
         before, self._devices = self._devices, {}
         for device in devices:
             status = device["status"] or {}
-            body = _known(
-                {
-                    "device_uuid": device["uuid"],
-                    **{name: device[name] for name in ("kind", "server", "type", "memory", "state", "reason")},
-                    "replica_ids": device["replicas"],
-                    **{name: status.get(name) for name in _DEVICE_NUMBERS},
-                }
-            )
+            body = {
+                **_picked(device, "kind", "server", "type", "memory", "state", "reason"),
+                **_picked(device, device_uuid="uuid", replica_ids="replicas"),
+                **_picked(status, *_DEVICE_NUMBERS),
+            }
             # What is measured again is said again, even where it is the same.
             self._devices[device["uuid"]] = {**body, "measured": status.get("time")}
             if before.get(device["uuid"]) != self._devices[device["uuid"]]:
@@ -107,69 +103,33 @@ class News:
         if self._statuses.get(id) == status:
             return
         self._statuses[id] = status
-        body = {
-            "replica_id": id,
-            "group": self._groups.get(id),
-            "state": replica["state"],
-            "current_step": replica["step"],
-            "epoch": replica["epoch"],
-            "max_step": replica["max_step"],
-            "metrics": replica["metrics"],
-            "time": replica["reported"],
-        }
-        yield EnvelopeKind.TRAINING_STATUS, _known(body)
+        body = _picked(replica, "state", "epoch", "max_step", "metrics", current_step="step", time="reported")
+        group = {"group": self._groups[id]} if id in self._groups else {}
+        yield EnvelopeKind.TRAINING_STATUS, {"replica_id": id, **group, **body}
 
 
 _DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
 
 
 def _replica_fail(event: Mapping[str, Any]) -> dict[str, Any]:
-    return _known(
-        {
-            "replica_id": event["replica"],
-            "reason": event["reason"],
-            "current_step": event["step"],
-            "device_uuids": event["devices"],
-            "action": event["action"],
-            "event_id": event["id"],
-            "time": event["time"],
-        }
-    )
+    renamed = {"replica_id": "replica", "current_step": "step", "device_uuids": "devices", "event_id": "id"}
+    return _picked(event, "reason", "action", "time", **renamed)
 
 
 def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:
     target = event["target"]
-    return _known(
-        {
-            "command_id": event["command"],
-            "command_type": event["do"],
-            "target_replica_ids": [target] if isinstance(target, str) else target,
-            "params": event["params"],
-            "replicas": event["replicas"],
-            "by": event["by"],
-            "cause": event["cause"],
-            "event_id": event["id"],
-            "time": event["time"],
-        }
-    )
+    targets = [target] if isinstance(target, str) else target
+    renamed = {"command_id": "command", "command_type": "do", "event_id": "id"}
+    said = _picked(event, "params", "replicas", "by", "cause", "time", **renamed)
+    return {**said, "target_replica_ids": targets}
 
 
 def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
     changes = event["changes"]
-    return _known(
-        {
-            "replica_id": event["replica"],
-            "config_params": {key: change["new"] for key, change in changes.items()},
-            "old_params": {key: change.get("old") for key, change in changes.items()},
-            "refused": event.get("refused"),
-            "current_step": event["step"],
-            "command_id": event.get("command"),
-            "by": event.get("by"),
-            "reason": event.get("reason"),
-            "event_id": event["id"],
-            "time": event["time"],
-        }
-    )
+    renamed = {"replica_id": "replica", "current_step": "step", "command_id": "command", "event_id": "id"}
+    said = _picked(event, "refused", "by", "reason", "time", **renamed)
+    new = {key: change["new"] for key, change in changes.items()}
+    return {**said, "config_params": new, "old_params": {key: change.get("old") for key, change in changes.items()}}
 
 
 def _update(type: str, data: dict[str, Any]) -> Said:
@@ -181,6 +141,7 @@ def _parts(items: Sequence[tuple[str, Any]]) -> Iterator[Sequence[tuple[str, Any
         yield items[start : start + PART]
 
 
-def _known(body: dict[str, Any]) -> dict[str, Any]:
-    """What a body says, without what is not known."""
-    return {name: value for name, value in body.items() if value is not None}
+def _picked(source: Mapping[str, Any], *same: str, **renamed: str) -> dict[str, Any]:
+    """What is known of these names; some have another name in the source."""
+    names = {**dict(zip(same, same, strict=True)), **renamed}
+    return {name: source[there] for name, there in names.items() if source.get(there) is not None}

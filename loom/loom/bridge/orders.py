@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind
+from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
+from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
 from loom.rest import Gateway
 
@@ -17,11 +19,10 @@ WAIT = 10.0
 
 MAX_WAIT = 300.0
 
-DEVICE_COMMANDS = ("deactivate_device", "reactivate")
-COMMANDS = ("update_config", "pause", "resume", "stop", "drain", *DEVICE_COMMANDS)
+COMMANDS = tuple(kind for kind in CommandKind if kind not in (CommandKind.DEVICE_FAILED, *FAULT_COMMANDS))
+"""A failed device is reported by a message of its own; faults are not injected from NATS."""
 
 _MAX_REASON = 2000
-_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FailureReport:
 class CommandOrder:
     """Something that replicas are to do."""
 
-    kind: str
+    kind: CommandKind
     target: str | None
     """None: the replicas on the device."""
     params: dict[str, Any]
@@ -115,20 +116,21 @@ def error_reply(error: LoomError) -> dict[str, Any]:
 
 def _read_failure(body: dict[str, Any]) -> FailureReport:
     device = _text(body, "device_uuid")
-    if len(device) > _MAX_NAME:
-        raise WrongArguments(f"device_uuid has at most {_MAX_NAME} characters, not {len(device)}")
+    if len(device) > MAX_NAME:
+        raise WrongArguments(f"device_uuid has at most {MAX_NAME} characters, not {len(device)}")
     return FailureReport(device, _text(body, "reason", "")[:_MAX_REASON])
 
 
 def _read_command(body: dict[str, Any]) -> CommandOrder:
-    kind, params = _text(body, "command_type"), _values(body, "params")
-    if kind not in COMMANDS:
-        raise WrongArguments(f"there is no command {kind!r:.80}; command_type is one of {', '.join(COMMANDS)}")
+    wanted, params = _text(body, "command_type"), _values(body, "params")
+    if wanted not in COMMANDS:
+        raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {', '.join(COMMANDS)}")
+    kind = CommandKind(wanted)
     if kind in DEVICE_COMMANDS:
         return CommandOrder(
             kind, _text(body, "target_id", "") or None, {"device": _text(params, "device_uuid")}, _wait(body)
         )
-    if kind == "update_config" and not params:
+    if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("params is missing: the new values, by key")
     return CommandOrder(kind, _text(body, "target_id"), params, _wait(body))
 
@@ -137,7 +139,7 @@ def _read_config(body: dict[str, Any]) -> CommandOrder:
     config = _values(body, "config_params")
     if not config:
         raise WrongArguments(f"config_params is missing: the new values, by key; there is {_names(body)}")
-    return CommandOrder("update_config", _text(body, "replica_id", "") or "*", config, _wait(body))
+    return CommandOrder(CommandKind.UPDATE_CONFIG, _text(body, "replica_id", "") or "*", config, _wait(body))
 
 
 _READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandOrder]] = {
