@@ -16,7 +16,7 @@ import pytest
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.observer import Life, Observer
 from loom.chaos.runs.run import Run
-from loom.chaos.runs.tracker import Follower, Struck
+from loom.chaos.runs.tracker import Struck, Tracker
 from loom.chaos.runs.verdicts import lost_twice
 from loom.errors import BadPlan
 from loom.weaver.views import ReplicaInfo
@@ -239,13 +239,13 @@ def test_steps_that_are_lost_twice_are_found(
 def test_a_dead_driver_is_recovered_from_when_somebody_trains_again_and_not_when_somebody_looks_after_it() -> None:
     plan = parse_plan("faults:\n  - {fault: dead_driver, when: {step: 1}, target: {mesh: train}}\n")
     observer = Observer(None)  # type: ignore[arg-type] # nobody is asked
-    follower = Follower(observer, patience=60.0, told=lambda line: None)
+    tracker = Tracker(observer, patience=60.0, told=lambda line: None)
     struck = Struck(plan.faults[0], time.time(), ["session-1"], [], groups=frozenset({"train"}))
 
     def sees(id: str, group: str) -> None:
         later = struck.at + 1
         observer.replicas = {id: ReplicaInfo(id, "running", group, step=0, registered=later)}
-        follower.follow(struck)
+        tracker.follow(struck)
 
     sees("train_job", "train_jobs")
     assert struck.recovered is None

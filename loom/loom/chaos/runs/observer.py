@@ -50,11 +50,7 @@ class Outage:
 
 @dataclass
 class Observer:
-    """Asks a weaver again and again how things are. Times are seconds since the epoch, by the weaver's clock.
-
-    Args:
-        weaver: of the gateway.
-    """
+    """Asks a weaver again and again how things are. Times are seconds since the epoch, by the weaver's clock."""
 
     weaver: WeaverProxy
     replicas: Mapping[str, ReplicaInfo] = field(default_factory=dict)

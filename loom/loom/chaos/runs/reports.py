@@ -22,11 +22,7 @@ GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one
 
 
 class Report:
-    """A run, added up.
-
-    Args:
-        run: that has ended.
-    """
+    """A run that has ended, added up."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loom.chaos.faults import FaultKind, Place
 from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault, Target
 from loom.chaos.runs.observer import AWAY, Observer
-from loom.chaos.runs.tracker import Follower, Struck, Victim
+from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.chaos.targets import ENDED, check_target, chosen, living, matching
 from loom.errors import LoomError
 
@@ -47,18 +47,12 @@ class _Pending:
 
 
 class Run:
-    """One run of a plan.
-
-    Args:
-        plan: to carry out.
-        weaver: of the gateway.
-        told: called with a line for people, whenever something happens.
-    """
+    """One run of a plan. ``told`` is called with a line for people whenever something happens."""
 
     def __init__(self, plan: Plan, weaver: WeaverProxy, told: Callable[[str], None] = lambda line: None) -> None:
         self.plan = plan
         self.observer = Observer(weaver)
-        self._follower = Follower(self.observer, plan.recovery, told)
+        self._tracker = Tracker(self.observer, plan.recovery, told)
         self.struck: list[Struck] = []
         self.began = self.ended = 0.0
         """By the weaver's clock."""
@@ -104,7 +98,7 @@ class Run:
                 if self.observer.look():
                     self._inject_what_is_due()
                 for struck in self.struck:
-                    self._follower.follow(struck)
+                    self._tracker.follow(struck)
                 time.sleep(LOOK_EVERY)
         except KeyboardInterrupt:
             self.cut_short = "it was interrupted"
@@ -268,8 +262,7 @@ class Run:
         jobs = {one.job for one in self.watched()}
         spent: dict[str, float] = {}
         try:
-            # A weaver of an older version has none of it.
-            kept: dict[str, Any] = getattr(self._weaver, "goodput", dict)()
+            kept = self._weaver.goodput()
         except LoomError:
             return {}
         for job in jobs & set(kept):

@@ -10,7 +10,7 @@ from loom.chaos.plans.plan import PlannedFault
 from loom.chaos.runs.observer import DETECTS, Observer
 from loom.chaos.targets import ENDED
 
-__all__ = ["Follower", "Struck", "Victim"]
+__all__ = ["Struck", "Tracker", "Victim"]
 
 MAIN_METRIC = "loss"
 """By whose history the steps of a replica are found, if it reports that."""
@@ -79,14 +79,8 @@ class Struck:
         return self.failed is not None or self.recovered is not None or self.given_up
 
 
-class Follower:
-    """Sees what becomes of faults.
-
-    Args:
-        observer: that looks.
-        patience: seconds after which a fault that was not recovered from is given up.
-        told: called with a line for people.
-    """
+class Tracker:
+    """Sees what becomes of faults. After ``patience`` seconds a fault that was not recovered from is given up."""
 
     def __init__(self, observer: Observer, patience: float, told: Callable[[str], None]) -> None:
         self.observer = observer

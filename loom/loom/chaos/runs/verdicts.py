@@ -102,24 +102,17 @@ def _course(run: Run, expected: Expectation) -> tuple[bool, str]:
     return held, f"from {first:.4g} to {last:.4g}"
 
 
-def _last(run: Run, metric: str) -> dict[str, float]:
-    """The last value of each replica that has not died."""
-    replicas = [one for one in run.watched() if one.state != "failed"]
-    return {one.id: one.metrics[metric] for one in replicas if metric in one.metrics}
-
-
-def _bound(run: Run, expected: Expectation) -> tuple[bool, str]:
-    values = _last(run, expected.metric)
-    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items()) or "nobody reports it"
-    if expected.kind is ExpectationKind.AT_LEAST:
-        return bool(values) and all(value >= expected.value for value in values.values()), said
-    return bool(values) and all(value <= expected.value for value in values.values()), said
-
-
-def _finite(run: Run, expected: Expectation) -> tuple[bool, str]:
-    values = _last(run, expected.metric)
-    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items()) or "nobody reports it"
-    return bool(values) and all(map(math.isfinite, values.values())), said
+def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
+    """Whether the last value of every replica that has not died is as expected."""
+    holds = {
+        ExpectationKind.AT_LEAST: lambda value: value >= expected.value,
+        ExpectationKind.AT_MOST: lambda value: value <= expected.value,
+        ExpectationKind.FINITE: math.isfinite,
+    }[expected.kind]
+    replicas = [one for one in run.watched() if one.state != "failed" and expected.metric in one.metrics]
+    values = {one.id: one.metrics[expected.metric] for one in replicas}
+    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items())
+    return bool(values) and all(map(holds, values.values())), said or "nobody reports it"
 
 
 def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
@@ -139,19 +132,7 @@ def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 def goodput(run: Run) -> float | None:
     """The share of the time that went into steps that count, from 0 to 1; None where nobody can say."""
-    if run.goodput and (share := compute_share(run.goodput)) is not None:
-        return share
-    # As the weaver does not say: steps that were made once, at the speed of the best, for the time of the run.
-    watched = {one.id: one for one in run.watched()}
-    pace = [one.step_time for one in watched.values() if one.step_time]
-    if not pace or run.ended <= run.began:
-        return None
-    made = 0
-    for replica in watched:
-        lives = [life for life in run.observer.lives.get(replica, ()) if life.first is not None]
-        if lives:
-            made += max(life.last or 0 for life in lives) - min(life.first or 0 for life in lives)
-    return min(1.0, made * min(pace) / ((run.ended - run.began) * len(watched)))
+    return compute_share(run.goodput or {})
 
 
 def compute_share(spent: Mapping[str, float]) -> float | None:
@@ -169,9 +150,9 @@ _OF_RUNS: dict[ExpectationKind, Callable[[Run, Expectation], tuple[bool, str]]] 
     ExpectationKind.LOST_ONCE: _lost_once,
     ExpectationKind.FALLS: _course,
     ExpectationKind.RISES: _course,
-    ExpectationKind.AT_LEAST: _bound,
-    ExpectationKind.AT_MOST: _bound,
-    ExpectationKind.FINITE: _finite,
+    ExpectationKind.AT_LEAST: _last_values,
+    ExpectationKind.AT_MOST: _last_values,
+    ExpectationKind.FINITE: _last_values,
     ExpectationKind.AGREE: _agree,
     ExpectationKind.GOODPUT: _goodput,
 }
