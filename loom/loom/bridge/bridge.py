@@ -122,11 +122,7 @@ class Bridge:
         logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway.url, self._nats.name)
 
     async def run(self) -> None:
-        """Carry, for ever.
-
-        Raises:
-            LoomError: the gateway refuses us for good.
-        """
+        """Carry, for ever."""
         work = [self._listen(), self._tell(), self._look_at_devices(), self._obey(), self._nats.keep()]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:

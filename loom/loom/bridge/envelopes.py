@@ -90,11 +90,7 @@ class Envelope:
     """Who says so; begins with `SOURCE` where it is a bridge."""
 
     def encode(self, format: Format) -> bytes:
-        """As it goes over NATS.
-
-        Raises:
-            WrongArguments: the format has no word for it.
-        """
+        """As it goes over NATS."""
         envelope = {"time": time.time(), "source": self.source, self.kind.body: self.body}
         if format is Format.JSON:
             return json.dumps(envelope).encode()
@@ -110,11 +106,7 @@ class Envelope:
 
 
 def decode(kind: EnvelopeKind, data: bytes) -> Envelope:
-    """Read a message that came on the subject of a kind.
-
-    Raises:
-        WrongArguments: it is none; the text says why.
-    """
+    """Read a message that came on the subject of a kind."""
     format = Format.of(data)
     envelope = _from_json(data) if format is Format.JSON else _from_protobuf(data)
     source = envelope.get("source", "")

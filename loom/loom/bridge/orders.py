@@ -1,4 +1,7 @@
-"""What is asked of the bridge on NATS, checked, and done through the gateway's REST."""
+"""What is asked of the bridge on NATS, checked, and done through the gateway's REST.
+
+What makes no sense is refused with `WrongArguments`; what the gateway refuses, with what `Gateway.ask` raises.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,7 @@ class FailureReport:
     reason: str
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Say so; the body of the reply.
-
-        Raises:
-            LoomError: as `Gateway.ask`.
-        """
+        """Say so; the body of the reply."""
         event = gateway.ask("fail_device", device=self.device, reason=self.reason)
         affected = [
             {
@@ -62,11 +61,7 @@ class CommandOrder:
     """Seconds."""
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Give the command; what is known of it at once.
-
-        Raises:
-            LoomError: as `Gateway.ask`.
-        """
+        """Give the command; what is known of it at once."""
         target: str | list[str] | None = self.target
         if target is None:
             devices = gateway.ask("devices")
@@ -98,11 +93,7 @@ class CommandOrder:
 
 
 def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
-    """What a message asks for.
-
-    Raises:
-        WrongArguments: something is missing, or makes no sense.
-    """
+    """What a message asks for."""
     try:
         return _READERS[envelope.kind](envelope.body)
     except RecursionError:

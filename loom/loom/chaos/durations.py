@@ -1,4 +1,7 @@
-"""Times and rates as people write them: ``5 s``, ``500 ms``, ``2 min``, ``3 per minute``."""
+"""Times and rates as people write them: ``5 s``, ``500 ms``, ``2 min``, ``3 per minute``.
+
+What is none is refused with `WrongArguments`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,7 @@ _RATE = re.compile(rf"{_NUMBER}\s*(per|/)\s*(?P<each>.+)")
 
 
 def parse_time(value: Any) -> float:
-    """Seconds: a number of them, or a number and a unit.
-
-    Raises:
-        WrongArguments: it is no time, or less than none.
-    """
+    """Seconds: a number of them, or a number and a unit."""
     if type(value) in (int, float):
         seconds = float(value)
     else:
@@ -38,11 +37,7 @@ def parse_time(value: Any) -> float:
 
 
 def parse_rate(value: Any) -> float:
-    """How often a second: a number, or such as ``2 per minute``, ``1 per 30 s``.
-
-    Raises:
-        WrongArguments: it is no rate, or not more than none.
-    """
+    """How often a second: a number, or such as ``2 per minute``, ``1 per 30 s``."""
     number, seconds = value, 1.0
     if type(value) not in (int, float):
         match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None

@@ -61,11 +61,7 @@ class Param:
         return what if self.least == -math.inf else f"{what} from {self.least:g} to {self.most:g}"
 
     def check(self, fault: str, name: str, value: Any) -> Any:
-        """Return a value as the parameter's type.
-
-        Raises:
-            WrongArguments: it is none, or too small or large.
-        """
+        """Return a value as the parameter's type."""
         read: Any = value
         if self.type is list:
             read = [value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
@@ -237,11 +233,7 @@ FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in 
 
 
 def fault_kind(name: Any) -> FaultKind:
-    """A kind of fault.
-
-    Raises:
-        WrongArguments: there is none of the name.
-    """
+    """A kind of fault."""
     if isinstance(name, str) and name in FAULTS:
         return FAULTS[name]
     near = difflib.get_close_matches(str(name), FAULTS, 1)
@@ -250,11 +242,7 @@ def fault_kind(name: Any) -> FaultKind:
 
 
 def check_duration(kind: FaultKind, duration: Any) -> float | None:
-    """Seconds that a fault lasts: those given, or those that its kind lasts.
-
-    Raises:
-        WrongArguments: they are no time, too long, or its kind is over at once.
-    """
+    """Seconds that a fault lasts: those given, or those that its kind lasts."""
     if duration is None:
         return kind.lasts
     if type(duration) not in (int, float) or not 0 < duration <= MAX_DURATION:
@@ -269,11 +257,7 @@ def check_duration(kind: FaultKind, duration: Any) -> float | None:
 
 
 def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
-    """Return all parameters of a fault: those given, and the others' defaults.
-
-    Raises:
-        WrongArguments: its kind has no such parameters, or they have no such values.
-    """
+    """Return all parameters of a fault: those given, and the others' defaults."""
     if not isinstance(params, Mapping):
         raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
     for given in params:

@@ -23,16 +23,13 @@ from typing import Any
 from loom.chaos.injected import Evidence, Injected, InjectedFault
 from loom.errors import FaultRefused
 
-__all__ = ["EACH_STEP", "STRIKES", "EachStep", "Strike", "abort", "begin", "strike"]
+__all__ = ["STRIKES", "EachStep", "Strike", "abort", "begin", "strike"]
 
 EachStep = list[Callable[[], None]]
 """What the training thread calls before each step."""
 
 MEGABYTE = 1 << 20
 _BLOCK = 16 * MEGABYTE
-
-EACH_STEP = ("slow_rank", "nan_loss")
-"""Faults that count steps: the loop has to mark them, with a `Step` or by `check_and_apply_updates`."""
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,7 @@ def keep(
 
 
 def remove(injection: str) -> None:
-    """Have the fault removed that a keeper on this host holds; return when it is gone.
-
-    Raises:
-        UnknownInjection: no keeper here holds it.
-    """
+    """Have the fault removed that a keeper on this host holds; return when it is gone."""
     record = _folder() / f"{injection}.json"
     try:
         keeper = ProcessId(*json.loads(record.read_text()))

@@ -66,10 +66,6 @@ def delay(milliseconds: float, device: str) -> Injected:
     """Send what goes out of an Ethernet device so much later.
 
     Its frames stay in order. Those that are on their way when it is removed are sent at once.
-
-    Raises:
-        FaultRefused: there is no such device, or it is no Ethernet's, or it is delayed already; or this machine has
-            no ``/dev/net/tun``, or none for this process, or no nftables that hands on what goes out (Linux 5.16).
     """
     forwarder = Forwarder(device, DelayQueue(milliseconds / 1000))
     carrying = threading.Thread(target=forwarder.carry, name="loom-delay", daemon=True)

@@ -24,9 +24,6 @@ def fill(folder: str, most: int = 1024) -> Injected:
     Args:
         folder: on it.
         most: megabytes to write at most.
-
-    Raises:
-        FaultRefused: there is no such folder, or more room than may be filled.
     """
     place = _folder(folder)
     room = _room(place)
@@ -58,9 +55,6 @@ def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
         folder: with a file or folder for each checkpoint.
         bytes: how many to change in each file; all of a smaller one.
         seed: of the choice of bytes.
-
-    Raises:
-        FaultRefused: there is no checkpoint in the folder.
     """
     place = _folder(folder)
     found = [one for one in place.iterdir() if not one.name.startswith(".")]

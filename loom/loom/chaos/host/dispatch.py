@@ -30,11 +30,7 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
 
 
 def prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
-    """See whether this host can have a fault that silences a training process; what it is about to strike.
-
-    Raises:
-        FaultRefused: it cannot.
-    """
+    """See whether this host can have a fault that silences a training process; what it is about to strike."""
     match kind:
         case "lost_host":
             return {"worker": lost_host.worker_of(pid)}
@@ -52,9 +48,6 @@ def carry_out(kind: str, pid: int, params: dict[str, Any]) -> Injected:
         kind: of `loom.chaos.faults`.
         pid: of the training process that it is about.
         params: all of its parameters.
-
-    Raises:
-        FaultRefused: this host cannot have it.
     """
     if kind in _OF_PROCESSES:
         return _OF_PROCESSES[kind](pid)

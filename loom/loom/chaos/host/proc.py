@@ -20,11 +20,7 @@ class ProcessId(NamedTuple):
 
     @classmethod
     def find(cls, pid: int) -> ProcessId:
-        """The process with a number.
-
-        Raises:
-            FaultRefused: there is none.
-        """
+        """The process with a number."""
         fields = _fields(pid)
         if fields is None:
             raise FaultRefused(f"there is no process {pid} on this machine")
@@ -57,11 +53,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def start_of(pid: int) -> Start:
-    """How a process of this user was started.
-
-    Raises:
-        FaultRefused: it is gone, or not this user's.
-    """
+    """How a process of this user was started."""
     folder = Path(f"/proc/{pid}")
     try:
         arguments = (folder / "cmdline").read_bytes().split(b"\0")[:-1]

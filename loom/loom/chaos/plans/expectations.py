@@ -86,11 +86,7 @@ class Expectation:
 
 
 def parse_expectation(value: Any) -> Expectation:
-    """Read an expectation.
-
-    Raises:
-        WrongArguments: it has none of the forms.
-    """
+    """Read an expectation."""
     if isinstance(value, Expectation):
         return value
     text = " ".join(value.split()) if isinstance(value, str) else ""

@@ -67,11 +67,7 @@ class Observer:
     _last: int = 0
 
     def begin(self) -> None:
-        """Look for the first time.
-
-        Raises:
-            LoomError: the gateway does not let us, or is not there.
-        """
+        """Look for the first time."""
         asked = time.time()
         status = self.weaver.status()
         self._last = status["event"]

@@ -83,12 +83,7 @@ class Run:
                 raise self.plan.problem(fault, error) from error
 
     def run(self) -> None:
-        """Carry the plan out, to its end.
-
-        Raises:
-            BadPlan: as `check`.
-            LoomError: the gateway is not there at the beginning.
-        """
+        """Carry the plan out, to its end."""
         self.check()
         self.observer.begin()
         self.began = self.observer.now()
