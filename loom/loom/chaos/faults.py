@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -103,132 +103,113 @@ _PEERS = Param(list, [], "addresses of the hosts on the other side; none: all bu
 _DEVICE = Param(str, "", "the network device; none: the one of the route to the others")
 
 
-def _kinds() -> Iterable[FaultKind]:
-    training, host, gateway = Place.TRAINING, Place.HOST, Place.GATEWAY
-    yield FaultKind("sigkill", host, "The process is killed, as by the kernel when memory is short.", ends=True)
-    yield FaultKind(
-        "sigstop", host, "The process hangs: it is stopped, and goes on afterwards.", lasts=5.0, silences=True
-    )
-    yield FaultKind("segfault", training, "The process reads where it has no memory, and crashes.", ends=True)
-    yield FaultKind(
-        "exception", training, "A step raises InjectedFault.", {"text": Param(str, "", "what it says")}, ends=True
-    )
-    yield FaultKind(
+def _in_training(name: str, what: str, params: Mapping[str, Param] = _NO_PARAMS, **more: Any) -> FaultKind:
+    return FaultKind(name, Place.TRAINING, what, params, **more)
+
+
+def _on_host(name: str, what: str, params: Mapping[str, Param], lasts: float, silences: bool = False) -> FaultKind:
+    return FaultKind(name, Place.HOST, what, params, lasts, silences=silences, of="host")
+
+
+def _seconds(default: float, what: str, least: float, most: float) -> Mapping[str, Param]:
+    return {"seconds": Param(float, default, what, least, most)}
+
+
+_MEMORY = {
+    "megabytes": Param(int, 256, "how much more than it has the process may take", 1, 65536),
+    "bound": Param(str, "rlimit", "what bounds it", choices=("rlimit", "cgroup")),
+}
+_DISK = {
+    "folder": Param(str, "", "such as the one of the checkpoints"),
+    "most": Param(int, 1024, "megabytes to write at most; a file system with more room is refused", 1, 1 << 20),
+}
+_CHECKPOINTS = {
+    "folder": Param(str, "", "of the checkpoints"),
+    "bytes": Param(int, 64, "to change in each of its files", 1, 1 << 20),
+    "seed": Param(int, 0, "which bytes", 0, 1 << 53),
+}
+
+_KINDS = (
+    FaultKind("sigkill", Place.HOST, "The process is killed, as by the kernel when memory is short.", ends=True),
+    FaultKind(
+        "sigstop", Place.HOST, "The process hangs: it is stopped, and goes on afterwards.", lasts=5.0, silences=True
+    ),
+    _in_training("segfault", "The process reads where it has no memory, and crashes.", ends=True),
+    _in_training("exception", "A step raises InjectedFault.", {"text": Param(str, "", "what it says")}, ends=True),
+    _in_training(
         "out_of_memory",
-        training,
         "A step takes all the memory that it may have, bounded by an rlimit (it raises MemoryError) or by a cgroup "
         "(the kernel kills the process).",
-        {
-            "megabytes": Param(int, 256, "how much more than it has the process may take", 1, 65536),
-            "bound": Param(str, "rlimit", "what bounds it", choices=("rlimit", "cgroup")),
-        },
+        _MEMORY,
         ends=True,
-    )
-    yield FaultKind(
+    ),
+    _in_training(
         "gil_deadlock",
-        training,
         "A C function waits and holds the interpreter's lock: no thread of the process runs, heartbeats end.",
         lasts=10.0,
-    )
-    yield FaultKind("pg_abort", training, "The process groups of torch.distributed are aborted, as by a lost peer.")
-    yield FaultKind(
-        "slow_rank",
-        training,
-        "Each step takes longer.",
-        {"seconds": Param(float, 0.5, "how much longer", 0.0, 600.0)},
-        lasts=10.0,
-    )
-    yield FaultKind(
+    ),
+    _in_training("pg_abort", "The process groups of torch.distributed are aborted, as by a lost peer."),
+    _in_training("slow_rank", "Each step takes longer.", _seconds(0.5, "how much longer", 0.0, 600.0), lasts=10.0),
+    _in_training(
         "clock_jump",
-        training,
         "time.time() of the process jumps; the monotonic clock goes on.",
-        {"seconds": Param(float, 3600.0, "how far; negative: back", -1e8, 1e8)},
+        _seconds(3600.0, "how far; negative: back", -1e8, 1e8),
         lasts=10.0,
-    )
-    yield FaultKind(
+    ),
+    _in_training(
         "nan_loss",
-        training,
         "What the model computes is NaN for some steps, and so is the loss.",
         {"steps": Param(int, 1, "how many", 1, 1_000_000)},
         lasts=60.0,
-    )
-    yield FaultKind(
-        "lost_host", host, "The worker is killed, and all its processes with it; then it is started again.",
-        lasts=5.0, ends=True, silences=True, of="host",
-    )  # fmt: skip
-    yield FaultKind(
+    ),
+    FaultKind(
+        "lost_host",
+        Place.HOST,
+        "The worker is killed, and all its processes with it; then it is started again.",
+        lasts=5.0,
+        ends=True,
+        silences=True,
+        of="host",
+    ),
+    _on_host(
         "partition",
-        host,
         "The host hears nothing of others and they nothing of it.",
         {"peers": _PEERS},
         5.0,
         silences=True,
-        of="host",
-    )
-    yield FaultKind(
-        "link_down",
-        host,
-        "A network device of the host is down.",
-        {"device": _DEVICE},
-        lasts=5.0,
-        silences=True,
-        of="host",
-    )
-    yield FaultKind(
+    ),
+    _on_host("link_down", "A network device of the host is down.", {"device": _DEVICE}, 5.0, silences=True),
+    _on_host(
         "loss",
-        host,
         "Packets to the host are lost.",
         {"percent": Param(int, 10, "how many of a hundred", 1, 100), "peers": _PEERS},
-        lasts=10.0,
-        of="host",
-    )
-    yield FaultKind(
+        10.0,
+    ),
+    _on_host(
         "delay",
-        host,
         "Packets of the host come later.",
         {"milliseconds": Param(float, 100.0, "how much", 0.1, MAX_DELAY), "device": _DEVICE},
-        lasts=10.0,
-        of="host",
-    )
-    yield FaultKind(
+        10.0,
+    ),
+    _on_host(
         "bandwidth",
-        host,
         "A network device of the host is narrow.",
         {"megabits": Param(float, 10.0, "a second", 0.01, 1e6), "device": _DEVICE},
-        lasts=10.0,
-        of="host",
-    )
-    yield FaultKind(
-        "full_disk",
-        host,
-        "The file system of a folder is full.",
-        {
-            "folder": Param(str, "", "such as the one of the checkpoints"),
-            "most": Param(
-                int, 1024, "megabytes to write at most; a file system with more room is refused", 1, 1 << 20
-            ),
-        },
-        lasts=10.0,
-        of="host",
-    )
-    yield FaultKind(
+        10.0,
+    ),
+    _on_host("full_disk", "The file system of a folder is full.", _DISK, 10.0),
+    _on_host(
         "corrupt_checkpoint",
-        host,
         "Bytes of the newest checkpoint in a folder are changed; then it is as it was.",
-        {
-            "folder": Param(str, "", "of the checkpoints"),
-            "bytes": Param(int, 64, "to change in each of its files", 1, 1 << 20),
-            "seed": Param(int, 0, "which bytes", 0, 1 << 53),
-        },
-        lasts=30.0,
-        of="host",
-    )
-    yield FaultKind("dead_driver", gateway, "The driver of a session is killed.", of="session")
-    yield FaultKind("dead_gateway", gateway, "The gateway is killed.", of="gateway")
-    yield FaultKind("dead_weaver", gateway, "The weaver is killed; the gateway starts another one.", of="weaver")
+        _CHECKPOINTS,
+        30.0,
+    ),
+    FaultKind("dead_driver", Place.GATEWAY, "The driver of a session is killed.", of="session"),
+    FaultKind("dead_gateway", Place.GATEWAY, "The gateway is killed.", of="gateway"),
+    FaultKind("dead_weaver", Place.GATEWAY, "The weaver is killed; the gateway starts another one.", of="weaver"),
+)
 
-
-FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _kinds()})
+FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """By name."""
 
 
