@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
+from loom.process.backoff import Backoff
 from loom.tls import client_context
 
 __all__ = ["NatsAway", "NatsLink", "NatsLogin", "flush"]
@@ -36,8 +36,8 @@ PING_EVERY = 10
 MAX_UNREAD = 10_000
 """Messages that wait for the bridge on a subject; more are lost."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
-"""Seconds before the second attempt to connect again, and the most between two."""
+AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
+"""Between attempts to connect again."""
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
@@ -154,14 +154,12 @@ class NatsLink:
             await self._came()
 
     async def _open_again(self) -> None:
-        delay = FIRST_DELAY
-        while True:
+        for wait in AGAIN:
+            await asyncio.sleep(wait)
             try:
                 return await self.open()
             except LoomError as error:
                 logger.debug("%s", error)
-            await asyncio.sleep(random.uniform(delay / 2, delay))
-            delay = min(2 * delay, LONGEST_DELAY)
 
     def check(self) -> Client:
         """Return the client, which is connected.

@@ -112,48 +112,40 @@ class Report:
         ]
         if run.goodput:
             whole = sum(run.goodput.values()) or math.nan
-            lines += ["## Where the time went", "", "| reason | seconds | share |", "| --- | --- | --- |"]
-            lines += [
-                f"| {one} | {took:.1f} | {took / whole:.1%} |" for one, took in run.goodput.items() if took > 0
-            ]
-            lines.append("")
+            rows = [[one, f"{took:.1f}", f"{took / whole:.1%}"] for one, took in run.goodput.items() if took > 0]
+            lines += ["## Where the time went", "", *_table(["reason", "seconds", "share"], rows), ""]
         lines += ["## The plan", "", "```", run.plan.text.rstrip(), "```", ""]
         return "\n".join(lines)
 
     def _faults(self) -> list[str]:
-        lines = [
-            "| # | at | fault | struck | lasts | detected | recovered | steps lost | goodput | evidence |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
+        became = ["detected", "recovered", "steps lost", "goodput", "evidence"]
+        rows = []
         for number, one in enumerate(self.run.struck, 1):
-            lost = "-" if one.steps_lost is None else str(one.steps_lost)
             share = compute_share(one.spent)
             recovered = "never" if one.given_up else spoken(one.recovered)
-            cells = (
-                str(number),
-                f"{one.at - self.run.began:.1f} s",
-                one.planned.fault,
-                ", ".join(one.targets),
-                spoken(one.planned.duration),
-                spoken(one.detected),
-                f"not injected: {one.failed}" if one.failed else recovered,
-                lost,
-                "-" if share is None else f"{share:.0%}",
-                _short(one.evidence),
+            rows.append(
+                [
+                    str(number),
+                    f"{one.at - self.run.began:.1f} s",
+                    one.planned.fault,
+                    ", ".join(one.targets),
+                    spoken(one.planned.duration),
+                    spoken(one.detected),
+                    f"not injected: {one.failed}" if one.failed else recovered,
+                    "-" if one.steps_lost is None else str(one.steps_lost),
+                    "-" if share is None else f"{share:.0%}",
+                    _short(one.evidence),
+                ]
             )
-            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-        return lines
+        return _table(["#", "at", "fault", "struck", "lasts", *became], rows)
 
     def _expectations(self) -> list[str]:
-        lines = ["| held | expected | of | found |", "| --- | --- | --- | --- |"]
+        struck = self.run.struck
+        rows = []
         for one in self.verdicts:
-            of = (
-                "all of it" if one.fault is None else f"{one.fault + 1}: {self.run.struck[one.fault].planned.fault}"
-            )
-            lines.append(
-                f"| {'yes' if one.held else '**no**'} | {_cell(one.expected)} | {of} | {_cell(one.found)} |"
-            )
-        return lines
+            of = "all of it" if one.fault is None else f"{one.fault + 1}: {struck[one.fault].planned.fault}"
+            rows.append(["yes" if one.held else "**no**", one.expected, of, one.found])
+        return _table(["held", "expected", "of", "found"], rows)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write ``report.json``, ``report.md`` and, where matplotlib is installed, ``report.png`` into a folder."""
@@ -180,8 +172,10 @@ def _short(evidence: dict[str, Any]) -> str:
     return "; ".join(said)[:120]
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """A table of Markdown."""
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *cells)]
 
 
 def _plain(value: Any) -> Any:
