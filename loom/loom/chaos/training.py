@@ -11,7 +11,6 @@ import ctypes
 import datetime
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loom.chaos.host.commands import run_at_end
 from loom.chaos.injected import Evidence, Injected, InjectedFault
 from loom.errors import FaultRefused
 
@@ -128,11 +128,8 @@ def _memory_group(more: int) -> tuple[Path, int]:
 
 def _remove_when_empty(group: Path) -> None:
     """Have a program that is not in a cgroup remove it when this process has ended."""
-    program = 'read nothing; n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
-    null = subprocess.DEVNULL
-    subprocess.Popen(
-        ["sh", "-c", program, str(group)], stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
-    )
+    program = 'n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
+    run_at_end(["sh", "-c", program, str(group)])
 
 
 def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:

@@ -31,23 +31,9 @@ def _operation_failed_as(name: str) -> type[OperationFailed]:
 
 
 _AS_MONARCH = frozenset(
-    {
-        "ArithmeticError",
-        "AssertionError",
-        "AttributeError",
-        "EOFError",
-        "IndexError",
-        "KeyError",
-        "LookupError",
-        "NotImplementedError",
-        "OSError",
-        "OverflowError",
-        "RuntimeError",
-        "TimeoutError",
-        "TypeError",
-        "ValueError",
-        "ZeroDivisionError",
-    }
+    ("ArithmeticError", "AssertionError", "AttributeError", "EOFError", "IndexError", "KeyError", "LookupError")
+    + ("NotImplementedError", "OSError", "OverflowError", "RuntimeError", "TimeoutError", "TypeError")
+    + ("ValueError", "ZeroDivisionError")
 )
 """Classes that take any text. The others would not make sense of it, or mean something to the interpreter."""
 

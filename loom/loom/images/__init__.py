@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import suppress
 from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ DISTRIBUTION = "monarch-loom"
 IN_POD = "monarch-loom-source"
 """Folder in a pod's working directory that the source of an unreleased Loom is synced to."""
 
-_OF_CLIENT = ("torchmonarch",)
+MONARCH = "torchmonarch"
 
 
 def cpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
@@ -115,12 +116,9 @@ def _existing(path: Path) -> Path:
 
 
 def _of_client(requirement: str) -> str:
-    name = requirement.partition("==")[0]
-    if name in _OF_CLIENT:
-        try:
-            return f"{name}=={metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            pass
+    if requirement.partition("==")[0] == MONARCH:
+        with suppress(metadata.PackageNotFoundError):
+            return f"{MONARCH}=={metadata.version(MONARCH)}"
     return requirement
 
 
