@@ -9,7 +9,7 @@ from typing import Any
 
 from loom.chaos import training
 from loom.chaos.faults import FAULTS, Place, check_fault
-from loom.chaos.host import agent as keeper
+from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
@@ -54,7 +54,7 @@ class Injections:
         pid = os.getpid()
         if kind == "sigkill":
             return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
-        evidence, strike = keeper.keep(command.id, kind, params, duration, pid, self._teller(command.id))
+        evidence, strike = agent.keep(command.id, kind, params, duration, pid, self._teller(command.id))
         return evidence, None if strike is None else Strike(evidence, strike)
 
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
@@ -83,7 +83,7 @@ class Injections:
     def _remove(self, injection: str) -> Evidence:
         if (injected := self._there.get(injection)) is not None:
             return injected.remove()
-        keeper.remove(injection)
+        agent.remove(injection)
         return {"injection": injection, "there": False}
 
     def _teller(self, injection: str) -> Callable[[Evidence], None]:

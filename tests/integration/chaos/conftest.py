@@ -28,10 +28,10 @@ for n in itertools.count():
 class Struck:
     """A training process, and the weaver's connection with it."""
 
-    def __init__(self, weaver: FakeWeaver, process: subprocess.Popen[str], keepers: Path) -> None:
+    def __init__(self, weaver: FakeWeaver, process: subprocess.Popen[str], agents: Path) -> None:
         self.weaver = weaver
         self.process = process
-        self.keepers = keepers
+        self.agents = agents
         """The folder of the faults that are held on this host."""
         self.connection: Connection = weaver.welcome()[0]
 
@@ -85,11 +85,11 @@ def struck(weaver: FakeWeaver, tmp_path: Path) -> Iterator[Callable[..., Struck]
             **os.environ,
             "LOOM_WEAVER": weaver.address,
             "LOOM_INJECTABLE": injectable,
-            "LOOM_CHAOS_DIR": str(tmp_path / "keepers"),
+            "LOOM_CHAOS_DIR": str(tmp_path / "agents"),
         }
         command, null = [sys.executable, str(path)], subprocess.DEVNULL
         started.append(subprocess.Popen(command, env=environment, stdout=null, stderr=null, text=True))
-        return Struck(weaver, started[-1], tmp_path / "keepers")
+        return Struck(weaver, started[-1], tmp_path / "agents")
 
     yield start
     for process in started:

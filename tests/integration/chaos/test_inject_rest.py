@@ -50,7 +50,7 @@ def weaver(gateway: Gateway) -> WeaverProxy:
 def injectable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """What is started in this test is injectable."""
     monkeypatch.setenv("LOOM_INJECTABLE", "1")
-    monkeypatch.setenv("LOOM_CHAOS_DIR", str(folder / "keepers"))
+    monkeypatch.setenv("LOOM_CHAOS_DIR", str(folder / "agents"))
 
 
 def trains(weaver: WeaverProxy, *replicas: str) -> None:

@@ -89,7 +89,7 @@ def test_a_training_that_is_stopped_is_released_by_another_of_its_host(struck: S
     assert other.connection.ack(removal)[1]["ok"]
     assert psutil.Process(train.pid).status() != psutil.STATUS_STOPPED
     assert train.connection.ack(stopped)[1]["ok"]
-    assert not os.listdir(train.keepers)
+    assert not os.listdir(train.agents)
 
 
 def test_the_end_of_a_fault_is_told_again_with_each_connection(struck: Start) -> None:

@@ -29,7 +29,7 @@ from loom.errors import FaultRefused, UnknownInjection
 __all__ = ["keep", "remove"]
 
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
-"""Where the keepers of a host are found, unless it is in the folder for temporary files."""
+"""Names the folder in which the agents of a host are found; it is in ``/tmp`` by default."""
 
 REMOVED_WITHIN = 30.0
 """Seconds that the removal of a fault may take; a worker that is started again takes longest."""
@@ -43,16 +43,18 @@ def keep(
     pid: int,
     told: Callable[[Evidence], None],
 ) -> tuple[Evidence, Callable[[], None] | None]:
-    """Start a keeper; what shows that its fault is there.
+    """Start an agent that injects a fault and holds it; return the evidence that the fault is there.
 
-    One that silences the training process is only about to be there: the second that is returned has it strike,
-    and what shows that it was there is told with its removal.
+    A fault that silences the training process strikes only when the returned function is called. The evidence that
+    it was there comes with that of its removal.
 
     Args:
         injection: id of the fault.
-        kind, params, duration: as for `carry_out`.
+        kind: of `loom.chaos.faults`.
+        params: all of its parameters.
+        duration: seconds after which the fault is removed; None: when `remove` is called.
         pid: of the training process.
-        told: called, on a thread of its own, with what shows that it is gone.
+        told: called, on a thread of its own, with the evidence that the fault is gone.
 
     Raises:
         FaultRefused: this host cannot have it.
@@ -68,7 +70,7 @@ def keep(
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
-    said: dict[str, Any] = json.loads(line) if line else {"refused": f"the keeper ended with code {process.wait()}"}
+    said: dict[str, Any] = json.loads(line) if line else {"refused": f"the agent ended with code {process.wait()}"}
     if "refused" in said:
         process.communicate()
         raise FaultRefused(said["refused"])
@@ -90,18 +92,18 @@ def keep(
 
 
 def remove(injection: str) -> None:
-    """Have the fault removed that a keeper on this host holds; return when it is gone."""
+    """Remove a fault that an agent of this host holds; return when it is gone."""
     record = _folder() / f"{injection}.json"
     try:
-        keeper = ProcessId(*json.loads(record.read_text()))
-        if not keeper.alive():
+        agent = ProcessId(*json.loads(record.read_text()))
+        if not agent.alive():
             raise FileNotFoundError
-        os.kill(keeper.pid, signal.SIGTERM)
+        os.kill(agent.pid, signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError, ValueError):
         record.unlink(missing_ok=True)
         raise UnknownInjection(f"no fault with the id {injection!r:.80} is there on this host") from None
     until = time.monotonic() + REMOVED_WITHIN
-    while record.exists() and keeper.alive():
+    while record.exists() and agent.alive():
         if time.monotonic() > until:
             raise FaultRefused(f"the fault {injection} was not removed within {REMOVED_WITHIN:g} s")
         time.sleep(0.005)
