@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import signal
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loom.bridge.envelopes import Format
 from loom.cli.options import Ca, Token, Url
 from loom.cli.serve import ExitWithParent, LogLevel
 from loom.errors import WrongArguments
@@ -29,11 +29,6 @@ NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 """Modules that a bridge imports, and the distributions that bring them."""
 
 
-class FormatName(str, Enum):
-    json = "json"
-    protobuf = "protobuf"
-
-
 def bridge(
     nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Where NATS is; tls://… with TLS.")],
     url: Url,
@@ -41,8 +36,8 @@ def bridge(
     ca: Ca = None,
     prefix: Annotated[str, typer.Option(help="What the subjects begin with.")] = "torchLoom",
     format: Annotated[
-        FormatName, typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's.")
-    ] = FormatName.json,
+        Format, typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's.")
+    ] = Format.JSON,
     nats_user: Annotated[str | None, typer.Option(envvar="LOOM_NATS_USER")] = None,
     nats_password: Annotated[str | None, typer.Option(envvar="LOOM_NATS_PASSWORD")] = None,
     nats_token: Annotated[str | None, typer.Option(envvar="LOOM_NATS_TOKEN")] = None,
@@ -68,7 +63,6 @@ def bridge(
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
     from loom.bridge.bridge import Bridge
-    from loom.bridge.envelopes import Format
     from loom.bridge.nats_link import NatsLogin
     from loom.rest import Gateway
     from loom_proxy.weaver.watch import WeaverWatch
@@ -77,7 +71,7 @@ def bridge(
         messages = WeaverWatch(url, token, ca).messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, nats_creds, nats_ca)
         gateway = Gateway(url, token, ca=ca)
-        await _until_ended(Bridge(gateway, messages, nats, login, prefix, Format(format.value)))
+        await _until_ended(Bridge(gateway, messages, nats, login, prefix, format))
 
     if exit_with_parent:
         # As SIGTERM does.
