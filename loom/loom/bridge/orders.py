@@ -67,7 +67,7 @@ class CommandOrder:
             devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
-        given: dict[str, Any] = gateway.ask("command", kind=self.kind, target=target, params=self.params)
+        given: dict[str, Any] = gateway.ask("command", kind=self.kind.value, target=target, params=self.params)
         return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
