@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
-from loom.wire.bodies import BODIES, Body, CallOne, CancelOperation, ForgetMeshes, OperationResult, SpawnProcs
+from loom.wire.bodies import (
+    BODIES,
+    Body,
+    CallOne,
+    CancelOperation,
+    EndpointCall,
+    ForgetMeshes,
+    OperationError,
+    OperationResult,
+    SpawnProcs,
+)
 from loom.wire.messages import Kind
 
 HANDSHAKE = {Kind.HELLO, Kind.WELCOME}
@@ -67,9 +77,35 @@ def test_a_message_of_a_body() -> None:
     assert message == (Kind.CALL_ONE, 12, [7, "add"], [b"payload"])
 
 
+def test_the_fields_of_a_call_and_of_its_result_are_read_without_a_body() -> None:
+    assert EndpointCall.fields((7, "add")) == (7, "add")
+    assert OperationResult.fields((1.5,)) == (1.5, None)
+    assert OperationResult.fields((1.5, 3)) == (1.5, 3)
+
+
+@pytest.mark.parametrize("body", [(7,), (7, "add", 1), ("7", "add"), (True, "add"), (7, None)])
+def test_the_fields_of_a_call_are_checked(body: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolMismatch, match="not a message CALL"):
+        EndpointCall.fields(body)
+
+
+@pytest.mark.parametrize("body", [(), ("soon",), (-1.0,), (1.5, "first"), (1.5, 3, 4)])
+def test_the_fields_of_a_result_are_checked(body: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolMismatch, match="not a message RESULT"):
+        OperationResult.fields(body)
+
+
+@pytest.mark.parametrize("index", [None, 3])
+def test_the_message_of_a_result_is_that_of_its_body(index: int | None) -> None:
+    body = OperationResult(1.5, index)
+
+    assert OperationResult.message_of(12, [b"payload"], 1.5, index) == body.message(12, [b"payload"])
+
+
 def test_what_has_a_default_does_not_travel() -> None:
     assert OperationResult(1.5).to_body() == [1.5]
     assert OperationResult(1.5, 3).to_body() == [1.5, 3]
+    assert OperationError(1.5, "limit", 3).to_body() == [1.5, "limit", 3]
     assert CancelOperation(4).to_body() == [4]
     assert ForgetMeshes([-1, -2]).to_body() == [-1, -2]
 
