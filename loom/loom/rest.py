@@ -23,7 +23,7 @@ from loom.errors import (
     error_for_code,
 )
 from loom.tls import client_context, tls_error
-from loom.weaver.operations import OPERATIONS, takes
+from loom.weaver.serving.operations import OPERATIONS, takes
 
 __all__ = ["Gateway", "quoted"]
 
@@ -110,7 +110,7 @@ class Gateway:
                     yield entry
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask the weaver; see `loom.weaver.operations.AsksWeaver`."""
+        """Ask the weaver; see `loom.weaver.serving.operations.AsksWeaver`."""
         method, path, has, only = OPERATIONS[operation]
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)

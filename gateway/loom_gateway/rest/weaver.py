@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
 from loom.control.commands import CommandKind
 from loom.errors import WeaverUnavailable, WrongArguments
-from loom.weaver.operations import MAX_WAIT
 from loom.weaver.policy import Action
+from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,

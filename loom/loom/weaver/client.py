@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from loom.control.framing import Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
-from loom.weaver.operations import OPERATIONS, takes
+from loom.weaver.serving.operations import OPERATIONS, takes
 
 __all__ = ["WeaverClient"]
 
@@ -73,7 +73,7 @@ class WeaverClient:
     # -- questions --------------------------------------------------------------------------------------------
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result; see `loom.weaver.operations.AsksWeaver`.
+        """Do one of `OPERATIONS` for a user, and return its result; see `loom.weaver.serving.operations.AsksWeaver`.
 
         Args:
             operation: its name.

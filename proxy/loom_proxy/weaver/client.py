@@ -19,7 +19,7 @@ from typing import Any
 
 from loom.errors import LoomError
 from loom.rest import Gateway
-from loom.weaver.operations import AsksWeaver
+from loom.weaver.serving.operations import AsksWeaver
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,

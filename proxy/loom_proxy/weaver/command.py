@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
-from loom.weaver.operations import AsksWeaver
+from loom.weaver.serving.operations import AsksWeaver
 from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loom.weaver.operations import AsksWeaver
+from loom.weaver.serving.operations import AsksWeaver
 from loom.weaver.views import Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
 from loom_proxy.weaver.polling import poll

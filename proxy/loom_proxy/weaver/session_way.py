@@ -6,7 +6,7 @@ from typing import Any
 
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout
 from loom.rest import Gateway
-from loom.weaver.operations import OPERATIONS, takes
+from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.wire.bodies import AskWeaver
 from loom_proxy.session.caller import Caller
 
@@ -33,7 +33,7 @@ class SessionWeaver:
         self._gateway = gateway
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """See `loom.weaver.operations.AsksWeaver`.
+        """See `loom.weaver.serving.operations.AsksWeaver`.
 
         Raises:
             GatewayUnreachable: no answer comes, for instance while the session's connection is lost.

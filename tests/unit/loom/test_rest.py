@@ -14,7 +14,7 @@ import pytest
 import loom
 from loom import rest
 from loom.rest import Gateway
-from loom.weaver.operations import OPERATIONS
+from loom.weaver.serving.operations import OPERATIONS
 
 
 class Server(http.server.ThreadingHTTPServer):
