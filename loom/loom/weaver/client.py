@@ -73,7 +73,7 @@ class WeaverClient:
     # -- questions --------------------------------------------------------------------------------------------
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result; see `AsksWeaver` there.
+        """Do one of `OPERATIONS` for a user, and return its result, which `AsksWeaver` describes.
 
         Args:
             operation: its name.
