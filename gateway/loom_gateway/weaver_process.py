@@ -101,7 +101,7 @@ class WeaverSupervisor:
 
     @property
     def process(self) -> DriverProcess | None:
-        """Its process; None while it is away."""
+        """The weaver's process; None while it is away."""
         return None if self._process is None or self._process.exited.is_set() else self._process
 
     def start(self) -> None:

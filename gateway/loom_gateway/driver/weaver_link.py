@@ -1,7 +1,7 @@
 """What a session's processes are told of the weaver, and what the weaver is told of them.
 
 The driver knows at once of a process that is gone, also where its machine is; the weaver would have to wait for
-heartbeats. It is told over the socket that the gateway asks it by. What it is to be told waits while it is away.
+heartbeats. It is told over the socket that the gateway asks it by. Reports wait while it is away.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ErrorText(BaseModel):
     """What went wrong."""
 
     code: str
-    """As `loom.errors` has it."""
+    """The code of the error in `loom.errors`."""
     message: str
 
 
@@ -124,7 +124,7 @@ class FaultRequest(BaseModel, extra="forbid"):
     """A fault to inject."""
 
     fault: Annotated[str, Field(max_length=200)]
-    """Its kind, such as sigkill; `loom inject list` has them all."""
+    """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
     target: Annotated[str, Field(min_length=1, max_length=500)] | list[str]
     """Whom: as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
     params: dict[str, Any] = {}
@@ -135,13 +135,13 @@ class FaultRequest(BaseModel, extra="forbid"):
 
 
 class DeviceFailure(BaseModel, extra="forbid"):
-    """A device that somebody knows to have failed."""
+    """A report that a device has failed."""
 
     reason: Annotated[str, Field(max_length=2000)] = ""
 
 
 class PolicyRequest(BaseModel, extra="forbid"):
-    """What is to be done with replicas when a device of theirs fails."""
+    """The action for replicas when one of their devices fails."""
 
     group: Annotated[str, Field(min_length=1, max_length=200)]
     """A group, or a glob; ``*`` for all."""
@@ -266,7 +266,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         "/inject",
         response_model=InjectionState,
         responses={
-            403: {"model": ErrorAnswer, "description": "What is to be struck is not marked as injectable."},
+            403: {"model": ErrorAnswer, "description": "The target is not marked as injectable."},
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )

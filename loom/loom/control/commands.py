@@ -147,7 +147,7 @@ class Acknowledgement:
     waiting: bool = False
     """Whether the replica has not answered yet, and may."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Of a fault: what shows that it is there."""
+    """What shows that a fault is there."""
 
     @classmethod
     def failed(cls, reason: str, waiting: bool = False) -> Acknowledgement:

@@ -1,4 +1,4 @@
-"""The commands that were given: whom each is for, and who has acknowledged it.
+"""The commands that were given: the replicas that each is for, and those that have acknowledged it.
 
 A command has an id. It is stored before it is sent, sent again whenever the replica is connected again, and done
 when every replica it names has acknowledged it or cannot any more. A second acknowledgement changes nothing.
@@ -57,7 +57,7 @@ def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], 
 
     Raises:
         UnknownReplica: nobody who lives is named by the target.
-        NotInjectable: somebody is not marked.
+        NotInjectable: a replica is not marked.
     """
     if unknown:
         raise UnknownReplica("; ".join(str(one.reason) for one in unknown.values()))
@@ -84,7 +84,7 @@ def unknown(id: str, replicas: dict[str, Replica]) -> str:
 
 @dataclass(slots=True)
 class GivenCommand:
-    """A command, whom it was given to, and what they have made of it."""
+    """A command, the replicas that it was given to, and what they have made of it."""
 
     command: Command
     target: Target

@@ -21,7 +21,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Output:
-    """What is to be said, now that what it is about is stored."""
+    """What the weaver says after a commit, when all that it is about is stored."""
 
     frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
     """For threadlets, in order; None: close the connection."""
@@ -39,7 +39,7 @@ class Outbox:
     def __init__(self) -> None:
         self.output = Output()
         self.urgent = False
-        """Whether somebody waits for what the next commit returns."""
+        """Whether a peer or a caller waits for the next commit."""
 
     def send(self, replica: Replica, frame: Frame) -> None:
         """Send a frame to a replica that is connected."""
@@ -55,6 +55,6 @@ class Outbox:
         self.output.frames.append((peer, None))
 
     def take(self) -> Output:
-        """Return what is to be said, and begin again with nothing."""
+        """Return the output, and begin again with nothing."""
         output, self.output, self.urgent = self.output, Output(), False
         return output

@@ -147,12 +147,12 @@ class Registry:
         return self.events.append(now, after.value, replica.id, **said).id
 
     def save(self, replica: Replica) -> None:
-        """Have a replica written as it will be at the next commit."""
+        """Write a replica with the next commit, as it is then."""
         self._changed[replica] = None
         self.touch(replica)
 
     def touch(self, replica: Replica) -> None:
-        """Have watchers told how a replica is now."""
+        """Tell watchers how a replica is, with the next push."""
         if self.watching:
             self._touched[replica] = None
 
@@ -191,7 +191,7 @@ class Registry:
     # -- devices, policies and commands -----------------------------------------------------------------------
 
     def save_device(self, device: str) -> None:
-        """Have a device and its state written."""
+        """Write a device and its state with the next commit."""
         known = self.devices.device(device).to_body()
         state, reason = self.devices.state(device).value, self.devices.reason(device)
         self._store.put("devices", device, {"device": known, "state": state, "reason": reason})

@@ -105,7 +105,7 @@ class Replica:
     short_name: str = field(init=False)
     """Without the session, which tells replicas of several sessions apart."""
     link: Any = None
-    """Its connection; None while it has none."""
+    """The replica's connection; None while it has none."""
     heard: float = 0.0
     progress: float = 0.0
     """When it was last seen to take a step, by the weaver's clock."""
@@ -165,7 +165,7 @@ class Replica:
         self._step_times.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the replica as it is stored."""
         return {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
 
     @classmethod

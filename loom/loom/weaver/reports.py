@@ -153,7 +153,7 @@ class Reports:
 
 
 def _number(report: Any) -> int:
-    """Of a status report; over all others where it has none."""
+    """Return the number of a status report; one over all others if it has none."""
     return report[0] if type(report) is list and report and type(report[0]) is int else MAX_COUNT
 
 

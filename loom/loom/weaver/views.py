@@ -110,9 +110,9 @@ class ReplicaInfo(_View):
     session: str | None = None
     """The session that spawned it; None for one that Loom did not spawn."""
     procs: str | None = None
-    """Its proc mesh."""
+    """The proc mesh of its process."""
     rank: int | None = None
-    """Its rank in that."""
+    """The rank of its process in the proc mesh."""
     actors: str | None = None
     devices: tuple[str, ...] = ()
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class WeaverEvent(_View):
     """Something that happened. In JSON what is in ``data`` stands beside the other fields."""
 
     id: int
-    """They grow."""
+    """Later events have greater ids."""
     time: float
     """Seconds since the epoch."""
     kind: str
@@ -257,7 +257,7 @@ class InjectionState(CommandState):
     """A fault that was injected. ``outcomes`` have the evidence of each replica."""
 
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Of a fault of the gateway, the weaver or a driver."""
+    """What shows that a process of Loom is gone, if that was the fault."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ class Snapshot:
     """All that there is: the first thing a watcher gets, and again after the weaver or the connection was away."""
 
     status: Mapping[str, Any]
-    """As `WeaverStatus`."""
+    """The fields of `WeaverStatus`."""
     replicas: Mapping[str, ReplicaInfo]
     devices: Mapping[str, DeviceInfo]
 

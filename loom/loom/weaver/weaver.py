@@ -2,7 +2,7 @@
 
 Methods take ``now``, in seconds since the epoch. Nothing that they have to say leaves before what it is about is
 stored: they put it into the outbox, and `Weaver.commit` returns it. The cost of a message does not grow with the
-number of replicas; what grows with it happens when somebody asks for all of them.
+number of replicas; what grows with it happens when a caller asks for all of them.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class Weaver:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for what the next commit returns."""
+        """Whether a peer or a caller waits for the next commit."""
         return self._outbox.urgent
 
     def commit(self, now: float) -> Output:
-        """Store what has happened; return what is to be said about it.
+        """Store what has happened; return what the weaver says about it.
 
         Raises:
             sqlite3.Error: it cannot be stored. Nothing can be promised to anybody any more: end.

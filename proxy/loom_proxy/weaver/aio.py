@@ -34,11 +34,11 @@ class AsyncWeaverProxy:
         kind: str | None = None,
         replica: str | None = None,
     ) -> AsyncIterator[WeaverEvent]:
-        """As `WeaverProxy.events`."""
+        """Read what happened, the oldest first; see `WeaverProxy.events`."""
         return self._feed.events_async(after, follow, limit=limit, kind=kind, replica=replica)
 
     def watch(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
-        """As `WeaverProxy.watch`."""
+        """Read what there is, then each change as it happens; see `WeaverProxy.watch`."""
         return self._feed.watch_async(timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:

@@ -38,7 +38,7 @@ class WeaverFeed:
         self._look = look
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
-        """As `WeaverProxy.watch`."""
+        """Read what there is, then each change as it happens."""
         if self._transport != "http":
             try:
                 yield from self._socket().updates(timeout)
@@ -49,7 +49,7 @@ class WeaverFeed:
         yield from poll(self._look, self.after, timeout)
 
     async def watch_async(self, timeout: float | None) -> AsyncIterator[WeaverUpdate]:
-        """As `watch`, for an event loop."""
+        """Do what `watch` does, on an event loop."""
         if self._transport != "http":
             try:
                 async for update in self._socket().updates_async(timeout):
@@ -63,7 +63,7 @@ class WeaverFeed:
             yield polled_update
 
     def events(self, after: int | None, follow: bool, *, limit: int, **wanted: str | None) -> Iterator[WeaverEvent]:
-        """As `WeaverProxy.events`."""
+        """Read what happened, the oldest first."""
         reader = _Reader(self, wanted)
         yield from reader.first(after, limit)
         if follow:
@@ -73,7 +73,7 @@ class WeaverFeed:
     async def events_async(
         self, after: int | None, follow: bool, *, limit: int, **wanted: str | None
     ) -> AsyncIterator[WeaverEvent]:
-        """As `events`, for an event loop."""
+        """Do what `events` does, on an event loop."""
         reader = _Reader(self, wanted)
         for event in await asyncio.to_thread(list, reader.first(after, limit)):
             yield event

@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 _silent = logging.getLogger(f"{__name__}.socket")
 _silent.setLevel(logging.CRITICAL)
-"""Of websockets, which would print a traceback where a program reads no more; a lost connection is an update."""
+"""The logger of websockets, silent: it would print a traceback for a lost connection, which is an update here."""
 
 OPEN_TIMEOUT = 10.0
 """Seconds that a gateway has to accept the connection."""
@@ -119,13 +119,13 @@ class WeaverWatch:
             time.sleep(wait)
 
     async def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
-        """As `updates`, for an event loop."""
+        """Do what `updates` does, on an event loop."""
         updates: AsyncIterator[WeaverUpdate] = self._watch(_read, timeout)
         async for update in updates:
             yield update
 
     async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
-        """As `updates_async`, but the messages as they come, of which `Away` is one, too."""
+        """Yield the messages as they come, and one of type ``away`` when the connection is lost."""
         async for message in self._watch(_read_json):
             yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
 

@@ -26,16 +26,16 @@ from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 __all__ = ["Goodput"]
 
 MAX_FAULTS = 1000
-"""That are remembered of a job, the newest."""
+"""Deaths that are remembered of a job: the newest."""
 
 MAX_JOBS = 200
-"""That are remembered; of those without living replicas the first go first."""
+"""Jobs that are remembered. The oldest one without living replicas is forgotten first."""
 
 MAX_SAMPLES = 600
 """Points of a job's course. When there are more, every second one is dropped, and they come half as often."""
 
 ACCOUNTS_A_SECOND = 2000
-"""That are taken of a job, at most; of more replicas each is heard less often. One takes about 10 µs."""
+"""Time accounts that are taken of a job, at most. One takes about 10 µs."""
 
 NEW_RUN_AFTER = 600.0
 """A job whose replicas are all dead for as many seconds was given up: those that come then are a new run of it."""
@@ -97,7 +97,7 @@ class Goodput:
         self._touch(known, place, now, soon=True)
 
     def wants(self, job: str, replica: str, now: float) -> bool:
-        """Whether an account of a replica is to be taken: where there are thousands, not every one is."""
+        """Return whether to take an account of a replica: of thousands of replicas, not every account is taken."""
         known, place = self._find(job, replica)
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
@@ -193,7 +193,7 @@ class Goodput:
     # -- what is told -----------------------------------------------------------------------------------------
 
     def jobs(self) -> list[str]:
-        """Their names, the one that began last at the end."""
+        """Return the names of the jobs, the one that began last at the end."""
         return list(self._jobs)
 
     def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
@@ -264,7 +264,7 @@ class Goodput:
         spent["lost"] = spent.get("lost", 0.0) + min(place.again, compute)
 
     def _count(self, job: JobTime, place: Place, spent: dict[str, float]) -> None:
-        """Have a living process's seconds be these, in the job's sum too."""
+        """Set the seconds of a living process, and correct the job's sum by the difference."""
         total, counted = job.total, place.counted
         for reason, seconds in spent.items():
             before = counted.get(reason, 0.0)
@@ -275,7 +275,7 @@ class Goodput:
         place.counted = spent
 
     def _end(self, job: JobTime, place: Place) -> None:
-        """Have a process's seconds be over. They stay in ``counted``, in case that it lives after all."""
+        """Add a process's seconds to those that are over. They stay in ``counted``, in case it lives after all."""
         for reason, seconds in place.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
 

@@ -25,7 +25,7 @@ class Place:
     counted: dict[str, float] = field(default_factory=dict)
     """Seconds of the living process, by reason, as they are in the job's sum."""
     open: float = 0.0
-    """Of these, what is in a step that it has not finished."""
+    """Counted seconds of the step that is not finished."""
     compute: float = 0.0
     """What it has told of steps, and which of that it had done before."""
     again: float = 0.0
@@ -38,7 +38,7 @@ class Place:
     respawn: float = 0.0
     """Seconds for which the place was vacant before this process."""
     vacant: float | None = None
-    """Since when nobody has the place; None while somebody has."""
+    """Since when no process has the place; None while one has."""
     fault: FaultRecord | None = None
     """The last one, until the process after it has made a step."""
 
@@ -48,7 +48,7 @@ class Place:
         return self.before is not None and (self.reached is None or self.reached < self.before)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the place as it is stored."""
         return {**_fields(self), "fault": None if self.fault is None else self.fault.to_body()}
 
     @classmethod
@@ -67,7 +67,7 @@ class JobTime:
     base: dict[str, float] = field(default_factory=dict)
     """Seconds of what is over, by reason."""
     total: dict[str, float] = field(default_factory=dict)
-    """With those of living processes, which is the sum of ``counted``."""
+    """Seconds by reason, those of living processes included: ``base`` and the sum of ``counted``."""
     until: float = 0.0
     """When something last happened to it."""
     alive: float = 0.0
@@ -79,7 +79,7 @@ class JobTime:
     vacant: dict[str, None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored: without its places."""
+        """Return the job as it is stored: without its places."""
         left_out = ("places", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
         return {**stored, "faults": [fault.to_body() for fault in self.faults]}

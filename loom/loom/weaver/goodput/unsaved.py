@@ -25,7 +25,7 @@ class UnsavedRows:
         self._at_once[key] = None
 
     def due(self, now: float) -> list[tuple[str, ...]]:
-        """Those that are to be written by now; they are then taken for written."""
+        """Return the keys of the rows that are due; they count as written from then on."""
         due, self._at_once = self._at_once, {}
         for key in due:
             self._later.pop(key, None)

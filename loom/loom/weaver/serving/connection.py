@@ -10,7 +10,7 @@ from loom.control.framing import MAX_FRAME, Splitter, pack
 __all__ = ["Connection"]
 
 MAX_UNREAD = 2 * MAX_FRAME
-"""Bytes that may wait for somebody who does not read; a frame has to fit."""
+"""Bytes that may wait for a peer that does not read; a frame has to fit."""
 
 
 class Connection(asyncio.Protocol):

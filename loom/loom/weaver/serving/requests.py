@@ -69,7 +69,7 @@ class RequestHandler:
         return found(arguments, now)
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """All that there is now, for somebody who is told of changes from here on."""
+        """Return all that there is now, for a watcher, which is told of changes from here on."""
         return {
             "status": self.status({}, now),
             "replicas": self._replicas({}, now),

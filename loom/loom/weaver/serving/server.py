@@ -1,7 +1,7 @@
 """The weaver's sockets: threadlets over TCP, the gateway over a unix socket.
 
 What comes in goes to `loom.weaver.weaver.Weaver` at once. What it has to say goes out after a commit, which happens
-every 100 ms while there is something to store, and right away where somebody waits for it.
+every 100 ms while there is something to store, and right away if a peer or a caller waits for it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     def plan_commit(self) -> None:
-        """Have a commit happen: soon where somebody waits, else in its time."""
+        """Plan a commit: soon if a peer or a caller waits for it, else in its time."""
         urgent = self.weaver.urgent
         if self._planned is not None:
             if self._soon or not urgent:

@@ -289,7 +289,7 @@ class History:
 
 
 def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:
-    """Those of which the first point is in this row of the journal or in one before."""
+    """Return the series whose first unwritten point is in this row of the journal or in an earlier one."""
     return (series for series, _ in itertools.takewhile(lambda entry: entry[1] <= row, unwritten.items()))
 
 
