@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from loom.control.framing import MAX_FRAME
-from loom.errors import LoomError, ProtocolMismatch, WrongArguments
-from loom.weaver.replicas import Replica
+from loom.errors import LoomError, ProtocolMismatch
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.requests import RequestHandler
-from loom.weaver.views import CommandState
 from loom.weaver.weaver import Weaver
 
 __all__ = ["RequestConnection", "RequestServer"]
@@ -23,8 +21,6 @@ _log = logging.getLogger(__name__)
 MAX_UNREAD_BY_WATCHER = 8 << 20
 """Bytes that may wait for a watcher besides its snapshot."""
 
-MAX_WAIT = 3600.0
-
 
 class RequestServer(Protocol):
     """What such a connection needs of the server."""
@@ -32,18 +28,14 @@ class RequestServer(Protocol):
     weaver: Weaver
     clock: Callable[[], float]
     requests: RequestHandler
+    waits: Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]]
+    """The operations that wait, by their names."""
     callers: set[RequestConnection]
     watchers: set[RequestConnection]
 
     def run(self, work: Any) -> None: ...
 
     def plan_commit(self) -> None: ...
-
-    async def command_state(self, id: str, timeout: float) -> CommandState: ...
-
-    async def replicas_in(self, arguments: dict[str, Any], timeout: float) -> list[tuple[int | None, str]]: ...
-
-    async def stack(self, replica: Replica) -> str: ...
 
 
 class RequestConnection(Connection):
@@ -102,39 +94,28 @@ class RequestConnection(Connection):
                 raise ProtocolMismatch(f"not a question: {frame!r:.80}")
 
     def _handle(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        if operation in ("command_state", "replicas_in", "stacks"):
-            self.server.run(self._answer_later(number, operation, arguments))
+        if (wait := self.server.waits.get(operation)) is not None:
+            self.server.run(self._answer_later(number, wait(arguments)))
             return
         try:
-            answer = self.server.requests.answer(operation, arguments, self.server.clock())
+            self._answer("answer", number, self.server.requests.answer(operation, arguments, self.server.clock()))
         except LoomError as error:
-            self._answers.append(["error", number, error.code, str(error)])
+            self._answer("error", number, error.code, str(error))
         except sqlite3.Error:
             raise  # nothing can be promised any more
         except Exception as error:  # noqa: BLE001 - of ours, and the gateway waits for an answer
             _log.exception("%s cannot be answered", operation)
-            self._answers.append(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
-        else:
-            self._answers.append(["answer", number, answer])
-        if not self.server.weaver.urgent:
-            self.flush()
+            self._answer("error", number, LoomError.code, f"the weaver failed: {error!r}")
 
-    async def _answer_later(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
+    async def _answer_later(self, number: int, waiting: Awaitable[Any]) -> None:
         try:
-            timeout = arguments.get("timeout", 10.0 if operation == "command_state" else 0.0)
-            if type(timeout) not in (int, float) or not 0 <= timeout <= MAX_WAIT:
-                raise WrongArguments(f"timeout is from 0 to {MAX_WAIT:g} seconds, not {timeout!r:.80}")
-            if operation == "command_state":
-                state = await self.server.command_state(str(arguments.get("id")), timeout)
-                answer: Any = state.to_body()
-            elif operation == "replicas_in":
-                answer = await self.server.replicas_in(arguments, timeout)
-            else:
-                answer = await self.server.stack(self.server.weaver.known.replica(str(arguments.get("replica"))))
+            self._answer("answer", number, await waiting)
         except LoomError as error:
-            self._answers.append(["error", number, error.code, str(error)])
-        else:
-            self._answers.append(["answer", number, answer])
+            self._answer("error", number, error.code, str(error))
+
+    def _answer(self, *answer: Any) -> None:
+        """Send an answer: after the next commit, if what it says is not stored yet."""
+        self._answers.append([*answer])
         if not self.server.weaver.urgent:
             self.flush()
 

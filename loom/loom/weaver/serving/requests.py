@@ -16,7 +16,10 @@ from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
-__all__ = ["RequestHandler"]
+__all__ = ["RequestHandler", "timeout_of"]
+
+MAX_TIMEOUT = 3600.0
+"""Seconds that an operation waits at most."""
 
 _MAX_EVENTS = 10_000
 _MAX_SESSIONS = 1_000
@@ -205,6 +208,18 @@ class RequestHandler:
             "of_devices": self._known.device_status,
             "of_jobs": [kept.record(job, now, course=False).to_body() for job in kept.jobs()],
         }
+
+
+def timeout_of(arguments: dict[str, Any], default: float) -> float:
+    """Return the seconds that an operation waits.
+
+    Raises:
+        WrongArguments: they are negative, or too many.
+    """
+    timeout = _time(arguments, "timeout", default)
+    if not 0 <= timeout <= MAX_TIMEOUT:
+        raise WrongArguments(f"timeout is from 0 to {MAX_TIMEOUT:g} seconds, not {timeout!r:.80}")
+    return timeout
 
 
 def _given(command: GivenCommand) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import math
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import psutil
@@ -27,7 +27,7 @@ from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy
 from loom.weaver.serving.request_connection import RequestConnection
-from loom.weaver.serving.requests import RequestHandler
+from loom.weaver.serving.requests import RequestHandler, timeout_of
 from loom.weaver.serving.threadlet_link import ThreadletLink
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState
@@ -67,6 +67,11 @@ class Server:
         self.weaver = weaver
         self.clock = clock
         self.requests = RequestHandler(weaver, address)
+        self.waits: Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+            "command_state": self._command_state,
+            "replicas_in": self._replicas_in,
+            "stacks": self._stack,
+        }
         self.ended = asyncio.Event()
         """Set when nothing can be stored any more, when nobody needs it any more, or `stop` was called."""
         self.failure: Exception | None = None
@@ -157,23 +162,16 @@ class Server:
             self.run(self._see_whether_dead(replica, replica.instance, process))
         self.plan_commit()
 
-    async def stack(self, replica: Replica) -> str:
-        """The stack of a replica's process.
-
-        Raises:
-            LoomError: it could not be got in time.
-        """
+    async def _stack(self, arguments: dict[str, Any]) -> str:
+        replica = self.weaver.known.replica(str(arguments.get("replica")))
         came: asyncio.Queue[str] = asyncio.Queue()
         self.weaver.stacks.want(replica, tell=came.put_nowait)
         self.plan_commit()
         return await came.get()
 
-    async def command_state(self, id: str, timeout: float) -> CommandState:
-        """Return what each replica has made of a command, waiting ``timeout`` seconds at most until all have.
-
-        Raises:
-            UnknownCommand: there is no such command.
-        """
+    async def _command_state(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what each replica has made of a command, once all have or the time is over."""
+        id, timeout = str(arguments.get("id")), timeout_of(arguments, 10.0)
         command = self.weaver.known.commands.get(id)
         if command is None:
             raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
@@ -184,12 +182,12 @@ class Server:
         known = command.acknowledgements | {
             name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
-        return CommandState(id, tuple(known), command.done, known)
+        return CommandState(id, tuple(known), command.done, known).to_body()
 
-    async def replicas_in(self, arguments: dict[str, Any], timeout: float) -> list[tuple[int | None, str]]:
+    async def _replicas_in(self, arguments: dict[str, Any]) -> list[tuple[int | None, str]]:
         """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout
+        until = loop.time() + timeout_of(arguments, 0.0)
         while True:
             found = self.requests.replicas_in(arguments)
             left = until - loop.time()
