@@ -16,9 +16,10 @@ MAX_UNREAD = 2 * MAX_FRAME
 class Connection(asyncio.Protocol):
     """Frames on a stream."""
 
+    transport: asyncio.Transport
+
     def __init__(self, limit: int) -> None:
         self.splitter = Splitter(limit)
-        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
@@ -27,12 +28,11 @@ class Connection(asyncio.Protocol):
         self.write(pack(frame))
 
     def write(self, data: bytes) -> None:
-        if self.transport is None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         self.transport.write(data)
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        self.transport.close()

@@ -55,7 +55,6 @@ class RequestConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.callers.discard(self)
         self.server.watchers.discard(self)
-        self.transport = None
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -74,13 +73,13 @@ class RequestConnection(Connection):
 
     def push(self, update: dict[str, Any]) -> None:
         """Tell a watcher something, unless it does not listen."""
-        if self.transport is None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         for number in self._watches:
             self.send(["event", number, update])
-        waiting = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        waiting = self.transport.get_write_buffer_size()
         self._snapshot = min(self._snapshot, waiting)
-        if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot and self.transport is not None:
+        if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot:
             _log.warning("a watcher is disconnected: it has left %d bytes unread", waiting)
             self.transport.abort()
 
@@ -122,7 +121,7 @@ class RequestConnection(Connection):
     def _watch(self, number: int) -> None:
         self.flush()
         self._send_answer(["snapshot", number, self.server.requests.snapshot(self.server.clock())])
-        self._snapshot = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        self._snapshot = self.transport.get_write_buffer_size()
         self._watches.add(number)
         self.server.watchers.add(self)
         self.server.weaver.known.watching = True

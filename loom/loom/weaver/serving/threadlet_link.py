@@ -60,8 +60,7 @@ class ThreadletLink(Connection, Peer):
         except ProtocolMismatch as error:
             server.weaver.refuse(self, error.code, str(error))
             self.splitter = Splitter(0)
-            if self.transport is not None:
-                self.transport.pause_reading()
+            self.transport.pause_reading()
         if self._introduced is None and self.replica is not None:
             self._know(self.replica)
         server.plan_commit()
@@ -70,17 +69,15 @@ class ThreadletLink(Connection, Peer):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self.server.drop_link(self, self.replica, self.process)
-        self.transport = None
 
     def _know(self, replica: Replica) -> None:
         self._introduced = replica
         self.splitter.limit = MAX_FRAME
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        if self.transport is not None:
-            ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
-            if ours and theirs and ours[0] == theirs[0]:
-                self.process = find_process(replica.pid)
+        ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
+        if ours and theirs and ours[0] == theirs[0]:
+            self.process = find_process(replica.pid)
 
     def _give_up(self) -> None:
         if self.replica is None:
