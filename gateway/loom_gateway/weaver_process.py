@@ -11,14 +11,16 @@ import json
 import logging
 import os
 import signal
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
+from loom.process.child import python
+from loom.process.supervisor import run_again
 from loom.weaver.client import WeaverClient
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
@@ -36,7 +38,7 @@ END_TIMEOUT = 5.0
 """Seconds that it may take to store what it has and exit before it is killed."""
 
 BACKOFF = Backoff(0.05, 15.0)
-"""Before a weaver that died is started again; where each dies soon, ever longer."""
+"""Seconds before a weaver that died is started again."""
 
 STEADY = 30.0
 """Seconds after which a weaver has not died soon."""
@@ -56,8 +58,8 @@ class OwnWeaver(OwnDriver):
     _name = "the weaver"
 
     @staticmethod
-    def _program(files: DriverFiles) -> list[str]:
-        return ["loom.weaver", "--folder", os.path.dirname(files.socket)]
+    def _command(files: DriverFiles, arguments: Sequence[str]) -> list[str]:
+        return python("loom.weaver", "--folder", os.path.dirname(files.socket), *arguments)
 
 
 CANCEL_AGAIN = 0.1
@@ -97,7 +99,7 @@ class WeaverSupervisor:
         self._advertise = advertise
         self._exit_with_gateway = exit_with_gateway
         self._process: DriverProcess | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Future[NoReturn] | None = None
 
     @property
     def process(self) -> DriverProcess | None:
@@ -106,7 +108,7 @@ class WeaverSupervisor:
 
     def start(self) -> None:
         """Find or start the weaver, in the background."""
-        self._keeping = asyncio.ensure_future(self._keep())
+        self._keeping = asyncio.ensure_future(run_again(self._run, BACKOFF, STEADY))
 
     async def close(self, end: bool) -> None:
         """Keep it no more.
@@ -131,25 +133,20 @@ class WeaverSupervisor:
         if isinstance(self._process, AdoptedDriver):  # which does not see that standard input is closed
             self._process.signal(signal.SIGTERM)
 
-    async def _keep(self) -> None:
-        waits = iter(BACKOFF)
-        while True:
-            began = time.monotonic()
-            try:
-                process = self._adopt() or await self._start()
-            except (LoomError, OSError) as error:
-                why = f"it did not come up: {error}"
-            else:
-                self.client.came()
-                with contextlib.suppress(LoomError):
-                    await self.client.ask("status")  # and stay connected, so that it is not alone
-                await process.exited.wait()
-                last = "\n".join(process.output)
-                why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
-            self.client.went(why)
-            logger.error("the weaver is away and is started again: %s", why)
-            waits = iter(BACKOFF) if time.monotonic() - began > STEADY else waits
-            await asyncio.sleep(next(waits))
+    async def _run(self) -> None:
+        try:
+            process = self._adopt() or await self._start()
+        except (LoomError, OSError) as error:
+            why = f"it did not come up: {error}"
+        else:
+            self.client.came()
+            with contextlib.suppress(LoomError):
+                await self.client.ask("status")  # and stay connected, so that it is not alone
+            await process.exited.wait()
+            last = "\n".join(process.output)
+            why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
+        self.client.went(why)
+        logger.error("the weaver is away and is started again: %s", why)
 
     def _adopt(self) -> DriverProcess | None:
         """Take over the weaver of an earlier gateway, if there is one."""
@@ -194,14 +191,10 @@ class WeaverSupervisor:
             arguments += ["--advertise", self._advertise]
         if self._exit_with_gateway:
             arguments.append("--exit-with-parent")
-        process = self._process = OwnWeaver.start(self._files, arguments)
+        process = self._process = OwnWeaver(self._files, arguments)
         self._write_record(process, "")
-        try:
-            await asyncio.wait_for(asyncio.shield(process.listening), START_TIMEOUT)
-        except asyncio.TimeoutError:
-            await process.end("it did not come up", 0)
-            raise process.lost(f"it did not listen within {START_TIMEOUT:g} s") from None
-        self.address = str(process.announcement["address"])
+        announced = await process.come_up(START_TIMEOUT)
+        self.address = str(announced["address"])
         self._write_record(process, self.address)
         return process
 

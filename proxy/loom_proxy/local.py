@@ -8,14 +8,14 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from loom.errors import LoomError, PortInUse
 from loom.extras import GATEWAY_MODULES, require
-from loom.process.child import Child
+from loom.process.child import Child, python
+from loom.process.listen import free_ports
 
 if TYPE_CHECKING:
     from loom_proxy.job import Job
@@ -133,18 +133,17 @@ class LocalCluster:
             raise
 
     def _start_children(self) -> None:
-        self.workers = [f"tcp://127.0.0.1:{port}" for port in _free_ports(self._hosts)]
+        self.workers = [f"tcp://127.0.0.1:{port}" for port in free_ports(self._hosts)]
         arguments = ["--host", "127.0.0.1", "--port", str(self._port), *self._gateway_options]
         for address in self.workers:
             arguments += ["--worker", address]
         # The gateway first: its warm driver takes longest.
-        gateway = Child("the gateway", "loom_gateway", arguments, self._gateway_environment)
+        command = python("loom_gateway", *arguments, "--exit-with-parent")
+        gateway = Child("the gateway", command, self._gateway_environment)
         self._children = [gateway]
         for address in self.workers:
-            worker = ["--address", address]
-            self._children.append(
-                Child(f"the worker at {address}", "loom_gateway.workers.host", worker, self._worker_environment)
-            )
+            command = python("loom_gateway.workers.host", "--address", address, "--exit-with-parent")
+            self._children.append(Child(f"the worker at {address}", command, self._worker_environment))
         self._await_ready()
         announcement = gateway.ready.result()
         self.url, self.token = announcement["url"], announcement["token"]
@@ -229,14 +228,3 @@ class _WorkerPortTaken(Exception):
     def __init__(self, cause: PortInUse) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

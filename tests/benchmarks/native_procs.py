@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from loom.process.child import Child
+from loom.process.child import Child, python
 from loom_gateway.workers.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
 
 __all__ = ["free_port", "native_hosts", "native_procs"]
@@ -59,7 +59,8 @@ def _stock_worker(address: str) -> Callable[[], None]:
 def _tuned_worker(address: str) -> Callable[[], None]:
     set_monarch_environment()
     environment = os.environ | MONARCH_ENVIRONMENT
-    worker = Child("the worker", "loom_gateway.workers.host", ["--address", address], environment)
+    command = python("loom_gateway.workers.host", "--address", address, "--exit-with-parent")
+    worker = Child("the worker", command, environment)
     worker.ready.result(timeout=60)
 
     def end() -> None:

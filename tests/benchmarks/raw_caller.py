@@ -16,7 +16,7 @@ from typing import Any
 import websockets.asyncio.client
 import websockets.sync.client
 
-from loom.process.child import Child
+from loom.process.child import Child, python
 from tests.benchmarks.caller import Caller, Payload, seconds_each, serve
 
 MESSAGE = bytes(100)
@@ -29,7 +29,7 @@ class EchoServer:
     """The process that the messages go to."""
 
     def __init__(self) -> None:
-        self._child = Child("the echo server", "tests.benchmarks.echo_server", [], os.environ)
+        self._child = Child("the echo server", python("tests.benchmarks.echo_server", "--exit-with-parent"))
         self.url: str = self._child.ready.result(timeout=30)["url"]
 
     def close(self) -> None:

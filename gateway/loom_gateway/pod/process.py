@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
-import os
 import signal
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NoReturn
 
 import psutil
 
+from loom.process.backoff import Backoff
+from loom.process.child import Child, python
 from loom.process.state import ProcessState
+from loom.process.supervisor import run_again
 
 __all__ = ["SupervisedProcess", "who_listens"]
 
 logger = logging.getLogger(__name__)
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
-"""Seconds before it is started again; doubled each time, until it has run for `LONGEST_WAIT`."""
+BACKOFF = Backoff(0.5, 15.0)
+"""Seconds before it is started again."""
+
+STEADY = 15.0
+"""Seconds after which it has not ended soon."""
 
 GRACE = 10.0
 """Seconds that it has to end."""
-
-KEPT_LINES = 20
 
 
 def who_listens(port: int) -> psutil.Process | None:
@@ -51,7 +52,6 @@ class SupervisedProcess:
         module: run as ``python -m module``.
         port: where it listens.
         arguments: gives those of its command line, each time that it is started.
-        environment: what its environment has besides this process's own.
     """
 
     def __init__(
@@ -60,17 +60,14 @@ class SupervisedProcess:
         module: str,
         port: int,
         arguments: Callable[[], Sequence[str]],
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._module = module
         self._port = port
         self._arguments = arguments
-        self._environment = environment or {}
-        self._task: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._child: Child | None = None
         self._found: psutil.Process | None = None
-        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._changed = asyncio.Event()
         self.starts = 0
         """How often it was started by this keeper."""
@@ -90,19 +87,19 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int | None:
-        if self._process is not None:
-            return self._process.pid
+        if self._child is not None and not self._child.ended.done():
+            return self._child.pid
         return None if self._found is None else self._found.pid
 
     def keep(self) -> None:
         """Have it run from now on."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(run_again(self._run, BACKOFF, STEADY))
 
     async def restart(self) -> None:
         """End it; it is started again at once."""
         before = self.starts
-        await self._end(signal.SIGTERM)
+        await self._end(signal.SIGTERM, self._found)
         while self.kept and self.starts == before:
             self._changed.clear()
             await self._changed.wait()
@@ -110,29 +107,24 @@ class SupervisedProcess:
     async def end(self, number: int = signal.SIGTERM) -> None:
         """Have it not run any more, nor what it started."""
         task, self._task = self._task, None
+        found = self._found  # of which a task that is cancelled lets go
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await self._end(number)
+        await self._end(number, found)
+        self._become(ProcessState.ENDED)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        wait = FIRST_WAIT
-        while True:
-            began = time.monotonic()
-            found = await asyncio.to_thread(who_listens, self._port)
-            if found is None:
-                await self._run_once()
-            elif self._is_ours(found):
-                await self._watch(found)
-            else:
-                problem = f"port {self._port} is in use, by process {found.pid} ({_command(found)}): end it"
-                self._fail(ProcessState.PORT_TAKEN, problem)
-            if time.monotonic() - began > LONGEST_WAIT:
-                wait = FIRST_WAIT
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, LONGEST_WAIT)
+        found = await asyncio.to_thread(who_listens, self._port)
+        if found is None:
+            await self._run_once()
+        elif self._is_ours(found):
+            await self._watch(found)
+        else:
+            problem = f"port {self._port} is in use, by process {found.pid} ({_command(found)}): end it"
+            self._fail(ProcessState.PORT_TAKEN, problem)
 
     def _is_ours(self, process: psutil.Process) -> bool:
         """Whether it is what would be started: of a keeper before this one, or of the image."""
@@ -150,48 +142,26 @@ class SupervisedProcess:
         self.problem = f"process {found.pid} has ended"
 
     async def _run_once(self) -> None:
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self._module,
-            *self._arguments(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **self._environment},
-            start_new_session=True,
+        loop = asyncio.get_running_loop()
+        child = self._child = Child(
+            self.name,
+            python(self._module, *self._arguments()),
+            lifeline=False,  # it outlives this process, and is found again by the next
+            on_line=lambda line: logger.info("%s: %s", self.name, line),
         )
-        logger.info("the %s is process %d", self.name, process.pid)
+        logger.info("the %s is process %d", self.name, child.pid)
         self.starts += 1
         self.problem = "it is starting"
         self._become(ProcessState.STARTING)
-        reading = asyncio.create_task(self._read(process))
-        try:
-            code = await process.wait()
-            with contextlib.suppress(asyncio.TimeoutError):  # what it started may have its output
-                await asyncio.wait_for(asyncio.shield(reading), 1.0)
-            last = self._lines[-1] if self._lines else "it said nothing"
-            self._fail(ProcessState.ENDED, f"it ended with code {code}: {last.removeprefix('error: ')}")
-        finally:
-            self._become(ProcessState.ENDED)
-            if process.returncode is not None:
-                self._process = None
+        child.ready.add_done_callback(lambda ready: loop.call_soon_threadsafe(self._take_ready, ready))
+        code = await asyncio.shield(asyncio.wrap_future(child.ended))
+        last = child.output.rpartition("\n")[2] or "it said nothing"
+        self._fail(ProcessState.ENDED, f"it ended with code {code}: {last.removeprefix('error: ')}")
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = (await process.stdout.readline()).decode(errors="replace")
-            except ValueError:  # longer than the buffer: the rest comes as the next one
-                continue
-            if not line:
-                return
-            if line.startswith('{"event": "listening"'):
-                self.problem = ""  # the line itself may have a token in it
-                self._become(ProcessState.LISTENING)
-                continue
-            self._lines.append(line.rstrip())
-            logger.info("%s: %s", self.name, line.rstrip())
+    def _take_ready(self, ready: Future[dict[str, Any]]) -> None:
+        if ready.exception() is None:
+            self.problem = ""
+            self._become(ProcessState.LISTENING)
 
     def _become(self, state: ProcessState) -> None:
         self.state = state
@@ -202,15 +172,10 @@ class SupervisedProcess:
         self.problem = problem
         self._become(state)
 
-    async def _end(self, number: int) -> None:
-        process, found = self._process, self._found
-        if process is not None and process.returncode is None:
-            process.send_signal(number)
-            try:
-                await asyncio.wait_for(process.wait(), GRACE)
-            except asyncio.TimeoutError:
-                process.kill()
-                await process.wait()
+    async def _end(self, number: int, found: psutil.Process | None) -> None:
+        if self._child is not None and not self._child.ended.done():
+            self._child.signal(number)
+            await asyncio.to_thread(self._child.end, GRACE)
         elif found is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.send_signal(number)

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
 import stat
 import struct
-import subprocess
-import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeVar
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from loom.errors import SessionLost
+from loom.errors import LoomError, SessionLost
+from loom.process.child import Child, python
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
 
 __all__ = ["AdoptedDriver", "DriverProcess", "NotOurDriver", "OwnDriver"]
@@ -34,10 +32,7 @@ END_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 2.0
 """Seconds that a driver's socket has to accept a connection."""
 
-_LONGEST_LINE = 8192
 _CREDENTIALS = struct.Struct("3i")
-
-Own = TypeVar("Own", bound="OwnDriver")
 
 
 class DriverProcess(ABC):
@@ -94,70 +89,50 @@ class DriverProcess(ABC):
 
 
 class OwnDriver(DriverProcess):
-    """A child of this process. It takes clients once `listening` is done."""
+    """A child of this process. It takes clients once `come_up` has returned."""
 
     _name = "the driver"
 
-    def __init__(self, files: DriverFiles, process: subprocess.Popen[bytes]) -> None:
-        super().__init__(files, process.pid)
-        self._process = process
-        self.announcement: dict[str, Any] = {}
-        """That line."""
-        self._loop = asyncio.get_running_loop()
-        self.listening: asyncio.Future[None] = self._loop.create_future()
-        # A thread works with every event loop and wherever there are no pidfds.
-        threading.Thread(target=self._follow, name=f"driver-{process.pid}", daemon=True).start()
-
-    @staticmethod
-    def _program(files: DriverFiles) -> list[str]:
-        """The module to run, and where it is to put its files."""
-        return ["loom_gateway.driver", "--socket", files.socket]
-
-    @classmethod
-    def start(cls: type[Own], files: DriverFiles, arguments: Sequence[str]) -> Own:
-        """Start a driver. Its standard input tells it when this process is gone; see `driver.lifetime`."""
+    def __init__(self, files: DriverFiles, arguments: Sequence[str]) -> None:
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *cls._program(files), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,  # until it listens
-                stderr=output,
-                start_new_session=True,
-            )
+            # Its standard input tells it when this process is gone; see `driver.lifetime`.
+            self._child = Child(self._name, self._command(files, arguments), errors=output)
         finally:
             os.close(output)
-        return cls(files, process)
+        super().__init__(files, self._child.pid)
+        self._loop = asyncio.get_running_loop()
+        self._child.ended.add_done_callback(self._note_end)
 
-    def _follow(self) -> None:
-        assert self._process.stdout is not None
-        self._read(self._process.stdout)
-        code = self._process.wait()
-        self._tell(self._ended, code)
+    @staticmethod
+    def _command(files: DriverFiles, arguments: Sequence[str]) -> list[str]:
+        return python("loom_gateway.driver", "--socket", files.socket, *arguments)
 
-    def _read(self, stdout: IO[bytes]) -> None:
-        while line := stdout.readline(_LONGEST_LINE):
-            if line.startswith(b'{"event": "listening"'):
-                self._tell(self._is_listening, json.loads(line))
+    async def come_up(self, timeout: float) -> dict[str, Any]:
+        """Wait until the process listens; return what it announces.
 
-    def _tell(self, callback: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers
-            self._loop.call_soon_threadsafe(callback, *args)
-
-    def _is_listening(self, announcement: dict[str, Any]) -> None:
-        self.announcement = announcement
-        if not self.listening.done():
-            self.listening.set_result(None)
-
-    def _ended(self, exit_code: int | None) -> None:
-        super()._ended(exit_code)
-        if not self.listening.done():
+        Raises:
+            SessionLost: it ended before, or did not listen within ``timeout`` seconds and was killed.
+        """
+        ready = asyncio.shield(asyncio.wrap_future(self._child.ready))
+        try:
+            return await asyncio.wait_for(ready, timeout)
+        except asyncio.TimeoutError:
+            await self.end("it did not come up", 0)
+            raise self.lost(f"{self._name} did not listen within {timeout:g} s") from None
+        except LoomError:
+            await self.exited.wait()
             last = "\n".join(self.output)
-            text = f"{self._name} ended before it listened (exit code {exit_code}); its last output:\n{last}"
-            self.listening.set_exception(self.lost(text))
+            raise self.lost(
+                f"{self._name} ended before it listened (exit code {self.exit_code}); its last output:\n{last}"
+            ) from None
+
+    def _note_end(self, ended: Future[int]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers
+            self._loop.call_soon_threadsafe(self._ended, ended.result())
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        self._child.signal(number)
 
 
 class NotOurDriver(Exception):

@@ -1,45 +1,54 @@
-"""A child process that says when it is ready and does not outlive this process."""
+"""A child process that says when it is ready."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import contextlib
-import io
 import json
-import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import IO, Any
 
 from loom.errors import LoomError
 from loom.process.exit_codes import error_for_exit_code
+from loom.process.lifeline import Lifeline
 
-__all__ = ["Child"]
+__all__ = ["Child", "announcement", "python"]
 
 KEPT_LINES = 50
 LONGEST_LINE = 8192
 """Bytes. What a child prints is kept for error messages only: the last lines, longer ones in pieces."""
 
-_children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module by the interpreter of this process."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def announcement(line: str) -> dict[str, Any] | None:
+    """Return what a process of Loom says with `loom.process.listen.announce`; None if a line is something else."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line) if line.startswith("{") else None
+        if isinstance(found, dict) and found.get("event") == "listening":
+            return found
+    return None
 
 
 class Child:
-    """A module of Loom that runs as a child process of this one.
-
-    The module prints a line of JSON with ``"event": "listening"`` when it is ready, and ends when its standard
-    input is closed. This process holds the other end, so that the kernel closes it however this process ends. The
-    child has a session of its own: Ctrl-C in a terminal does not reach it.
+    """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
         name: what error messages call it.
-        module: run as ``python -m module`` by the interpreter of this process.
-        arguments: of its command line; ``--exit-with-parent`` is added.
-        environment: all of its environment variables.
+        command: the program and its arguments.
+        environment: all of its environment variables; default this process's.
+        lifeline: whether its standard input is a `Lifeline` of this process, or empty.
+        errors: descriptor of a file for its standard error, which is kept with its other output by default.
+        understand: returns what a line of its standard output announces, if it says that the child is ready.
+        on_line: called with each other line that it prints, on a thread.
     """
 
     ready: Future[dict[str, Any]]
@@ -48,32 +57,38 @@ class Child:
     ended: Future[int]
     """The exit code; negative: the signal that ended it."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        lifeline: bool = True,
+        errors: int = subprocess.PIPE,
+        understand: Callable[[str], dict[str, Any] | None] = announcement,
+        on_line: Callable[[str], object] = lambda line: None,
+    ) -> None:
         self.name = name
         self.ready = Future()
         self.ended = Future()
+        self._understand = understand
+        self._on_line = on_line
         self._output: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        theirs, ours = os.pipe()
-        self._lifeline = io.FileIO(ours, "wb")
+        self._lifeline = Lifeline() if lifeline else None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--exit-with-parent"],
-                stdin=theirs,
+                command,
+                stdin=self._lifeline.child_end if self._lifeline else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
+                stderr=errors,
+                env=environment,
                 start_new_session=True,
             )
         finally:
-            os.close(theirs)
-        _children.add(self)
-        assert self._process.stdout
-        assert self._process.stderr
-        readers = [
-            self._start(self._read_announcement, self._process.stdout),
-            self._start(self._keep, self._process.stderr),
-        ]
-        self._start(self._await_end, readers)
+            if self._lifeline:
+                self._lifeline.given()
+        streams = [stream for stream in (self._process.stdout, self._process.stderr) if stream]
+        self._start(self._await_end, [self._start(self._read, stream) for stream in streams])
 
     def _start(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=function, args=arguments, name=f"watch {self.name}", daemon=True)
@@ -82,6 +97,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     @property
@@ -89,9 +105,18 @@ class Child:
         """The last lines that the child printed."""
         return "\n".join(list(self._output))
 
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the child has ended."""
+        self._process.send_signal(number)
+
     def ask_to_end(self) -> None:
         """Send SIGTERM."""
         self._process.terminate()
+
+    def cut(self) -> None:
+        """Close the lifeline, by which the child ends. Again is harmless."""
+        if self._lifeline:
+            self._lifeline.close()
 
     def end(self, grace: float) -> None:
         """Wait ``grace`` seconds for the child's end, then kill it."""
@@ -100,30 +125,27 @@ class Child:
         except concurrent.futures.TimeoutError:
             self._process.kill()
             self.ended.result()
-        self._lifeline.close()
 
-    def _read_announcement(self, stdout: IO[bytes]) -> None:
-        for line in _lines(stdout):
-            announcement = None
-            if line.startswith("{"):
-                with contextlib.suppress(ValueError):
-                    announcement = json.loads(line)
-            if isinstance(announcement, dict) and announcement.get("event") == "listening":
-                self.ready.set_result(announcement)
-                self._keep(stdout)
-                return
-            self._output.append(line)
-
-    def _keep(self, stream: IO[bytes]) -> None:
-        # Read on for as long as anyone writes: at a full pipe the child would stop.
-        self._output.extend(_lines(stream))
+    def _read(self, stream: IO[bytes]) -> None:
+        # To the end, also when nobody wants it: at a full pipe the child would stop.
+        with stream:
+            for line in _lines(stream):
+                announced = None
+                if stream is self._process.stdout and not self.ready.done():
+                    announced = self._understand(line)
+                if announced is not None:
+                    self.ready.set_result(announced)  # no output: there may be a token in it
+                else:
+                    self._output.append(line)
+                    self._on_line(line)
 
     def _await_end(self, readers: list[threading.Thread]) -> None:
         code = self._process.wait()
-        self.ended.set_result(code)
         for reader in readers:
             # What the child printed last says why it ended. A process that it started may hold the pipe open.
             reader.join(timeout=1.0)
+        self.cut()
+        self.ended.set_result(code)
         if not self.ready.done():
             self.ready.set_exception(self._early_end(code))
 
@@ -138,12 +160,3 @@ class Child:
 def _lines(stream: IO[bytes]) -> Iterator[str]:
     while line := stream.readline(LONGEST_LINE):
         yield line.decode(errors="replace").rstrip("\n")
-
-
-def _release_lifelines() -> None:
-    """In a forked copy of this process: the children are to end with the original, not with the copy."""
-    for child in list(_children):
-        child._lifeline.close()
-
-
-os.register_at_fork(after_in_child=_release_lifelines)

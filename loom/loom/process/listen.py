@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,7 +10,7 @@ import socket
 
 from loom.errors import InvalidAddress, PortInUse
 
-__all__ = ["announce", "bracketed", "listen", "reachable"]
+__all__ = ["announce", "bracketed", "free_ports", "listen", "reachable"]
 
 _ANY = ("0.0.0.0", "::")
 
@@ -37,6 +38,15 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
         reason = getattr(error, "strerror", None) or error
         raise InvalidAddress(f"cannot listen on {host}:{port}: {reason}") from error
     return listener
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody listens on, each another."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def bracketed(host: object) -> str:

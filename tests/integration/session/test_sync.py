@@ -20,12 +20,13 @@ import psutil
 import pytest
 
 import loom
-from loom.process.child import Child
+from loom.process.child import Child, python
+from loom.process.listen import free_ports
 from loom_proxy.code_sync import folders as sync
 from loom_proxy.code_sync import scan as project_folder
 from loom_proxy.display import progress
 from loom_proxy.display.progress import Step
-from loom_proxy.local import LocalCluster, _free_ports
+from loom_proxy.local import LocalCluster
 
 WAIT = 30.0
 
@@ -43,15 +44,17 @@ class Machines(NamedTuple):
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
     caches = [folder / name for name in ("gateway", "host-0", "host-1")]
-    addresses = [f"tcp://127.0.0.1:{port}" for port in _free_ports(2)]
+    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
     options = ["--host", "127.0.0.1", "--port", "0", *(word for a in addresses for word in ("--worker", a))]
 
     def environment(cache: Path) -> dict[str, str]:
         return {**os.environ, "LOOM_CACHE": str(cache), "LOOM_SYNC_LIMIT": str(64 << 20)}
 
-    children = [Child("the gateway", "loom_gateway", options, environment(caches[0]))]
+    command = python("loom_gateway", *options, "--exit-with-parent")
+    children = [Child("the gateway", command, environment(caches[0]))]
     for address, cache in zip(addresses, caches[1:], strict=True):
-        children.append(Child(address, "loom_gateway.workers.host", ["--address", address], environment(cache)))
+        command = python("loom_gateway.workers.host", "--address", address, "--exit-with-parent")
+        children.append(Child(address, command, environment(cache)))
     try:
         ready = [child.ready.result(60) for child in children]
         yield Machines(ready[0]["url"], ready[0]["token"], caches[0], caches[1:])

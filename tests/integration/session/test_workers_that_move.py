@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom_proxy.local import _free_ports
+from loom.process.listen import free_ports
 from tests.support.actors import Counter
 from tests.support.gateways import TOKEN, Gateway
 from tests.support.processes import read_json, start
@@ -35,7 +35,7 @@ class Listed:
 
     def add(self, place: int | None = None) -> None:
         """Start a worker, at the end or in the place of one."""
-        (port,) = _free_ports(1)
+        (port,) = free_ports(1)
         address = f"tcp://127.0.0.1:{port}"
         process = start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent")
         read_json(process)

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from loom.process.child import Child
+from loom.process.child import Child, python
 from tests.support.network.netns import run, why_not
 
 __all__ = ["FarCluster", "Hosts", "missing"]
@@ -272,7 +272,7 @@ class FarCluster:
     def _child(self, host: str, module: str, arguments: Sequence[str]) -> None:
         environment = {**os.environ, "LOOM_TOKEN": self.token} if host == "gateway" else dict(os.environ)
         with self.hosts.on(host):
-            self._children.append(Child(host, module, arguments, environment))
+            self._children.append(Child(host, python(module, *arguments, "--exit-with-parent"), environment))
 
     @property
     def pids(self) -> list[int]:
