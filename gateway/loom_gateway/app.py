@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
@@ -23,9 +23,9 @@ from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
-from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.log_reader import LogQuery
-from loom_gateway.sessions.sessions import Session, SessionManager
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import SessionState
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import parse_worker_address
 
@@ -35,8 +35,10 @@ __all__ = ["create_app"]
 class SessionInfo(BaseModel):
     """A living session."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     name: str
-    state: str
+    state: SessionState
     client_connected: bool
     created_at: float
     """Seconds since the epoch."""
@@ -50,6 +52,8 @@ class SessionInfo(BaseModel):
 
 class EndedSessionInfo(BaseModel):
     """A session that is over."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     name: str
     reason: str
@@ -177,8 +181,8 @@ def create_app(
     async def list_sessions(ended: bool = False) -> SessionList:
         """The living sessions and, if asked for, the last hundred that have ended, with the reasons."""
         return SessionList(
-            sessions=[_session_info(session) for session in manager.sessions()],
-            ended=[_ended_info(session) for session in manager.ended.all()] if ended else [],
+            sessions=[SessionInfo.model_validate(session) for session in manager.sessions()],
+            ended=[EndedSessionInfo.model_validate(session) for session in manager.ended.all()] if ended else [],
         )
 
     @app.delete(
@@ -192,7 +196,7 @@ def create_app(
         """End a session: its meshes are stopped on every host. Answers when they are."""
         session = manager.get(name)
         await manager.end(session, "it was ended over REST")
-        return _session_info(session)
+        return SessionInfo.model_validate(session)
 
     @app.get(
         "/api/v1/sessions/{name}/logs",
@@ -264,28 +268,6 @@ async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
 def _error_response(error: LoomError) -> JSONResponse:
     content = {"error": {"code": error.code, "message": str(error)}}
     return JSONResponse(content, status_code=error.http_status, headers=refusal_headers(error))
-
-
-def _session_info(session: Session) -> SessionInfo:
-    return SessionInfo(
-        name=session.name,
-        state=session.state.value,
-        client_connected=session.client_connected,
-        created_at=session.created_at,
-        pid=session.driver.pid,
-        operations=session.operations,
-        persist=session.record.persist,
-    )
-
-
-def _ended_info(session: EndedSession) -> EndedSessionInfo:
-    return EndedSessionInfo(
-        name=session.name,
-        reason=session.reason,
-        exit_code=session.exit_code,
-        created_at=session.created_at,
-        ended_at=session.ended_at,
-    )
 
 
 async def _worker_info(address: str) -> WorkerInfo:

@@ -30,7 +30,8 @@ from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
 from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
-from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
 
 __all__ = ["AccessControl", "Principal", "refusal_headers"]
@@ -233,7 +234,7 @@ class AccessControl:
                 try:
                     self._authority.confirm_id(session.owner)
                 except TokenRevoked as error:
-                    if session.state is not SessionState.ENDING:
+                    if not session.is_ending:
                         self._background(manager.end(session, str(error).partition(":")[0]))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -258,7 +259,7 @@ class AccessControl:
 
     def session_ended(self, session: Session) -> None:
         """Note in the audit that a session has ended."""
-        reason = session.end_reason or "its driver ended by itself"
+        reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
         self.audit.write("ended", None, "", opened_by=session.owner, **details)
 

@@ -29,7 +29,8 @@ from loom.wire.stream import unnumbered_frame
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.sessions.draining import Draining
-from loom_gateway.sessions.sessions import Session, SessionManager, SessionState
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session, SessionState
 
 __all__ = ["ClientSocket", "DriverLink", "Relay", "RelaySocket"]
 
@@ -201,7 +202,7 @@ class DriverLink(asyncio.Protocol):
         self._last: Sequence[Buffer] = ()
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._socket: ClientSocket | None = None
-        self.written = 0
+        self.frames = 0
         """Frames that were sent to the driver."""
         self.bytes_in = 0
         """Bytes of them, with their lengths."""
@@ -273,7 +274,7 @@ class DriverLink(asyncio.Protocol):
         if self._transport.is_closing():
             return  # uvloop's transport would raise, and the client's connection would end without a word
         size = sum(map(len, pieces))
-        self.written += 1
+        self.frames += 1
         self.bytes_in += _LENGTH.size + size
         self._transport.writelines((_LENGTH.pack(size), *pieces))
 
@@ -383,7 +384,7 @@ class Relay:
                 await self._manager.end(session, "it could not be opened")
             return
         if not hello.lane:  # another is the second connection of a client that is counted already
-            self._manager.connected(session, lambda: link.written)
+            self._manager.connected(session)
             logger.info("session %s: client connected", session.name)
             self._access.entered(principal, session, hello)
         socket.relay_to(link)
@@ -421,7 +422,7 @@ class Relay:
         await link.closed
         last = _last_word(link.last_frame)
         if last == Kind.ENDED:
-            session.move_to(SessionState.ENDING)
+            session.begin_to_end()
             await send({"type": "websocket.close", "code": CLOSE_NORMAL})
         elif last == Kind.REFUSE:
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})

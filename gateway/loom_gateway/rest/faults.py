@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.errors import NotInjectable, WeaverUnavailable
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
 
 __all__ = ["Components"]

@@ -19,7 +19,8 @@ from loom._version import __version__
 from loom.errors import LoomError
 from loom.weaver.client import WeaverClient
 from loom.weaver.states import ReplicaState
-from loom_gateway.sessions.sessions import SessionManager, SessionState
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import SessionState
 
 __all__ = ["CONTENT_TYPE", "metrics_text"]
 

@@ -17,7 +17,7 @@ from loom.errors import GatewayDraining
 from loom.wire.bodies import Notice
 from loom.wire.stream import unnumbered_frame
 from loom.wire.texts import pack_texts
-from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.sessions.manager import SessionManager
 
 __all__ = ["Draining"]
 

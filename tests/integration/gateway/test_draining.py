@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom_gateway.sessions.draining import Draining
-from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.sessions.manager import SessionManager
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.events import Event
 from tests.integration.gateway.test_keep_gateway import announced, keep

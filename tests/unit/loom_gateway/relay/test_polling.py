@@ -21,7 +21,7 @@ from loom_gateway.app import create_app
 from loom_gateway.relay import http_tunnel as polling
 from loom_gateway.relay.http_tunnel import BATCH, Tunnel
 from loom_gateway.relay.relay import DriverLink
-from loom_gateway.sessions.sessions import SessionManager
+from loom_gateway.sessions.manager import SessionManager
 
 BOUND = 30.0
 

@@ -28,7 +28,7 @@ def test_what_comes_for_a_driver_that_is_gone_is_dropped(tmp_path: Path) -> None
         await asyncio.sleep(0)  # the transport lets go of its handle in the next turn of the loop
         link.write(b"nobody reads this")
         server.close()
-        return link.written, await came
+        return link.frames, await came
 
     loop = uvloop.new_event_loop()
     try:

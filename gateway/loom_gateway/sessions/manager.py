@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
 
 from loom.errors import LoomError, UnknownSession
 from loom.wire.handshake import PROTOCOL
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time
 from loom_gateway.sessions.driver_ports import FreshPorts
-from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
+from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.log_reader import SessionLogs
+from loom_gateway.sessions.session import Session, SessionState
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.workers.sources import WorkerHosts
 from loom_gateway.workers.watcher import WorkerWatch
 
-__all__ = ["DriverProcess", "Session", "SessionManager", "SessionState"]
+__all__ = ["SessionManager"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,112 +33,6 @@ START_TIMEOUT = 60.0
 """Seconds that a driver may take to come up."""
 
 STOPPED = "the gateway was stopped"
-
-
-class SessionState(enum.Enum):
-    """Where a session is in its life. A session only moves down this list."""
-
-    STARTING = "starting"
-    OPEN = "open"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-_ORDER = list(SessionState)
-
-
-class Carrier(Protocol):
-    """A connection between a client and a driver."""
-
-    bytes_in: int
-    """Towards the driver."""
-    bytes_out: int
-    """Towards the client."""
-
-
-class Traffic:
-    """Bytes that were passed on between a session's clients and its driver by this gateway."""
-
-    def __init__(self) -> None:
-        self._earlier_in = self._earlier_out = 0
-        self._carriers: set[Carrier] = set()
-
-    @contextlib.contextmanager
-    def on(self, carrier: Carrier) -> Iterator[None]:
-        """While a connection is open."""
-        self._carriers.add(carrier)
-        try:
-            yield
-        finally:
-            self._carriers.discard(carrier)
-            self._earlier_in += carrier.bytes_in
-            self._earlier_out += carrier.bytes_out
-
-    @property
-    def bytes_in(self) -> int:
-        """Towards the driver."""
-        return self._earlier_in + sum(carrier.bytes_in for carrier in self._carriers)
-
-    @property
-    def bytes_out(self) -> int:
-        """Towards the clients."""
-        return self._earlier_out + sum(carrier.bytes_out for carrier in self._carriers)
-
-
-@dataclass
-class Session:
-    """One user's session: a driver and what is known about it."""
-
-    name: str
-    driver: DriverProcess
-    record: DriverRecord
-    """What the next gateway finds."""
-    created_at: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
-    state: SessionState = SessionState.STARTING
-    clients: int = 0
-    """Clients that are connected."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its driver has ended and it is noted why."""
-    traffic: Traffic = field(default_factory=Traffic)
-    _frames: Callable[[], int] = lambda: 0
-    _earlier_frames: int = 0
-
-    @property
-    def owner(self) -> str:
-        """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
-        return self.record.owner
-
-    @property
-    def end_reason(self) -> str:
-        """Why it has ended, or is ending; empty if nobody has said so."""
-        return self.driver.reason
-
-    @property
-    def client_connected(self) -> bool:
-        """Whether any client is connected."""
-        return self.clients > 0
-
-    @property
-    def operations(self) -> int:
-        """Frames that clients have sent to this gateway."""
-        return self._earlier_frames + self._frames()
-
-    def move_to(self, state: SessionState) -> None:
-        """Change the state; ignored where the session is already there or further."""
-        if _ORDER.index(state) > _ORDER.index(self.state):
-            self.state = state
-
-    def ended_error(self) -> LoomError:
-        """What to tell a client whose driver has gone, or is going."""
-        reason = self.driver.reason or self.driver.files.read_last_words().reason
-        if reason:
-            return UnknownSession(f"session {self.name!r} has ended: {reason}. Open a new one with loom.connect.")
-        last = "\n".join(self.driver.output)
-        return self.driver.lost(
-            f"the driver of session {self.name!r} {self.driver.how_it_ended}; its meshes are stopped. Open a new "
-            f"one with loom.connect." + (f" Its last output:\n{last}" if last else "")
-        )
 
 
 class SessionManager:
@@ -163,40 +57,32 @@ class SessionManager:
         patience: float = 60.0,
     ) -> None:
         self._linger = linger
-        self._folder = StateFolder.make_temporary() if folder is None else folder
+        self.folder = StateFolder.make_temporary() if folder is None else folder
+        """Where drivers are found again."""
         hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
-        self.worker_watch = WorkerWatch(hosts, os.path.join(self._folder.path, "workers.json"), patience)
+        self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"), patience)
         """Looks for the worker hosts."""
-        self._exit_with_gateway = exit_with_gateway or self._folder.temporary
+        self.exit_with_gateway = exit_with_gateway or self.folder.temporary
+        """Whether what this gateway starts ends when it does, however it ends."""
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
-        self._ports = FreshPorts(path=self._folder.ports)
+        self._ports = FreshPorts(path=self.folder.ports)
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.on_end: Callable[[Session], None] = lambda session: None
         """Called with each session that has ended."""
-        self.end_sessions = self._exit_with_gateway
+        self.end_sessions = self.exit_with_gateway
         """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
         """What the sessions print, and what the last ones to end have printed."""
-        self.ended = EndedSessions(self._folder.ended)
+        self.ended = EndedSessions(self.folder.ended)
         """The sessions that are over."""
 
     @property
     def spare_ready(self) -> bool:
         """Whether a warm driver waits for the next session."""
         return self._spare is not None and self._spare.done() and self._spare.exception() is None
-
-    @property
-    def folder(self) -> StateFolder:
-        """Where drivers are found again."""
-        return self._folder
-
-    @property
-    def exit_with_gateway(self) -> bool:
-        """Whether what this gateway starts ends when it does, however it ends."""
-        return self._exit_with_gateway
 
     @property
     def workers(self) -> list[str]:
@@ -215,7 +101,7 @@ class SessionManager:
             UnknownSession: it has ended lately, and why; or naming the sessions that there are.
         """
         session = self._sessions.get(name)
-        if session is None or session.state in (SessionState.ENDING, SessionState.ENDED):
+        if session is None or session.is_ending:
             ended = self.ended.get(name)
             if ended is not None:
                 raise ended.error()
@@ -235,7 +121,7 @@ class SessionManager:
         logs = {ended.log for ended in self.ended.all()}
         spares = []
         found = []
-        for files in self._folder.drivers():
+        for files in self.folder.drivers():
             try:
                 driver = AdoptedDriver.adopt(files)
             except NotOurDriver as reason:
@@ -288,23 +174,19 @@ class SessionManager:
 
     async def _start_driver(self) -> OwnDriver:
         workers = await self.worker_watch.there()
-        files = self._folder.new_driver()
+        files = self.folder.new_driver()
         port = self._ports.take()
         arguments = [arg for worker in workers.addresses for arg in ("--worker", worker)]
         arguments += ["--workers-file", self.worker_watch.path]
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
-        arguments += ["--weaver", self._folder.weaver]
-        if self._exit_with_gateway:
+        arguments += ["--weaver", self.folder.weaver]
+        if self.exit_with_gateway:
             arguments.append("--exit-with-gateway")
-        if self._folder.temporary:
+        if self.folder.temporary:
             arguments.append("--remove-folder")
-        driver = OwnDriver.start(files, arguments)
+        driver = OwnDriver(files, arguments)
         files.write_record(DriverRecord(driver.pid, start_time(driver.pid) or 0, port, list(PROTOCOL)))
-        try:
-            await asyncio.wait_for(asyncio.shield(driver.listening), START_TIMEOUT)
-        except asyncio.TimeoutError:
-            await driver.end("it did not come up", 0)
-            raise driver.lost(f"a driver did not come up within {START_TIMEOUT:g} s") from None
+        await driver.come_up(START_TIMEOUT)
         return driver
 
     async def create(self, owner: str = "gateway") -> Session:
@@ -344,22 +226,10 @@ class SessionManager:
         return driver
 
     async def _watch(self, session: Session) -> None:
-        driver = session.driver
-        await driver.exited.wait()
+        await session.driver.exited.wait()
         session.move_to(SessionState.ENDED)
         self._sessions.pop(session.name, None)
-        self._note_end(
-            EndedSession(
-                session.name,
-                driver.reason or f"its driver {driver.how_it_ended}",
-                lost=not driver.reason,
-                exit_code=driver.exit_code,
-                created_at=session.created_at,
-                ended_at=time.time(),
-                output="\n".join(driver.output),
-                log=driver.files.log,
-            )
-        )
+        self._note_end(session.ended())
         self.on_end(session)
         session.over.set()
 
@@ -370,16 +240,15 @@ class SessionManager:
 
     def persist(self, session: Session) -> None:
         """Note that a session lives on without a client for as long as it takes."""
-        if not session.record.persist:
+        if not session.persist:
             session.record = replace(session.record, persist=True)
             session.driver.files.write_record(session.record)
 
-    def connected(self, session: Session, frames: Callable[[], int]) -> None:
-        """Note that a client is connected; ``frames`` tells how many frames it has sent."""
-        session._earlier_frames += session._frames()
-        session._frames = frames
+    def connected(self, session: Session) -> None:
+        """Note that a client is connected."""
         session.clients += 1
-        session.move_to(SessionState.OPEN)
+        if session.state is SessionState.STARTING:  # not another client's, nor told to end meanwhile
+            session.move_to(SessionState.OPEN)
         # Not before the session is open: warming a driver takes a core for a while.
         asyncio.get_running_loop().call_later(0.5, self.prepare_spare)
 
@@ -389,7 +258,7 @@ class SessionManager:
 
     async def end(self, session: Session, reason: str) -> None:
         """End a session: its driver stops its meshes and exits."""
-        session.move_to(SessionState.ENDING)
+        session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()
 
@@ -400,7 +269,7 @@ class SessionManager:
         await self.end_all()
         if self._spare is not None:
             await self._end_spare(self._spare)
-        self._folder.remove()
+        self.folder.remove()
 
     async def end_all(self) -> None:
         """Where `end_sessions` says so, end every session, while its clients can still be told."""
@@ -414,7 +283,7 @@ class SessionManager:
         for session in self.sessions():
             if isinstance(session.driver, AdoptedDriver):  # which does not see that standard input is closed
                 session.driver.signal(signal.SIGTERM)
-        self._folder.remove()
+        self.folder.remove()
 
     async def _end_spare(self, spare: asyncio.Task[OwnDriver]) -> None:
         with contextlib.suppress(LoomError):

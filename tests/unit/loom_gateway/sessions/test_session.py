@@ -1,0 +1,105 @@
+"""A session's states, and what it has passed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from loom.errors import SessionLost, UnknownSession
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.session import Session, SessionState
+
+
+class Driver(DriverProcess):
+    """A driver that is no process."""
+
+    def signal(self, number: int) -> None:
+        """Nobody is there."""
+
+
+@dataclass(eq=False)
+class Passed:
+    """What a connection has passed on."""
+
+    frames: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@pytest.fixture
+async def session(tmp_path: Path) -> Session:
+    files = DriverFiles(str(tmp_path / "driver"))
+    return Session("session-1", Driver(files, 1), DriverRecord(1, 0, 0, []))
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        (SessionState.OPEN, SessionState.ENDING, SessionState.ENDED),
+        (SessionState.OPEN, SessionState.ENDED),
+        (SessionState.ENDING, SessionState.ENDED),
+        (SessionState.ENDED,),
+    ],
+)
+async def test_a_session_ends_from_every_state(session: Session, states: tuple[SessionState, ...]) -> None:
+    for state in states:
+        session.move_to(state)
+
+    assert session.state is SessionState.ENDED
+    assert session.is_ending
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (SessionState.OPEN, SessionState.OPEN),
+        (SessionState.OPEN, SessionState.STARTING),
+        (SessionState.ENDING, SessionState.OPEN),
+        (SessionState.ENDING, SessionState.ENDING),
+        (SessionState.ENDED, SessionState.ENDING),
+        (SessionState.ENDED, SessionState.ENDED),
+    ],
+)
+async def test_a_session_never_goes_back(session: Session, before: SessionState, after: SessionState) -> None:
+    session.state = before
+
+    with pytest.raises(RuntimeError, match=f"'session-1' cannot become {after.value}: it is {before.value}"):
+        session.move_to(after)
+
+
+@pytest.mark.parametrize("before", [SessionState.ENDING, SessionState.ENDED])
+async def test_several_may_want_it_to_end(session: Session, before: SessionState) -> None:
+    session.state = before
+
+    session.begin_to_end()
+
+    assert session.state is before
+
+
+async def test_what_is_passed_on_is_counted_while_it_is_and_afterwards(session: Session) -> None:
+    first, second = Passed(1, 10, 100), Passed()
+    with session.traffic.on(first), session.traffic.on(second):
+        second.frames, second.bytes_in, second.bytes_out = 2, 20, 200
+        assert (session.operations, session.traffic.bytes_in, session.traffic.bytes_out) == (3, 30, 300)
+
+    assert (session.operations, session.traffic.bytes_in, session.traffic.bytes_out) == (3, 30, 300)
+
+
+async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None:
+    session.driver.files.say(LastWords("a user ended it"))
+
+    error = session.ended_error()
+
+    assert type(error) is UnknownSession
+    assert "'session-1' has ended: a user ended it" in str(error)
+
+
+async def test_a_session_whose_driver_died_is_lost(session: Session) -> None:
+    session.driver._ended(-9)
+
+    with pytest.raises(SessionLost, match="'session-1' is lost: its driver was killed by SIGKILL") as lost:
+        raise session.ended_error()
+    assert lost.value.exit_code == -9
