@@ -26,7 +26,7 @@ from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.impatience import ImpatientProtocol
-from loom_gateway.relay.relay import RelaySocket
+from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir

@@ -6,8 +6,8 @@ An ASGI application around another, and not a middleware of FastAPI's: those com
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import LoomError
 from loom_gateway.access.control import AccessControl, refusal_headers
@@ -16,10 +16,6 @@ __all__ = ["DONE", "AccessMiddleware"]
 
 DONE = "loom.done"
 """Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
-
-AsgiMessage: TypeAlias = MutableMapping[str, Any]
-AsgiReceive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
-AsgiSend: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,11 +27,11 @@ _TUNNEL = "/api/v1/tunnel"
 class AccessMiddleware:
     """Lets requests through, with a `Principal` as ``loom.principal`` in their scope, or refuses them."""
 
-    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], access: AccessControl) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
         self._app = app
         self._access = access
 
-    async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -54,7 +50,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
 
-        async def note_and_send(message: AsgiMessage) -> None:
+        async def note_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":  # noted before anybody is told
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
                 event, details = scope.get(DONE, ("commanded", {}))
@@ -63,7 +59,7 @@ class AccessMiddleware:
 
         await self._app(scope, receive, note_and_send)
 
-    async def _refuse(self, error: LoomError, scope: AsgiMessage, send: AsgiSend) -> None:
+    async def _refuse(self, error: LoomError, scope: Scope, send: Send) -> None:
         text = json.dumps({"error": {"code": error.code, "message": str(error)}})
         headers = {"content-type": "application/json", **refusal_headers(error)}
         if scope["type"] == "websocket":

@@ -16,13 +16,14 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
@@ -30,7 +31,7 @@ from loom.wire.messages import Buffer
 from loom.wire.stream import LENGTH
 from loom_gateway.access.control import Principal
 from loom_gateway.access.tokens import Identity
-from loom_gateway.relay.relay import AsgiReceive, AsgiScope, AsgiSend, DriverLink
+from loom_gateway.relay.links import DriverLink
 
 __all__ = ["IDLE", "POLL", "Tunnel", "Tunnels"]
 
@@ -46,8 +47,6 @@ BATCH = 2 << 20
 """Bytes of a batch, if it is not one larger frame; as many wait behind it before no more are read."""
 
 _UNCACHED = {"Cache-Control": "no-store, no-transform"}
-
-RelayApplication = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 
 class Tunnel:
@@ -228,7 +227,7 @@ class Tunnels:
         idle: seconds without a poll after which a client counts as gone.
     """
 
-    def __init__(self, relay: RelayApplication, idle: float = IDLE) -> None:
+    def __init__(self, relay: ASGIApp, idle: float = IDLE) -> None:
         self._relay = relay
         self._idle = idle
         self._tunnels: dict[str, tuple[Identity, Tunnel]] = {}

@@ -18,10 +18,12 @@ import contextlib
 from collections import deque
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
+
 from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
 from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl, Principal
-from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT, AsgiReceive, AsgiScope, AsgiSend
+from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 
 __all__ = ["WeaverSocket"]
@@ -40,7 +42,7 @@ class WeaverSocket:
         self._weaver = weaver
         self._access = access
 
-    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         principal: Principal = scope["loom.principal"]
         await send({"type": "websocket.accept"})
@@ -111,7 +113,7 @@ class _Waiting:
         self._texts.append(text)
         self._some.set()
 
-    async def send_to(self, send: AsgiSend) -> None:
+    async def send_to(self, send: Send) -> None:
         """Send what waits, for ever."""
         while True:
             await self._some.wait()
@@ -130,12 +132,12 @@ def _message(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "delta", **body["changes"]}
 
 
-async def _until_disconnected(receive: AsgiReceive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "websocket.disconnect":
         pass  # a reader has nothing to say
 
 
-async def _put_out(error: LoomError, scope: AsgiScope, send: AsgiSend) -> None:
+async def _put_out(error: LoomError, scope: Scope, send: Send) -> None:
     goodbye = {"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code}
     try:
         with contextlib.suppress(RuntimeError):  # it has closed meanwhile

@@ -20,7 +20,7 @@ from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay import http_tunnel as polling
 from loom_gateway.relay.http_tunnel import BATCH, Tunnel
-from loom_gateway.relay.relay import DriverLink
+from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.manager import SessionManager
 
 BOUND = 30.0

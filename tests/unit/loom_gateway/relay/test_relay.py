@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from loom_gateway.relay.relay import DriverLink
+from loom_gateway.relay.links import DriverLink
 
 BOUND = 10.0
 

@@ -1,0 +1,149 @@
+"""`DriverLink`: the gateway's end of a connection to a driver, and what it needs of the client's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from loom.wire.messages import Buffer
+from loom.wire.stream import LENGTH
+from loom.wire.websocket import joined
+
+__all__ = ["ClientSocket", "DriverLink"]
+
+_HIGH_WATER = 512 << 10
+"""Bytes that wait for the other side before no more are read. All of it is ahead of a small call."""
+
+_FAREWELL = 4096
+"""Bytes of the largest frame that may be a driver's last word."""
+
+
+class ClientSocket(Protocol):
+    """A client's connection, as the link to its driver sees it."""
+
+    def relay_to(self, link: DriverLink) -> None:
+        """Send what the client sends from now on to a driver, and what has come already."""
+
+    def send_frame(self, *pieces: Buffer) -> None:
+        """Send a frame, given in pieces, to the client; dropped where the connection is closing."""
+
+    def pause_receiving(self) -> None:
+        """The driver takes no more for now."""
+
+    def resume_receiving(self) -> None:
+        """The driver takes more."""
+
+    def abort(self) -> None:
+        """Close the connection without a word, and drop what waits to be sent."""
+
+
+class DriverLink(asyncio.Protocol):
+    """The gateway's end of one connection to a driver."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._head = b""
+        self._pieces: list[Buffer] = []
+        self._missing = 0
+        self._last: Sequence[Buffer] = ()
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._socket: ClientSocket | None = None
+        self.frames = 0
+        """Frames that were sent to the driver."""
+        self.bytes_in = 0
+        """Bytes of them, with their lengths."""
+        self.bytes_out = 0
+        """Bytes that came from the driver."""
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        """Done when the driver has closed the connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+
+    def relay_to(self, socket: ClientSocket) -> None:
+        """Send every frame from now on to a client, and what has come already."""
+        self._socket = socket
+        while not self._frames.empty():
+            frame = self._frames.get_nowait()
+            if frame is not None:
+                socket.send_frame(frame)
+
+    async def next(self) -> bytes | None:
+        """The next frame from the driver, before `relay_to`; None when the driver has closed the connection."""
+        return await self._frames.get()
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_out += len(data)
+        if not self._missing and not self._head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
+            self._frame([data[4:]])  # one frame that came whole, as small ones do
+            return
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        view = memoryview(data)
+        position = 0
+        while position < len(data):
+            if not self._missing:
+                if len(data) - position < LENGTH.size:
+                    self._head = data[position:]
+                    return
+                (self._missing,) = LENGTH.unpack_from(data, position)
+                position += LENGTH.size
+            piece = view[position : position + self._missing]
+            self._pieces.append(piece)
+            self._missing -= len(piece)
+            position += len(piece)
+            if not self._missing:
+                pieces, self._pieces = self._pieces, []
+                self._frame(pieces)
+
+    def _frame(self, pieces: Sequence[Buffer]) -> None:
+        self._last = pieces if sum(map(len, pieces)) <= _FAREWELL else ()
+        if self._socket is not None:
+            self._socket.send_frame(*pieces)
+        else:
+            self._frames.put_nowait(joined(pieces))
+
+    @property
+    def last_frame(self) -> bytes:
+        """The last frame that came from the driver; empty if it was too large for a farewell."""
+        return joined(self._last)
+
+    def write(self, *pieces: Buffer) -> None:
+        """Send a frame to the driver; dropped where it is gone, of which the client is about to be told."""
+        if self._transport.is_closing():
+            return  # uvloop's transport would raise, and the client's connection would end without a word
+        size = sum(map(len, pieces))
+        self.frames += 1
+        self.bytes_in += LENGTH.size + size
+        self._transport.writelines((LENGTH.pack(size), *pieces))
+
+    def pause_writing(self) -> None:
+        if self._socket is not None:
+            self._socket.pause_receiving()
+
+    def resume_writing(self) -> None:
+        if self._socket is not None:
+            self._socket.resume_receiving()
+
+    def pause_reading(self) -> None:
+        """The client takes no more for now."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The client takes more."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._frames.put_nowait(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()

@@ -1,0 +1,132 @@
+"""`RelaySocket`: a client's WebSocket, which passes frames straight on to a driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.http11 import Request
+from websockets.protocol import State
+
+from loom.errors import TooLarge
+from loom.wire.frames import MAX_FRAME
+from loom.wire.messages import Buffer
+from loom.wire.sockets import keep_queues_short
+from loom.wire.websocket import WebSocketFrames, joined, message_head
+from loom_gateway.relay.links import DriverLink
+
+__all__ = ["RelaySocket"]
+
+logger = logging.getLogger(__name__)
+
+_SMALL = 16 << 10
+"""Bytes up to which joining costs less than writing in pieces."""
+
+
+class RelaySocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket (``websockets-sansio``), with a short way for frames.
+
+    An ASGI application takes each message from a queue in a task of its own. Once a client is connected to its
+    driver, frames go straight from one socket's callback to the other socket.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._link: DriverLink | None = None
+        self._splitter = WebSocketFrames(MAX_FRAME + 4096)
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            self.scope["loom.socket"] = self  # type: ignore[typeddict-unknown-key]
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # A header that HTTP allows and `websockets` does not; uvicorn would leave the client without a word.
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+
+    def refuse(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        """Answer the upgrade with an error. Of one that an application refuses, uvicorn complains in the log."""
+        response = self.conn.reject(status, text)
+        for name, value in headers.items():
+            response.headers.pop(name, None)  # which would keep both
+            response.headers[name] = value
+        self.conn.send_response(response)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.handshake_complete = self.close_sent = True
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close the connection without a word, and drop what waits to be sent."""
+        self.transport.abort()
+
+    def relay_to(self, link: DriverLink) -> None:
+        """Send every binary message from now on to a driver, and what has come already."""
+        self._link = link
+        keep_queues_short(self.transport.get_extra_info("socket"))
+        while not self.queue.empty():
+            event = self.queue.get_nowait()
+            if event["type"] == "websocket.receive":
+                link.write(event.get("bytes") or b"")
+            else:
+                self.queue.put_nowait(event)
+                break
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        if link is None:
+            super().data_received(data)
+            return
+        try:
+            for is_message, pieces in self._splitter.receive(data):
+                if is_message:
+                    link.write(*pieces)
+                else:
+                    super().data_received(joined(pieces))
+        except TooLarge as error:
+            logger.warning("closing a client's connection: %s", error)
+            self.conn.fail(1009, "message too large")
+            self.handle_parser_exception()
+
+    def handle_bytes(self, event: Frame) -> None:
+        if self._link is None or not event.fin:
+            super().handle_bytes(event)
+        else:
+            self._link.write(bytes(event.data))  # bytes already: no copy
+
+    def send_receive_event_to_app(self) -> None:
+        if self._link is None or self.curr_msg_data_type == "text":
+            super().send_receive_event_to_app()
+        else:  # a message in several WebSocket frames
+            self._link.write(b"".join(self.frames))
+            self.frames = []
+
+    def send_frame(self, *pieces: Buffer) -> None:
+        """Send a binary message; dropped where the connection is closing."""
+        if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
+            head = message_head(sum(map(len, pieces)))
+            if len(pieces) == 1 and len(pieces[0]) < _SMALL:
+                self.transport.write(head + pieces[0])
+            else:
+                self.transport.writelines((head, *pieces))
+
+    def pause_receiving(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_receiving(self) -> None:
+        self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._link is not None:
+            self._link.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._link is not None:
+            self._link.resume_reading()
