@@ -1,8 +1,10 @@
 """`GatewaySettings`: the options of a gateway, declared once, for ``loom serve gateway`` and for a pod's gateway.
 
-A dataclass with Typer's annotations and not a model of pydantic, which a laptop does not have: the command has its
-help there too.
+Dataclasses that Typer makes a command of, and not models of pydantic, which a laptop does not have: the command has
+its help there too.
 """
+
+# ruff: noqa: RUF009 - `_option` makes a field, as `dataclasses.field` does
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from loom.wire.mux import MAX_MESSAGE
 
 __all__ = ["ExitWithParent", "GatewaySettings", "Limits", "LogLevel", "command"]
 
-ExitWithParent = Annotated[
-    bool, typer.Option("--exit-with-parent", help="End when standard input, a pipe of the parent's, is closed.")
-]
+_EXIT_WITH_PARENT = "End when standard input, a pipe of the parent's, is closed."
+
+ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help=_EXIT_WITH_PARENT)]
 
 
 class LogLevel(str, Enum):
@@ -35,6 +37,14 @@ class LogLevel(str, Enum):
     error = "error"
 
 
+def _option(default: Any, text: str | None = None, **options: Any) -> Any:
+    """A setting: its default, and what Typer is told of its option."""
+    metadata = {"option": {"help": text, **options}}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of a gateway; 0 is none.
@@ -43,25 +53,19 @@ class Limits:
         WrongArguments: one is not a number that makes sense.
     """
 
-    max_message: Annotated[
-        int, typer.Option(min=0, help="Bytes of one message. Default 16 GiB.", show_default=False)
-    ] = MAX_MESSAGE
+    max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
     """Bytes of one message: an operation with its arguments."""
-    max_sessions: Annotated[int, typer.Option(min=0, help="Sessions of one token; 0: no limit.")] = 32
-    max_in_flight: Annotated[int, typer.Option(min=0, help="Unanswered operations of a session.")] = 100_000
-    connection_rate: Annotated[
-        float, typer.Option(min=0, help="Connections and requests a second from one address.")
-    ] = 100.0
+    max_sessions: int = _option(32, "Sessions of one token; 0: no limit.", min=0)
+    max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
+    connection_rate: float = _option(100.0, "Connections and requests a second from one address.", min=0)
     """WebSockets and REST requests a second from one address, after the first few seconds' worth at once."""
-    login_failures: Annotated[
-        int, typer.Option(min=0, help="Wrong tokens from one address within --login-window.")
-    ] = 20
-    login_window: Annotated[float, typer.Option(min=0, metavar="SECONDS")] = 60.0
+    login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)
+    login_window: float = _option(60.0, metavar="SECONDS", min=0)
 
     def __post_init__(self) -> None:
         for limit in fields(Limits):
             if not 0 <= getattr(self, limit.name) < math.inf:
-                raise WrongArguments(f"{_option(limit)} is a number from 0 on")
+                raise WrongArguments(f"{_word(limit)} is a number from 0 on")
         if not self.login_window:
             raise WrongArguments("--login-window is larger than 0")
 
@@ -70,90 +74,64 @@ class Limits:
 class GatewaySettings(Limits):
     """What a gateway is told."""
 
-    worker: Annotated[
-        list[str], typer.Option(metavar="[MESH=]tcp://HOST:PORT", help="Address of a worker; once for each.")
-    ] = field(default_factory=list)
-    workers: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[MESH=]SOURCE",
-            help="Where workers are found: dns://SERVICE:PORT?count=N, a headless service, or file:PATH, with an "
-            "address a line.",
-        ),
-    ] = field(default_factory=list)
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8470
-    workers_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long a new session waits for workers to be found.")
-    ] = 60.0
-    token: Annotated[
-        str | None, typer.Option(envvar="LOOM_TOKEN", help="What clients must show. Generated and printed if none.")
-    ] = None
-    session_linger: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long a session lives on without a client.")
-    ] = 3600.0
-    tunnel_idle: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a client over HTTP may go without a poll.")
-    ] = 60.0
-    state_dir: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder in which the next gateway finds the sessions of this one. "
-            "Default: $XDG_RUNTIME_DIR/loom/gateway-PORT, or /tmp/loom-UID/gateway-PORT.",
-            show_default=False,
-        ),
-    ] = None
-    end_sessions: Annotated[
-        bool, typer.Option("--end-sessions", help="End the sessions on SIGTERM, too, as Ctrl-C does.")
-    ] = False
-    drain: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="On SIGTERM, serve the sessions there are for so long, but no new ones.",
-        ),
-    ] = 0.0
-    weaver_listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where training processes find the weaver. Default: this host's address, any port.",
-            show_default=False,
-        ),
-    ] = None
-    weaver_advertise: Annotated[
-        str | None, typer.Option(metavar="HOST", help="The host that they are told, where it is another.")
-    ] = None
-    injectable: Annotated[
-        bool,
-        typer.Option(
-            "--injectable",
-            envvar="LOOM_INJECTABLE",
-            help="Allow that failures are injected into it, its weaver and drivers: `loom inject`.",
-        ),
-    ] = False
-    log_level: Annotated[LogLevel, typer.Option(help="debug, info, warning or error; the log goes to stderr.")] = (
-        LogLevel.warning
+    worker: list[str] = _option([], "Address of a worker; once for each.", metavar="[MESH=]tcp://HOST:PORT")
+    workers: list[str] = _option(
+        [],
+        "Where workers are found: dns://SERVICE:PORT?count=N, a headless service, or file:PATH, with an address a "
+        "line.",
+        metavar="[MESH=]SOURCE",
     )
-    tokens: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of `loom token`. Default: LOOM_TOKENS, or the user's.")
-    ] = None
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate and its chain, PEM; serves wss://.")
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, if it is in another file.")] = None
-    allow_origin: Annotated[
-        list[str], typer.Option(metavar="https://HOST", help="Pages that may connect, besides the gateway's own.")
-    ] = field(default_factory=list)
-    trusted_proxy: Annotated[
-        list[str], typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed.")
-    ] = field(default_factory=list)
-    audit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write who did what, as JSON lines.")] = None
-    audit_size: Annotated[
-        int, typer.Option(min=1, metavar="BYTES", help="Size of one audit file.", show_default="64 MiB")
-    ] = 64 << 20
-    exit_with_parent: ExitWithParent = False
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8470, "Port to listen on; 0 picks a free one.", min=0, max=65535)
+    workers_timeout: float = _option(
+        60.0, "How long a new session waits for workers to be found.", metavar="SECONDS", min=0
+    )
+    token: str | None = _option(None, "What clients must show. Generated and printed if none.", envvar="LOOM_TOKEN")
+    session_linger: float = _option(
+        3600.0, "How long a session lives on without a client.", metavar="SECONDS", min=0
+    )
+    tunnel_idle: float = _option(
+        60.0, "How long a client over HTTP may go without a poll.", metavar="SECONDS", min=1
+    )
+    state_dir: str | None = _option(
+        None,
+        "Folder in which the next gateway finds the sessions of this one. Default: "
+        "$XDG_RUNTIME_DIR/loom/gateway-PORT, or /tmp/loom-UID/gateway-PORT.",
+        show_default=False,
+    )
+    end_sessions: bool = _option(False, "End the sessions on SIGTERM, too, as Ctrl-C does.")
+    drain: float = _option(
+        0.0, "On SIGTERM, serve the sessions there are for so long, but no new ones.", metavar="SECONDS", min=0
+    )
+    weaver_listen: str | None = _option(
+        None,
+        "Where training processes find the weaver. Default: this host's address, any port.",
+        metavar="HOST:PORT",
+        show_default=False,
+    )
+    weaver_advertise: str | None = _option(
+        None, "The host that they are told, where it is another.", metavar="HOST"
+    )
+    injectable: bool = _option(
+        False,
+        "Allow that failures are injected into it, its weaver and drivers: `loom inject`.",
+        envvar="LOOM_INJECTABLE",
+    )
+    log_level: LogLevel = _option(
+        LogLevel.warning, "debug, info, warning or error; the log goes to stderr.", metavar="LOG_LEVEL"
+    )
+    tokens: Path | None = _option(
+        None, "File of `loom token`. Default: LOOM_TOKENS, or the user's.", metavar="FILE"
+    )
+    tls_cert: Path | None = _option(None, "Certificate and its chain, PEM; serves wss://.", metavar="FILE")
+    tls_key: Path | None = _option(None, "Its key, if it is in another file.", metavar="FILE")
+    allow_origin: list[str] = _option(
+        [], "Pages that may connect, besides the gateway's own.", metavar="https://HOST"
+    )
+    trusted_proxy: list[str] = _option([], "A proxy whose X-Forwarded-For is believed.", metavar="ADDRESS")
+    audit: Path | None = _option(None, "Write who did what, as JSON lines.", metavar="FILE")
+    audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
+    exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
 
     def arguments(self) -> list[str]:
         """Return the command line that makes these settings, without the token: everybody could read it there."""
@@ -163,38 +141,37 @@ class GatewaySettings(Limits):
             if setting.name == "token" or value == _default(setting):
                 continue
             if value is True:
-                arguments.append(_option(setting))
+                arguments.append(_word(setting))
                 continue
             for one in value if isinstance(value, list) else [value]:
-                arguments += [_option(setting), str(getattr(one, "value", one))]
+                arguments += [_word(setting), str(getattr(one, "value", one))]
         return arguments
 
 
 def command(run: Callable[[GatewaySettings], None]) -> Callable[..., None]:
     """Make of a function that takes settings one with an option for each, for Typer. It keeps the docstring."""
-    types = get_type_hints(GatewaySettings, include_extras=True)
+    types = get_type_hints(GatewaySettings)
     # Typer shows the options in this order: those that every gateway needs come before the limits.
     settings = sorted(fields(GatewaySettings), key=lambda setting: setting.name in Limits.__dataclass_fields__)
 
     def with_options(**options: Any) -> None:
         run(GatewaySettings(**options))
 
+    def parameter(setting: Field[Any]) -> inspect.Parameter:
+        # A word of its own for a flag, which Typer would otherwise give a --no-… too.
+        words = [_word(setting)] if types[setting.name] is bool else []
+        option = typer.Option(_default(setting), *words, **setting.metadata["option"])
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(setting.name, kind, default=option, annotation=types[setting.name])
+
     with_options.__doc__ = run.__doc__
     with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                setting.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=_default(setting),
-                annotation=types[setting.name],
-            )
-            for setting in settings
-        ]
+        [parameter(setting) for setting in settings]
     )
     return with_options
 
 
-def _option(setting: Field[Any]) -> str:
+def _word(setting: Field[Any]) -> str:
     return f"--{setting.name.replace('_', '-')}"
 
 
