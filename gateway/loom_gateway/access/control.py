@@ -122,7 +122,7 @@ class AccessControl:
             what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
             raise _too_often(what, wait)
         try:
-            identity = self._authority.check_digest(shown)
+            identity = self._authority.check(shown)
         except TokenRevoked:  # which was no guess
             raise
         except AuthenticationError:
@@ -215,7 +215,7 @@ class AccessControl:
         Raises:
             TokenRevoked: it is not.
         """
-        self._authority.confirm(principal.identity)
+        self._authority.confirm(principal.identity.token)
 
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients whose token is not good any more, and end their sessions. Never returns."""
@@ -232,7 +232,7 @@ class AccessControl:
                     self._background(cut(error))
             for session in manager.sessions():
                 try:
-                    self._authority.confirm_id(session.owner)
+                    self._authority.confirm(session.owner)
                 except TokenRevoked as error:
                     if not session.is_ending:
                         self._background(manager.end(session, str(error).partition(":")[0]))

@@ -77,17 +77,13 @@ class TokenAuthority:
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
-    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
-        """Who shows the token of the ``Authorization: Bearer`` header of a request.
+    def check(self, shown: str) -> Identity:
+        """Return whose token has a digest, as `digest_shown` gives it.
 
         Raises:
-            AuthenticationError: it is missing, of another scheme, or its token is wrong.
+            AuthenticationError: nobody's.
             TokenRevoked: it was revoked, or has expired.
         """
-        return self.check_digest(digest_shown(headers))
-
-    def check_digest(self, shown: str) -> Identity:
-        """As `check`, for a token of which there is the digest."""
         if hmac.compare_digest(shown, self._own):
             return OWN
         self.reload()
@@ -99,20 +95,15 @@ class TokenAuthority:
                 + ("" if self._file is None else ", and `loom token create` makes more")
             )
         identity = Identity(token.id, token.name, token.scope)
-        self.confirm(identity)
+        self.confirm(token.id)
         return identity
 
-    def confirm(self, identity: Identity) -> None:
-        """Check that a token that was accepted still is.
+    def confirm(self, ident: str) -> None:
+        """Check that a token that was accepted still is, by its id.
 
         Raises:
             TokenRevoked: it is not.
         """
-        if identity != OWN:
-            self.confirm_id(identity.token)
-
-    def confirm_id(self, ident: str) -> None:
-        """As `confirm`, for the id of a token."""
         if ident in ("", OWN.token):  # without an owner: of a gateway that knew of none
             return
         token = self._by_id.get(ident)

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -115,7 +115,8 @@ class SessionLogs:
                     yield b"".join(lines)
                     silence = 0.0
                 living = log.living and not self._closing  # before the last look
-                lines = [line for line, _ in _matching(await asyncio.to_thread(reader.new_entries), query)]
+                entries = await asyncio.to_thread(reader.new_entries)
+                lines = [line for line, entry in entries if query.matches(entry)]
                 if lines:
                     continue
                 if not living:
@@ -134,7 +135,12 @@ class SessionLogs:
         reader = _LogReader(log.path)
         sizes: dict[str, int] = {}
         tail = None if query.tail is None else min(query.tail, sys.maxsize)  # a deque takes no more
-        lines = deque((line for line, _ in _matching(_noting(sizes, reader.old_entries()), query)), tail)
+        lines: deque[bytes] = deque(maxlen=tail)
+        for line, entry in reader.old_entries():
+            if "processes" in entry:
+                sizes[entry["mesh"]] = entry["processes"]
+            if query.matches(entry):
+                lines.append(line)
         _check_exists(session, query, sizes)
         return list(lines), reader
 
@@ -199,22 +205,6 @@ def _open_if_there(path: str) -> IO[bytes] | None:
 def _entries(data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for line in data.splitlines(keepends=True):
         yield line, json.loads(line)
-
-
-def _matching(
-    entries: Iterable[tuple[bytes, dict[str, Any]]], query: LogQuery
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    return ((line, entry) for line, entry in entries if query.matches(entry))
-
-
-def _noting(
-    sizes: dict[str, int], entries: Iterable[tuple[bytes, dict[str, Any]]]
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The entries; what they say of the meshes' sizes is noted on the way."""
-    for line, entry in entries:
-        if "processes" in entry:
-            sizes[entry["mesh"]] = entry["processes"]
-        yield line, entry
 
 
 def _check_exists(session: str, query: LogQuery, sizes: dict[str, int]) -> None:

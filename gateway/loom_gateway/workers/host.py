@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import ipaddress
 import os
 import signal
@@ -29,7 +28,7 @@ from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
 from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
-from loom.process.listen import announce, bracketed
+from loom.process.listen import announce, bracketed, listen
 from loom_gateway.workers.monarch_env import set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -62,6 +61,8 @@ have it from the driver, which does not give up either. One whose host was kille
 
 REAP_EVERY = 0.1
 """Seconds between two looks for orphans that have ended, while there is something that has ended."""
+
+_PORT_ADVICE = "end what listens there or choose another port"
 
 LISTEN_CHECK = 0.005
 """Seconds between two looks at whether Monarch listens. It has no event for that, but does so in milliseconds."""
@@ -98,7 +99,7 @@ def serve(address: WorkerAddress) -> None:
         served.get()
     except ValueError as error:
         if "Address already in use" in str(error):
-            raise _port_in_use(address) from error
+            raise PortInUse(f"port {address.port} of {address.host} is in use: {_PORT_ADVICE}") from error
         raise
 
 
@@ -132,22 +133,7 @@ def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 def _check_free(address: WorkerAddress, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     """Bind the port and let it go: says what is wrong before Monarch is loaded, which takes a second."""
-    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((str(ip), address.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _port_in_use(address) from error
-            advice = "; give an address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
-            raise InvalidAddress(f"cannot listen on {address}: {error.strerror}{advice}") from error
-
-
-def _port_in_use(address: WorkerAddress) -> PortInUse:
-    return PortInUse(
-        f"port {address.port} of {address.host} is in use: end what listens there or choose another port"
-    )
+    listen(str(ip), address.port, _PORT_ADVICE).close()
 
 
 def _end_with_descendants(status: int = 0) -> NoReturn:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from loom.errors import InvalidAddress, WorkerUnreachable
+from loom.process.listen import bracketed
 from loom_gateway.workers.registry_file import WorkerList
 
 __all__ = [
@@ -51,8 +52,7 @@ class WorkerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"tcp://{bracketed(self.host)}:{self.port}"
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
@@ -137,6 +137,14 @@ class WorkerSource(Protocol):
     def count(self) -> int:
         """How many there are to be."""
 
+    @property
+    def where(self) -> str:
+        """Where the workers are looked for; empty if their addresses do not change."""
+
+    @property
+    def advice(self) -> str:
+        """What to do if some are missing."""
+
     def find(self) -> Sequence[FoundWorker]:
         """Those that there are now, in order. May wait for the network.
 
@@ -150,6 +158,7 @@ class StaticWorkers:
     """Workers at addresses that do not change."""
 
     addresses: tuple[str, ...]
+    where = advice = ""
 
     @property
     def count(self) -> int:
@@ -166,6 +175,11 @@ class DnsWorkers:
     service: str
     port: int
     count: int
+    advice = "See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
+
+    @property
+    def where(self) -> str:
+        return f" at {self.service}"
 
     def find(self) -> Sequence[FoundWorker]:
         try:
@@ -188,6 +202,17 @@ class FileWorkers:
     """Workers that a file lists: an address a line, and comments behind ``#``. It is read again when it changes."""
 
     path: Path
+
+    @property
+    def where(self) -> str:
+        return f" in the file {self.path}"
+
+    @property
+    def advice(self) -> str:
+        return (
+            f"Write the address of each into {self.path}, a line each, such as tcp://10.0.0.5:26600; it is read "
+            "again when it changes"
+        )
 
     @property
     def count(self) -> int:
@@ -291,7 +316,7 @@ class WorkerHosts:
     @property
     def changing(self) -> bool:
         """Whether there may be others later."""
-        return not all(isinstance(source, StaticWorkers) for _, source in self._sources)
+        return any(source.where for _, source in self._sources)
 
     @property
     def complete(self) -> bool:
@@ -357,28 +382,13 @@ class WorkerHosts:
             there = [address for address in places if address is not None]
             if not places or len(there) < len(places):
                 missing = [str(number) for number, address in enumerate(places) if address is None]
-                where, what_to_do = _place_and_advice(source)
                 lines.append(
-                    f"{len(there)} of {max(len(places), 1)} workers of {mesh} have been found{where} "
+                    f"{len(there)} of {max(len(places), 1)} workers of {mesh} have been found{source.where} "
                     f"({', '.join(there) or 'none'}); missing: number {', '.join(missing) or '0'}"
                 )
-                advice.append(what_to_do)
+                advice.append(source.advice)
         if lines:
             raise WorkerUnreachable(". ".join(["; ".join(lines), *dict.fromkeys(filter(None, advice))]))
-
-
-def _place_and_advice(source: WorkerSource) -> tuple[str, str]:
-    """Where the workers of a source were looked for, and what to do if some are missing."""
-    if isinstance(source, DnsWorkers):
-        return f" at {source.service}", (
-            "See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
-        )
-    if isinstance(source, FileWorkers):
-        return f" in the file {source.path}", (
-            f"Write the address of each into {source.path}, a line each, such as tcp://10.0.0.5:26600; it is read "
-            "again when it changes"
-        )
-    return "", ""
 
 
 def _put(places: list[str | None], found: Sequence[FoundWorker]) -> None:

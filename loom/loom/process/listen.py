@@ -36,7 +36,8 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise PortInUse(f"port {port} of {host} is in use: {advice}") from error
         reason = getattr(error, "strerror", None) or error
-        raise InvalidAddress(f"cannot listen on {host}:{port}: {reason}") from error
+        hint = "; give an address of this machine" if getattr(error, "errno", None) == errno.EADDRNOTAVAIL else ""
+        raise InvalidAddress(f"cannot listen on {host}:{port}: {reason}{hint}") from error
     return listener
 
 
