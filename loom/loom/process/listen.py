@@ -10,7 +10,7 @@ import socket
 
 from loom.errors import InvalidAddress, PortInUse
 
-__all__ = ["announce", "bracketed", "free_ports", "listen", "reachable"]
+__all__ = ["address_towards", "announce", "bracketed", "free_ports", "listen", "reachable"]
 
 _ANY = ("0.0.0.0", "::")
 
@@ -48,6 +48,15 @@ def free_ports(count: int) -> list[int]:
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
         return [sock.getsockname()[1] for sock in sockets]
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this machine on its way to another, which that one reaches too."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        route.connect((host, port))
+        here: str = route.getsockname()[0]
+        return here
 
 
 def bracketed(host: object) -> str:

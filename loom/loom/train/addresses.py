@@ -7,6 +7,7 @@ import socket
 from urllib.parse import urlsplit
 
 from loom.control.address import ADDRESS_VARIABLE
+from loom.process import listen
 
 __all__ = ["address_towards", "own_address"]
 
@@ -14,10 +15,7 @@ __all__ = ["address_towards", "own_address"]
 def address_towards(url: str) -> str:
     """Return the address of this host on its way to a URL's host."""
     parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname, parts.port or 80))  # sends nothing
-        address: str = probe.getsockname()[0]
-        return address
+    return listen.address_towards(parts.hostname or "", parts.port or 80)
 
 
 def own_address() -> str:

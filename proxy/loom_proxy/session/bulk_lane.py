@@ -7,12 +7,12 @@ allows one connection only, say, the first one carries everything.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
 
 from loom.errors import LoomError
+from loom.process.backoff import Backoff
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
 from loom.wire.waker import Bell
@@ -23,7 +23,7 @@ __all__ = ["BulkConnection"]
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+BACKOFF = Backoff(0.1, 30.0, jitter=0.5)
 """Seconds before it is tried again: after it was lost, and after it was refused time and again."""
 
 
@@ -78,18 +78,16 @@ class BulkConnection:
         self._now.set()
 
     def _run(self) -> None:
-        pause = SHORTEST_PAUSE
+        pauses = iter(BACKOFF)
         while not self._closed:
             began = time.monotonic()
             if self._allowed:
                 self._try()
-            if time.monotonic() - began > LONGEST_PAUSE:
-                pause = SHORTEST_PAUSE
-            if not self._now.wait(random.uniform(pause / 2, pause)):
-                pause = min(2 * pause, LONGEST_PAUSE)
-            elif not self._closed:
+            if time.monotonic() - began > BACKOFF.most:
+                pauses = iter(BACKOFF)
+            if self._now.wait(next(pauses)) and not self._closed:
                 self._now.clear()
-                pause = SHORTEST_PAUSE
+                pauses = iter(BACKOFF)
 
     def _try(self) -> None:
         try:

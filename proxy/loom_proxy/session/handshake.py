@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from loom._version import __version__
 from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch, RateLimited
+from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, behind_length, unnumbered_frame
@@ -20,8 +20,7 @@ __all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
 TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
 """What may be otherwise in a moment: the network is away, a gateway restarts or is busy, something else answers."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.05, 5.0
-"""Seconds before the second attempt to connect again, and the most between two."""
+_RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
 
 
 class Dialled(NamedTuple):
@@ -107,12 +106,5 @@ def client_name() -> str:
 
 
 def delays() -> Iterator[float]:
-    """Seconds before each attempt to connect again: none, then more and more, each drawn at random below a bound.
-
-    At random, so that the clients of a gateway that comes back do not all come at once.
-    """
-    yield 0.0
-    bound = FIRST_DELAY
-    while True:
-        yield random.uniform(bound / 2, bound)
-        bound = min(2 * bound, LONGEST_DELAY)
+    """Return the seconds before each attempt to connect again."""
+    return iter(_RECONNECT)

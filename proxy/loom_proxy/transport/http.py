@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import random
 import socket
 import ssl
 import threading
@@ -19,6 +18,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
+from loom.process.backoff import Backoff
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
@@ -38,11 +38,8 @@ CONNECT_TIMEOUT = 10.0
 GOODBYE_TIMEOUT = 2.0
 """Seconds that closing waits for the gateway."""
 
-FIRST_PAUSE = 0.05
-"""Seconds before the third attempt; the second is made at once, as idle connections are closed by many."""
-
-LONGEST_PAUSE = 1.0
-"""Seconds between two attempts at most."""
+BACKOFF = Backoff(0.05, 1.0, jitter=0.5, at_once=True)
+"""Seconds before it is tried again; the first time at once, as idle connections are closed by many."""
 
 T = TypeVar("T")
 
@@ -224,7 +221,7 @@ class HttpTransport:
             LoomError: the gateway refuses it.
         """
         deadline = None
-        pause = 0.0
+        pauses = iter(BACKOFF)
         while not self._closing.is_set():
             try:
                 response, answer = line.ask(
@@ -242,8 +239,7 @@ class HttpTransport:
             deadline = deadline or time.monotonic() + PATIENCE
             if time.monotonic() > deadline:
                 raise ConnectionLost(f"no answer over HTTP for {PATIENCE:g} s: {problem}")
-            self._closing.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
+            self._closing.wait(next(pauses))
         raise ConnectionLost("the connection was closed")
 
     def _lose(self, error: LoomError) -> None:

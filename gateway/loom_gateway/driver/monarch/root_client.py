@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loom.errors import WorkerUnreachable
+from loom.process import listen
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:
@@ -59,11 +60,7 @@ def _try(address: WorkerAddress, timeout: float) -> str | None:
 def address_towards(workers: Sequence[str]) -> str:
     """The address of this machine that the workers can reach."""
     first = parse_worker_address(workers[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        # Connecting a datagram socket sends nothing: it only asks the routing table.
-        route.connect((socket.gethostbyname(first.host), first.port))
-        here: str = route.getsockname()[0]
-    return here
+    return listen.address_towards(first.host, first.port)
 
 
 def _use_transport(here: str, port: int) -> None:
@@ -77,8 +74,7 @@ def _use_transport(here: str, port: int) -> None:
     from monarch.config import configure
 
     configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
-    host = f"[{here}]" if ":" in here else here
-    enable_transport(f"tcp://{host}:{port if _is_free(here, port) else 0}")
+    enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
 
 
 def _is_free(here: str, port: int) -> bool:
