@@ -130,8 +130,8 @@ class WeaverSupervisor:
 
     def abandon(self) -> None:
         """Do what can be done at once where this process is about to end with its parent. On any thread."""
-        if isinstance(self._process, AdoptedDriver):  # which does not see that standard input is closed
-            self._process.signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.abandon()
 
     async def _run(self) -> None:
         try:

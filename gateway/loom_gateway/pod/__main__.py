@@ -56,22 +56,18 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     keeper = PodSupervisor(settings, options.folder, address, options.name)
     end_sessions = False
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            announce()
-
     def end() -> None:
         nonlocal end_sessions
         end_sessions = True
         server.should_exit = True
 
     config = uvicorn.Config(create_app(keeper, end), log_level="warning", access_log=False, lifespan="off")
-    server = Server(config)
+    server = uvicorn.Server(config)
     if options.exit_with_parent:
         loop = asyncio.get_running_loop()
         when_parent_ends(lambda: loop.call_soon_threadsafe(end))
     keeper.start()
+    announce()
     try:
         await server.serve([listener])
     finally:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from loom.errors import WrongArguments
+from loom_gateway.sessions.driver_files import write_atomically
 
 __all__ = ["GATEWAY_PORT", "KEEPER_PORT", "MONARCH_PORT", "MeshPods", "PodSettings"]
 
@@ -63,33 +63,31 @@ class PodSettings:
     # -- as JSON ------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, given: Any) -> PodSettings:
-        """Read what `to_json` made.
+        """Read what `to_json` made. Names that this version does not know are of a newer one, and passed over.
 
         Raises:
             WrongArguments: it is something else.
         """
+        from pydantic import TypeAdapter, ValidationError  # not in every image: `LoomPod` says what is missing
+
         try:
-            known = {field.name for field in fields(cls)}
-            # A name that this version does not know is of a newer one, which has a default for older pods.
-            values = {name: value for name, value in given.items() if name in known}
-            return cls(**{**values, "meshes": tuple(MeshPods(**mesh) for mesh in given["meshes"])})
-        except (AttributeError, KeyError, TypeError) as error:
-            raise WrongArguments(f"these are no settings of a pod: {error!r}") from error
+            return TypeAdapter(cls).validate_python(given)
+        except ValidationError as error:
+            raise WrongArguments(f"these are no settings of a pod: {error}") from error
 
     def write(self, folder: Path) -> None:
         """Keep them in a folder that only this user can open."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = folder / f"settings.{os.getpid()}.new"
-        fresh.write_text(json.dumps(self.to_json()))
-        fresh.replace(folder / "settings.json")
+        write_atomically(str(folder / "settings.json"), json.dumps(self.to_json()))
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:
-        """The settings that `write` left.
+        """Return the settings that `write` left.
 
         Raises:
             WrongArguments: there are none.

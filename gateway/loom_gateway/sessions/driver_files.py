@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,11 @@ def start_time(pid: int) -> int | None:
 def write_atomically(path: str, text: str) -> None:
     """Write a file that only this user can read; a reader finds what was there before or all of this."""
     folder, name = os.path.split(path)
-    with _removed_on_error(tempfile.mkstemp(prefix=f".{name}-", dir=folder)) as (descriptor, temporary):
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
+    try:
         with open(descriptor, "w") as file:
             file.write(text)
         os.replace(temporary, path)
-
-
-@contextlib.contextmanager
-def _removed_on_error(made: tuple[int, str]) -> Iterator[tuple[int, str]]:
-    try:
-        yield made
     except BaseException:
-        os.unlink(made[1])
+        os.unlink(temporary)
         raise

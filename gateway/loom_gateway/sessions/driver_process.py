@@ -87,6 +87,10 @@ class DriverProcess(ABC):
     def signal(self, number: int) -> None:
         """Send a signal, if the process lives."""
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """Have it end because this process is about to, with its parent. On any thread."""
+
 
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
@@ -133,6 +137,9 @@ class OwnDriver(DriverProcess):
 
     def signal(self, number: int) -> None:
         self._child.signal(number)
+
+    def abandon(self) -> None:
+        """Do nothing: it sees that standard input is closed."""
 
 
 class NotOurDriver(Exception):
@@ -186,6 +193,9 @@ class AdoptedDriver(DriverProcess):
             signal.pidfd_send_signal(self._pidfd, number)
             if number == signal.SIGKILL:
                 self._killed_by = -number
+
+    def abandon(self) -> None:
+        self.signal(signal.SIGTERM)
 
 
 def _check_listener(path: str, pid: int) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -281,8 +280,7 @@ class SessionManager:
     def abandon(self) -> None:
         """Do what can be done at once where this process is about to end with its parent. On any thread."""
         for session in self.sessions():
-            if isinstance(session.driver, AdoptedDriver):  # which does not see that standard input is closed
-                session.driver.signal(signal.SIGTERM)
+            session.driver.abandon()
         self.folder.remove()
 
     async def _end_spare(self, spare: asyncio.Task[OwnDriver]) -> None:

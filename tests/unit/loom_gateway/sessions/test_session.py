@@ -19,6 +19,9 @@ class Driver(DriverProcess):
     def signal(self, number: int) -> None:
         """Nobody is there."""
 
+    def abandon(self) -> None:
+        """Nobody is there."""
+
 
 @dataclass(eq=False)
 class Passed:
