@@ -120,17 +120,20 @@ class LocalCluster:
         require(GATEWAY_MODULES, "a local cluster")
         atexit.register(self.close)
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    self._start_children()
-                    return
-                except _WorkerPortTaken as error:
-                    if attempt == ATTEMPTS:
-                        raise error.cause from None
-                    self._end_children()
+            for attempts_left in reversed(range(ATTEMPTS)):
+                self._start_children()
+                error, of_worker = self._await_ready()
+                if error is None:
+                    break
+                if not (attempts_left and of_worker and isinstance(error, PortInUse)):
+                    raise error
+                # Somebody took a port between its choice and the worker's start.
+                self._end_children()
         except BaseException:
             self.close()
             raise
+        announcement = self._children[0].ready.result()
+        self.url, self.token = announcement["url"], announcement["token"]
 
     def _start_children(self) -> None:
         self.workers = [f"tcp://127.0.0.1:{port}" for port in free_ports(self._hosts)]
@@ -139,32 +142,26 @@ class LocalCluster:
             arguments += ["--worker", address]
         # The gateway first: its warm driver takes longest.
         command = python("loom_gateway", *arguments, "--exit-with-parent")
-        gateway = Child("the gateway", command, self._gateway_environment)
-        self._children = [gateway]
+        self._children = [Child("the gateway", command, self._gateway_environment)]
         for address in self.workers:
             command = python("loom_gateway.workers.host", "--address", address, "--exit-with-parent")
             self._children.append(Child(f"the worker at {address}", command, self._worker_environment))
-        self._await_ready()
-        announcement = gateway.ready.result()
-        self.url, self.token = announcement["url"], announcement["token"]
 
-    def _await_ready(self) -> None:
+    def _await_ready(self) -> tuple[BaseException | None, bool]:
+        """Wait until all children are ready; return the error of one that is not, and whether that is a worker."""
         done, pending = concurrent.futures.wait(
             [child.ready for child in self._children], self._timeout, concurrent.futures.FIRST_EXCEPTION
         )
-        for child in self._children:
+        for number, child in enumerate(self._children):
             error = child.ready.exception() if child.ready in done else None
-            if isinstance(error, PortInUse) and child is not self._children[0]:
-                raise _WorkerPortTaken(error)
             if error is not None:
-                raise error
+                return error, number > 0
         if pending:
             late = [child for child in self._children if child.ready in pending]
             output = "\n".join(child.output for child in late)
-            raise LoomError(
-                f"{' and '.join(child.name for child in late)} not ready within {self._timeout:g} s; "
-                f"last output:\n{output}"
-            )
+            names = " and ".join(child.name for child in late)
+            return LoomError(f"{names} not ready within {self._timeout:g} s; last output:\n{output}"), False
+        return None, False
 
     @property
     def pids(self) -> list[int]:
@@ -220,11 +217,3 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _WorkerPortTaken(Exception):
-    """Somebody took a port between its choice and the worker's start."""
-
-    def __init__(self, cause: PortInUse) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
