@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -50,16 +50,6 @@ class WeaverRecord(DriverRecord):
 
     address: str = ""
     """Where threadlets find it."""
-
-
-class OwnWeaver(OwnDriver):
-    """A weaver that is a child of this process."""
-
-    _name = "the weaver"
-
-    @staticmethod
-    def _command(files: DriverFiles, arguments: Sequence[str]) -> list[str]:
-        return python("loom.weaver", "--folder", os.path.dirname(files.socket), *arguments)
 
 
 CANCEL_AGAIN = 0.1
@@ -191,7 +181,8 @@ class WeaverSupervisor:
             arguments += ["--advertise", self._advertise]
         if self._exit_with_gateway:
             arguments.append("--exit-with-parent")
-        process = self._process = OwnWeaver(self._files, arguments)
+        command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
+        process = self._process = OwnDriver("the weaver", self._files, command)
         self._write_record(process, "")
         announced = await process.come_up(START_TIMEOUT)
         self.address = str(announced["address"])

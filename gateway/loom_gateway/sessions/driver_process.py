@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from loom.errors import LoomError, SessionLost
-from loom.process.child import Child, python
+from loom.process.child import Child
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
 
 __all__ = ["AdoptedDriver", "DriverProcess", "NotOurDriver", "OwnDriver"]
@@ -95,22 +95,16 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
 
-    _name = "the driver"
-
-    def __init__(self, files: DriverFiles, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, files: DriverFiles, command: Sequence[str]) -> None:
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # Its standard input tells it when this process is gone; see `driver.lifetime`.
-            self._child = Child(self._name, self._command(files, arguments), errors=output)
+            self._child = Child(name, command, errors=output)
         finally:
             os.close(output)
         super().__init__(files, self._child.pid)
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
-
-    @staticmethod
-    def _command(files: DriverFiles, arguments: Sequence[str]) -> list[str]:
-        return python("loom_gateway.driver", "--socket", files.socket, *arguments)
 
     async def come_up(self, timeout: float) -> dict[str, Any]:
         """Wait until the process listens; return what it announces.
@@ -123,13 +117,12 @@ class OwnDriver(DriverProcess):
             return await asyncio.wait_for(ready, timeout)
         except asyncio.TimeoutError:
             await self.end("it did not come up", 0)
-            raise self.lost(f"{self._name} did not listen within {timeout:g} s") from None
+            raise self.lost(f"{self._child.name} did not listen within {timeout:g} s") from None
         except LoomError:
             await self.exited.wait()
             last = "\n".join(self.output)
-            raise self.lost(
-                f"{self._name} ended before it listened (exit code {self.exit_code}); its last output:\n{last}"
-            ) from None
+            how = f"{self._child.name} {self.how_it_ended} before it listened"
+            raise self.lost(f"{how}; its last output:\n{last}") from None
 
     def _note_end(self, ended: Future[int]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers

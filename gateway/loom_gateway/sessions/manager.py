@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from loom.errors import LoomError, UnknownSession
+from loom.process.child import python
 from loom.wire.handshake import PROTOCOL
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time
 from loom_gateway.sessions.driver_ports import FreshPorts
@@ -175,7 +176,8 @@ class SessionManager:
         workers = await self.worker_watch.there()
         files = self.folder.new_driver()
         port = self._ports.take()
-        arguments = [arg for worker in workers.addresses for arg in ("--worker", worker)]
+        arguments = ["--socket", files.socket]
+        arguments += [arg for worker in workers.addresses for arg in ("--worker", worker)]
         arguments += ["--workers-file", self.worker_watch.path]
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self.folder.weaver]
@@ -183,7 +185,7 @@ class SessionManager:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:
             arguments.append("--remove-folder")
-        driver = OwnDriver(files, arguments)
+        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments))
         files.write_record(DriverRecord(driver.pid, start_time(driver.pid) or 0, port, list(PROTOCOL)))
         await driver.come_up(START_TIMEOUT)
         return driver
