@@ -72,7 +72,7 @@ class SessionList(BaseModel):
     sessions: list[SessionInfo]
     """The living ones."""
     ended: list[EndedSessionInfo] = []
-    """The last hundred that have ended, where they were asked for."""
+    """The last hundred that have ended, if they were asked for."""
 
 
 class WorkerInfo(BaseModel):

@@ -46,7 +46,7 @@ STEADY = 30.0
 
 @dataclass(frozen=True)
 class WeaverRecord(DriverRecord):
-    """Who the weaver is, for a gateway that did not start it."""
+    """What a gateway notes of the weaver, for the gateway after it."""
 
     address: str = ""
     """Where threadlets find it."""
@@ -101,7 +101,7 @@ class WeaverSupervisor:
         self._keeping = asyncio.ensure_future(run_again(self._run, BACKOFF, STEADY))
 
     async def close(self, end: bool) -> None:
-        """Keep it no more.
+        """Stop supervising.
 
         Args:
             end: whether to end it, or to leave it to the next gateway.
@@ -119,7 +119,7 @@ class WeaverSupervisor:
             await self.process.end("the gateway was stopped", END_TIMEOUT)
 
     def abandon(self) -> None:
-        """Do what can be done at once where this process is about to end with its parent. On any thread."""
+        """See that it ends, as this process is about to with its parent. On any thread."""
         if self._process is not None:
             self._process.abandon()
 

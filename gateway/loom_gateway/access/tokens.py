@@ -1,4 +1,4 @@
-"""Who may come in, and what for: the gateway's own token, and those of its token file."""
+"""Tokens and their scopes: the gateway's own token, and those of its token file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TokenAuthority:
         """Return whose token has a digest, as `digest_shown` gives it.
 
         Raises:
-            AuthenticationError: nobody's.
+            AuthenticationError: no token has this digest.
             TokenRevoked: it was revoked, or has expired.
         """
         if hmac.compare_digest(shown, self._own):

@@ -18,11 +18,7 @@ CHUNK = 256 << 10
 
 
 class Forwarder:
-    """Listens on a port, and passes what comes to the same port of another pod.
-
-    Args:
-        port: here and there.
-    """
+    """Listens on a port, and passes what comes to the same port of another pod."""
 
     def __init__(self, port: int) -> None:
         self._port = port

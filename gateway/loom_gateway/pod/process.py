@@ -32,7 +32,7 @@ GRACE = 10.0
 
 
 def who_listens(port: int) -> psutil.Process | None:
-    """The process of this pod that listens on a port; None: nobody, or somebody who cannot be seen."""
+    """Return the process that listens on a port of this pod; None if there is none that can be seen."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.pid and _port(connection.laddr) == port:
             with contextlib.suppress(psutil.Error):
@@ -45,13 +45,10 @@ def _port(address: Any) -> int | None:
 
 
 class SupervisedProcess:
-    """A module of Loom that is to run, with what listens on its port already where that is such a module.
+    """A module of Loom that is kept running. A process of it that listens on the port already is taken over.
 
     Args:
-        name: for logs and for people.
-        module: run as ``python -m module``.
-        port: where it listens.
-        arguments: gives those of its command line, each time that it is started.
+        arguments: returns those of the module's command line, each time that it is started.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class SupervisedProcess:
         self._found: psutil.Process | None = None
         self._changed = asyncio.Event()
         self.starts = 0
-        """How often it was started by this keeper."""
+        """How often it was started by this supervisor."""
         self.state = ProcessState.STARTING
         self.problem = ""
         """Why the process does not run; empty while it does."""
@@ -92,12 +89,12 @@ class SupervisedProcess:
         return None if self._found is None else self._found.pid
 
     def keep(self) -> None:
-        """Have it run from now on."""
+        """Start the process, and start it again whenever it ends."""
         if self._task is None:
             self._task = asyncio.create_task(run_again(self._run, BACKOFF, STEADY))
 
     async def restart(self) -> None:
-        """End it; it is started again at once."""
+        """End the process, and wait until it is started again."""
         before = self.starts
         await self._end(signal.SIGTERM, self._found)
         while self.kept and self.starts == before:
@@ -105,7 +102,7 @@ class SupervisedProcess:
             await self._changed.wait()
 
     async def end(self, number: int = signal.SIGTERM) -> None:
-        """Have it not run any more, nor what it started."""
+        """Stop the process and its children."""
         task, self._task = self._task, None
         found = self._found  # of which a task that is cancelled lets go
         if task is not None:
@@ -127,7 +124,7 @@ class SupervisedProcess:
             self._fail(ProcessState.PORT_TAKEN, problem)
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Whether it is what would be started: of a keeper before this one, or of the image."""
+        """Whether it is what would be started: by an earlier supervisor, or by the image."""
         return self._module in _command(process).split()
 
     async def _watch(self, found: psutil.Process) -> None:

@@ -108,7 +108,7 @@ class Tunnel:
         self._room.set()
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Have the client get a frame; dropped where the tunnel has ended."""
+        """Send the client a frame; drop it if the tunnel has ended."""
         if self._ended:
             return
         frame = [LENGTH.pack(_size(pieces)), *pieces]

@@ -25,7 +25,7 @@ OUTPUT_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class DriverRecord:
-    """Who a driver is, for a gateway that did not start it. Written by the gateway."""
+    """What a gateway notes of a driver, for the gateway after it."""
 
     pid: int
     started: int
@@ -41,7 +41,7 @@ class DriverRecord:
     persist: bool = False
     """Whether the session lives on without a client for as long as it takes."""
     owner: str = ""
-    """Id of the token that opened the session, where there is one."""
+    """Id of the token that opened the session; empty for a spare."""
 
     @classmethod
     def parse(cls, text: str) -> DriverRecord:
@@ -59,7 +59,7 @@ class LastWords:
     """Why a driver ends."""
 
     reason: str = ""
-    """Empty where nobody said."""
+    """Empty if it is not known."""
     exit_code: int | None = None
     """Known when the driver has come to its own end."""
 

@@ -48,7 +48,7 @@ class DriverProcess(ABC):
         self.output: list[str] = []
         """The last lines that it printed, when it has ended."""
         self.reason = ""
-        """Why it has ended; empty where nobody meant it to."""
+        """Why it was told to end; empty if it ended by itself."""
 
     def _ended(self, exit_code: int | None) -> None:
         words = self.files.read_last_words()
@@ -73,7 +73,7 @@ class DriverProcess(ABC):
         return SessionLost(message, self.exit_code, "\n".join(self.output))
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
-        """Have the driver stop its meshes and exit; kill it after ``timeout`` seconds."""
+        """Tell the driver to stop its meshes and exit; kill it after ``timeout`` seconds."""
         self.files.say(LastWords(reason))
         self.signal(signal.SIGTERM)
         try:
@@ -89,7 +89,7 @@ class DriverProcess(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Have it end because this process is about to, with its parent. On any thread."""
+        """See that it ends, as this process is about to with its parent. On any thread."""
 
 
 class OwnDriver(DriverProcess):

@@ -280,7 +280,7 @@ class SessionManager:
             await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
 
     def abandon(self) -> None:
-        """Do what can be done at once where this process is about to end with its parent. On any thread."""
+        """Do what can be done at once when this process is about to end with its parent. On any thread."""
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()

@@ -80,7 +80,7 @@ class WorkerWatch:
         return self.hosts.listed()
 
     async def there_soon(self) -> WorkerList:
-        """As `there`, with the patience of a new session."""
+        """Wait as long as a new session does until every host has a worker."""
         return await self.there(self._patience)
 
     def _tell(self) -> None:

@@ -29,7 +29,7 @@ class Lifeline:
         os.close(self.child_end)
 
     def close(self) -> None:
-        """Have the child end, if it watches. Again is harmless."""
+        """Tell the child to end. Again is harmless."""
         self._ours.close()
 
 

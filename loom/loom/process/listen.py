@@ -42,7 +42,7 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on, each another."""
+    """Return different ports of 127.0.0.1 that nothing listens on."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:

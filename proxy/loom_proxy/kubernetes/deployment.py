@@ -116,7 +116,7 @@ class PodMesh:
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
-        """Whether somebody has deployed it before, or may have: what is not known to be ours is not removed."""
+        """Whether it was deployed before, or may have been: what is not known to be ours is not removed."""
         from kubetorch import globals as kubetorch_globals
 
         try:
