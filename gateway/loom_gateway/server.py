@@ -25,8 +25,8 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
-from loom_gateway.impatience import ImpatientProtocol
 from loom_gateway.relay.websocket import RelaySocket
+from loom_gateway.request_timeout import TimeoutProtocol
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
@@ -144,7 +144,7 @@ class _Server(uvicorn.Server):
                 ws_ping_interval=20.0,
                 ws_ping_timeout=60.0,  # a laptop may be busy for a while
                 ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
-                http=ImpatientProtocol,
+                http=TimeoutProtocol,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
                 proxy_headers=bool(settings.trusted_proxy),

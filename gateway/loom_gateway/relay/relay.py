@@ -126,7 +126,7 @@ class Relay:
                 socket.abort()
 
         try:
-            with self._access.connected(principal, cut), session.traffic.on(link), self._told(hello, socket):
+            with self._access.connected(principal, cut), session.traffic.on(link), self._notified(hello, socket):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # text, which no client of ours sends
         finally:
@@ -136,11 +136,11 @@ class Relay:
                 self._manager.disconnected(session)
                 logger.info("session %s: client disconnected", session.name)
 
-    def _told(self, hello: Hello, socket: ClientSocket) -> AbstractContextManager[None]:
-        """While a client is to be told that the gateway ends: once, on the first of its connections."""
+    def _notified(self, hello: Hello, socket: ClientSocket) -> AbstractContextManager[None]:
+        """Notify a client that the gateway ends: once, on the first of its connections."""
         if hello.lane or "draining" not in hello.capabilities:
             return nullcontext()
-        return self._draining.told(socket.send_frame)
+        return self._draining.notified(socket.send_frame)
 
 
 async def _first_frame(receive: Receive) -> bytes | None:

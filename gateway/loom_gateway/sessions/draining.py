@@ -51,7 +51,7 @@ class Draining:
         self._until = time.monotonic() + seconds
         logger.info("told to stop: %d sessions, %g s", len(self._manager.sessions()), seconds)
         for send_frame in list(self._clients):
-            self._tell(send_frame)
+            self._notify(send_frame)
 
     async def over(self) -> None:
         """Wait until no session is left, or the seconds given to `begin` are over."""
@@ -79,17 +79,17 @@ class Draining:
             )
 
     @contextmanager
-    def told(self, send_frame: SendFrame) -> Iterator[None]:
-        """While a client is connected, which is told when the gateway is to end; at once where it is already."""
+    def notified(self, send_frame: SendFrame) -> Iterator[None]:
+        """Notify a client, while it is connected, that the gateway ends; at once if that is known already."""
         self._clients.add(send_frame)
         if self._until is not None:
-            self._tell(send_frame)
+            self._notify(send_frame)
         try:
             yield
         finally:
             self._clients.discard(send_frame)
 
-    def _tell(self, send_frame: SendFrame) -> None:
+    def _notify(self, send_frame: SendFrame) -> None:
         assert self._until is not None
         details = {
             "seconds": max(0.0, self._until - time.monotonic()),

@@ -42,7 +42,7 @@ class WorkerWatch:
         if not self.hosts.changing:
             if not self._complete.is_set():
                 self.hosts.look()
-                self._tell()
+                self._publish()
         elif self._task is None:
             self._task = asyncio.create_task(self._look_on())
 
@@ -83,7 +83,7 @@ class WorkerWatch:
         """Wait as long as a new session does until every host has a worker."""
         return await self.there(self._patience)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self.hosts.listed().write(self.path)
         self._complete.set()
 
@@ -99,5 +99,5 @@ class WorkerWatch:
                 self._error = error
             if self.hosts.complete and (changed or not self._complete.is_set()):
                 logger.info("the workers: %s", ", ".join(self.hosts.addresses))
-                self._tell()
+                self._publish()
             await asyncio.sleep(LOOK_EVERY if self._complete.is_set() else LOOK_SOON)

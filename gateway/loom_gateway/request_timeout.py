@@ -1,4 +1,4 @@
-"""uvicorn's HTTP, which waits for ever for a first request, with an end to its patience."""
+"""`TimeoutProtocol`: uvicorn's HTTP, which would wait for ever for a first request, with a timeout."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["ImpatientProtocol"]
+__all__ = ["TimeoutProtocol"]
 
 REQUEST_TIMEOUT = 10.0
 """Seconds from the connection to the end of the first request's head. Who only connects takes a descriptor."""
 
 
-class ImpatientProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """Closes a connection on which no request comes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         super().connection_lost(exc)
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         if self.scope is None:
             self.transport.close()
