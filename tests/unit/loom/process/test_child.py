@@ -1,0 +1,151 @@
+"""`loom.process.child` and its lifeline: a process that says when it is ready, and ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import TimeoutError as NotInTime
+
+import psutil
+import pytest
+
+from loom.errors import LoomError, PortInUse
+from loom.process.child import Child, announcement, python
+
+BOUND = 30.0
+
+UNTIL_STDIN_CLOSES = """
+import sys
+from loom.process.listen import announce
+print("starting", file=sys.stderr)
+announce(url="ws://127.0.0.1:1")
+print("running")
+sys.stdin.read()
+"""
+
+IGNORES_SIGTERM = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from loom.process.listen import announce
+announce()
+while True:
+    signal.pause()
+"""
+
+PARENT = f"""
+import os, sys
+from loom.process.child import Child
+child = Child("the child", [sys.executable, "-c", {UNTIL_STDIN_CLOSES!r}])
+child.ready.result({BOUND})
+print(child.pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+copy = os.fork()
+if copy == 0:
+    import time
+    time.sleep({BOUND})
+print(copy, flush=True)
+os._exit(0)
+"""
+
+
+def child_of(code: str, **options: object) -> Child:
+    return Child("the child", [sys.executable, "-c", code], **options)  # type: ignore[arg-type]
+
+
+def test_a_child_says_when_it_is_ready_and_ends_when_its_lifeline_is_cut() -> None:
+    heard: list[str] = []
+    child = child_of(UNTIL_STDIN_CLOSES, on_line=heard.append)
+
+    assert child.ready.result(BOUND)["url"] == "ws://127.0.0.1:1"
+    child.cut()
+    assert child.ended.result(BOUND) == 0
+    assert sorted(heard) == ["running", "starting"]
+    assert sorted(child.output.splitlines()) == ["running", "starting"]
+
+
+def test_a_child_without_a_lifeline_has_no_input() -> None:
+    child = child_of(UNTIL_STDIN_CLOSES, lifeline=False)
+
+    assert child.ended.result(BOUND) == 0
+    child.cut()  # there is nothing to cut
+
+
+def test_a_childs_errors_may_go_to_a_file(tmp_path: os.PathLike[str]) -> None:
+    with open(os.path.join(tmp_path, "errors"), "w+b") as errors:
+        child = child_of(UNTIL_STDIN_CLOSES, errors=errors.fileno(), lifeline=False)
+        child.ended.result(BOUND)
+        errors.seek(0)
+        assert errors.read() == b"starting\n"
+    assert child.output == "running"
+
+
+def test_what_says_that_it_is_ready_is_for_the_caller_to_know() -> None:
+    child = child_of("print('Forwarding from here')", understand=lambda line: {"line": line})
+
+    assert child.ready.result(BOUND) == {"line": "Forwarding from here"}
+
+
+def test_the_error_that_a_child_reports_is_the_callers() -> None:
+    child = child_of("import sys; print('error: port 1 is in use', file=sys.stderr); sys.exit(3)")
+
+    with pytest.raises(PortInUse, match="the child: port 1 is in use"):
+        child.ready.result(BOUND)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"), [("sys.exit(7)", "with exit code 7"), ("os.kill(os.getpid(), 9)", "by signal 9")]
+)
+def test_an_early_end_is_an_error_with_the_last_output(end: str, how: str) -> None:
+    child = child_of(f"import os, sys; print('what it did', flush=True); {end}")
+
+    with pytest.raises(
+        LoomError, match=f"the child ended {how} before it was ready; its last output:\nwhat it did"
+    ):
+        child.ready.result(BOUND)
+
+
+def test_a_child_that_does_not_end_is_killed() -> None:
+    child = child_of(IGNORES_SIGTERM)
+    child.ready.result(BOUND)
+
+    child.ask_to_end()
+    with pytest.raises(NotInTime):
+        child.ended.result(0.2)
+    child.end(grace=0.1)
+
+    assert child.ended.result(0) == -signal.SIGKILL
+
+
+def test_a_signal_ends_a_child() -> None:
+    child = child_of(UNTIL_STDIN_CLOSES)
+    child.ready.result(BOUND)
+
+    child.signal(signal.SIGKILL)
+
+    assert child.ended.result(BOUND) == -signal.SIGKILL
+    child.signal(signal.SIGKILL)  # it has ended: that is no error
+
+
+@pytest.mark.parametrize("how", ["killed", "forked"])
+def test_a_child_ends_with_its_parent_also_if_a_copy_of_that_lives_on(how: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, how], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        copy = psutil.Process(int(parent.stdout.readline())) if how == "forked" else None
+        parent.wait(BOUND)
+        assert psutil.wait_procs([child], BOUND)[1] == []
+        if copy is not None:
+            assert copy.is_running()
+            copy.kill()
+
+
+@pytest.mark.parametrize("line", ["listening", "{", '{"event": "other"}', "[]", "{}"])
+def test_other_lines_announce_nothing(line: str) -> None:
+    assert announcement(line) is None
+
+
+def test_a_module_is_run_by_this_interpreter() -> None:
+    assert python("loom_gateway", "--port", "0") == [sys.executable, "-m", "loom_gateway", "--port", "0"]
