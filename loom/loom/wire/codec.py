@@ -7,6 +7,9 @@ large byte strings are not copied into the pickle. What travels how:
 - classes and functions of ``__main__``, of a notebook, and of modules outside ``site-packages`` (the user's own
   project folder): by value, so that the cluster need not have them;
 - meshes: as references, `Reference`, that the driver swaps for the real meshes.
+
+`Encoder` and `Decoder` are in one module with the functions that their pickles name: what one writes the other has
+to find under the same name.
 """
 
 from __future__ import annotations

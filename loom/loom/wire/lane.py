@@ -46,12 +46,12 @@ class Lane:
         """Number of the last frame that was received."""
         self.acknowledged = 0
         """Number of the last sent frame that the other side has acknowledged."""
-        self._kept: deque[bytes] = deque()
+        self.kept: deque[bytes] = deque()
         """The frames after `acknowledged`, behind their lengths."""
         # Counted by one thread each: their difference is what is kept.
         self._bytes_sent = 0
         self._bytes_acknowledged = 0
-        self._again: deque[bytes] = deque()
+        self.again: deque[bytes] = deque()
         """Frames that are to be sent again."""
         self._told = 0
         """The last frame that was received when the other side was last told."""
@@ -87,14 +87,14 @@ class Lane:
             raise ProtocolMismatch(
                 f"the other side has received up to frame {received}, though it acknowledged {self.acknowledged}"
             )
-        self._again = deque(self._kept)
+        self.again = deque(self.kept)
 
-    def _frame(self, messages: Sequence[Message]) -> bytes:
+    def frame(self, messages: Sequence[Message]) -> bytes:
         """The next frame, behind its length."""
         self.sent += 1
         frame = behind_length(encode_frame(self.sent, self._tell(), messages, self._number))
         self._bytes_sent += len(frame)
-        self._kept.append(frame)
+        self.kept.append(frame)
         return frame
 
     def _tell(self) -> int:
@@ -107,7 +107,7 @@ class Lane:
         if number > self.sent:
             raise ProtocolMismatch(f"frame {number} was acknowledged; {self.sent} have been sent")
         while self.acknowledged < number:  # frames that are sent again carry old numbers
-            self._bytes_acknowledged += len(self._kept.popleft())
+            self._bytes_acknowledged += len(self.kept.popleft())
             self.acknowledged += 1
 
     def _is_new(self, seq: int) -> bool:
@@ -162,25 +162,12 @@ class BulkLane(Lane):
         with self.lock:
             self._acknowledge(self.acknowledged if received is None else received)
             self.news = True
-            self._again = deque(self._kept)
+            self.again = deque(self.kept)
 
     @property
     def progress(self) -> tuple[int, int, int]:
         """Changes whenever a frame is sent or acknowledged."""
-        return self.sent, self.acknowledged, len(self._again)
-
-    @property
-    def resends(self) -> bool:
-        """Whether there is a `next_again`."""
-        return bool(self._again)
-
-    def next_again(self) -> bytes:
-        """The next frame that is to be sent again."""
-        return self._again.popleft()
-
-    def frame(self, chunk: Sequence[Message]) -> bytes:
-        """The next frame, behind its length."""
-        return self._frame(chunk)
+        return self.sent, self.acknowledged, len(self.again)
 
     def take(self, seq: int, ack: int) -> bool:
         """Take the numbers of a frame; whether it is new, and `took` is to follow. With the lock held."""
@@ -195,8 +182,3 @@ class BulkLane(Lane):
         """
         self._came(seq, size)
         self.urgent |= urgent
-
-    @property
-    def kept_frames(self) -> list[bytes]:
-        """The frames that the other side may lack, behind their lengths."""
-        return list(self._kept)

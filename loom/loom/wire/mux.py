@@ -19,6 +19,8 @@ The receiver puts chunks together with `ChunkInbox`. The first chunk of a messag
 
 ``after`` is left out where chunks do not travel apart. A read-only part arrives as ``bytes``, another as a
 ``bytearray``; neither is copied once it is whole.
+
+`Outbox` and `Inbox` are in one module, because each is the other's specification: what one cuts the other joins.
 """
 
 from __future__ import annotations
@@ -140,16 +142,23 @@ class ChunkOutbox:
     def __init__(self, apart: bool = False) -> None:
         self._apart = apart
         self._small: deque[Message | _Transfer] = deque()
+        """Small messages; and large ones that may begin only when the small ones before them have left."""
         self._large: deque[_Transfer] = deque()
+        """Large messages that have begun or may begin, in the order of their turns."""
         self._waiting: deque[tuple[Message, int, OrderKey]] = deque()
+        """Messages that would overtake another of their key, with their sizes."""
         self._blocked: set[OrderKey] = set()
+        """Keys of large messages that have not left whole, and of all that waits: more of these keys waits, too."""
         self._moving: set[OrderKey] = set()
+        """Keys of large messages that have not left whole."""
         self._arriving: deque[_Transfer] = deque()
         """What has left whole and, as far as is known here, has not come whole; only where chunks travel apart."""
         self._unsettled: set[OrderKey] = set()
         """The order keys of those."""
         self._transfers = 0
+        """Large messages so far: the number of each is what its chunks carry."""
         self._chunk_turn = False
+        """Whether the next frame is a chunk's, although small messages wait."""
         self.chunks = 0
         """Chunks that have left."""
         self.pending_bytes = 0

@@ -7,6 +7,9 @@ waits for the other side. The proxy and the driver both send this way.
 Where the stream's bulk lane has a connection of its own, that has a writer thread of its own. It gives way to small
 messages: while some move it pauses after each frame, since a gigabyte would keep every processor between the two
 ends busy, and a small message wait for one at each step.
+
+One module, though a long one: the calling threads and both writer threads share one lock and one notion of what is
+still to be sent, and are understood together only.
 """
 
 from __future__ import annotations
@@ -95,12 +98,15 @@ class _BulkWriter:
         self._sender = sender
         self.wire = wire
         self.sends = False
+        """Whether it has taken something that may not have been sent yet."""
         self.raw = b""
         """What is to be sent before the next frame and is no part of the stream."""
         self._work = threading.Semaphore(0)
         self._woken = False
         self._moved = sender.small_frames
+        """How many small frames had moved when it looked last."""
         self._moved_at = -LATELY
+        """When it last found more of them than before."""
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def wake(self) -> None:
@@ -143,17 +149,27 @@ class FrameSender:
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
         self._name = name
+        """Of its threads."""
         self._wire: Wire | None = None
+        """The connection to send over; None while there is none."""
         self._bulk: _BulkWriter | None = None
+        """Sends the bulk lane while that has a connection of its own."""
         self._lock = threading.Lock()
+        """Held while frames are taken from the stream and sent: they must leave in the order of their numbers."""
         self._rest: Buffer = b""
+        """What the socket did not take of the last frame. Nothing else may be sent before it."""
         self._writer_sends = False
+        """Whether the writer thread is sending, without the lock: no other thread may send meanwhile."""
         self._work = threading.Semaphore(0)
+        """Released to wake the writer thread."""
         self._woken = False
+        """Whether that has been done and the thread has not looked yet: to wake it again would be a system call."""
         self.has_room = True
         """Whether `wait_for_room` returns at once."""
         self._idle = threading.Condition(self._lock)
+        """Notified when there is nothing left to send, when there is room, and of each frame for `_watchers`."""
         self._watchers = 0
+        """Threads that wait for single frames to leave. To notify while there are none would slow every call."""
         self._closed = False
         self._stalled = False
         """Whether what there is to send waits for acknowledgements."""
@@ -423,7 +439,7 @@ class FrameSender:
             while (taken := self._take()) is not None:
                 wire, data = taken
                 try:
-                    wire.send_all(data)
+                    wire.send_all(data)  # without the lock: it may take as long as the other side likes
                 except OSError:
                     self.detach(wire)
 

@@ -83,7 +83,7 @@ class Stream(Lane):
     @property
     def ready(self) -> bool:
         """Whether there is a `next_frame`, or may be."""
-        if self._again or self.due:
+        if self.again or self.due:
             return True
         if self.bulk is None:
             return bool(self.outbox) and self.kept_bytes < WINDOW
@@ -93,7 +93,7 @@ class Stream(Lane):
     def bulk_ready(self) -> bool:
         """Whether there is a `next_bulk_frame`."""
         bulk = self.bulk
-        return bulk is not None and (bulk.resends or (not bulk.full and self.outbox.has_chunks))
+        return bulk is not None and (bool(bulk.again) or (not bulk.full and self.outbox.has_chunks))
 
     @property
     def due(self) -> bool:
@@ -112,8 +112,8 @@ class Stream(Lane):
 
     def next_frame(self) -> bytes | None:
         """The next frame to send, behind its length; None if there is none, or the window is full."""
-        if self._again:
-            return self._again.popleft()
+        if self.again:
+            return self.again.popleft()
         outbox, bulk = self.outbox, self.bulk
         if bulk is not None:
             if bulk.news:
@@ -130,7 +130,7 @@ class Stream(Lane):
             messages = outbox.next_frame() if bulk is None else outbox.next_small()
             if messages:
                 self._chunk_turn = not self.apart and self.bulk_ready
-                return self._frame(messages)
+                return self.frame(messages)
         if self.ack_due:
             return self.acknowledgement()
         return None if self.apart or bulk is None else self.next_bulk_frame()
@@ -140,8 +140,8 @@ class Stream(Lane):
         bulk = self.bulk
         if bulk is None:
             return None
-        if bulk.resends:
-            return bulk.next_again()
+        if bulk.again:
+            return bulk.again.popleft()
         if bulk.full:
             return None
         chunk = self.outbox.next_chunk(after=self.sent)
@@ -159,9 +159,9 @@ class Stream(Lane):
                     if complete is not None:
                         left.append(complete)
 
-        for frame in (*self._kept, *(self.bulk.kept_frames if self.bulk is not None else ())):
+        for frame in (*self.kept, *(self.bulk.kept if self.bulk is not None else ())):
             collect(decode_frame(memoryview(frame)[LENGTH.size :]).messages)
-        self._kept.clear()
+        self.kept.clear()
         outbox = self.outbox
         while outbox or outbox.waits:
             outbox.settle(outbox.chunks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
@@ -21,36 +20,23 @@ from loom_gateway.driver.weaver_link import WeaverLink
 __all__ = ["Context"]
 
 
-@dataclass(frozen=True)
 class Context:
-    """The state of one session."""
+    """The state of one session.
 
-    loop: asyncio.AbstractEventLoop
-    """The driver's event loop."""
-    send: Send
-    """Takes a message for the client."""
-    has_room: Callable[[], bool]
-    """Whether lines that are printed may be added to what waits for the client."""
-    weaver: WeaverLink
-    lifeline: tuple[str, int]
-    """Host and port that every process of the session holds on to; see `loom_gateway.driver.monarch.liveness`."""
-    hosts: HostTable
-    meshes: MeshTable
-    decoder: Decoder
-    passing_decoder: Decoder
-    """For arguments that only pass through: arrays and tensors are not put together here."""
-    encoder: Encoder
-    replies: Replies
-    """The operations that have not been answered."""
-    futures: Futures
-    """Answers an operation with what a future of Monarch's gives."""
-    channels: ReplyChannels
-    """The faster way to call single actors."""
-    failures: Failures
+    Args:
+        host_mesh: the Monarch host mesh of the session's workers.
+        addresses: of its hosts.
+        lifeline: host and port that every process of the session holds on to; see
+            `loom_gateway.driver.monarch.liveness`.
+        weaver: tells the weaver of the processes.
+        loop: the driver's event loop.
+        send: takes a message for the client.
+        flush: sends the messages that were not eager.
+        has_room: whether lines that are printed may be added to what waits for the client.
+    """
 
-    @classmethod
-    def of_session(
-        cls,
+    def __init__(
+        self,
         host_mesh: Any,
         addresses: Sequence[str],
         lifeline: tuple[str, int],
@@ -59,39 +45,25 @@ class Context:
         send: Send,
         flush: Callable[[], None],
         has_room: Callable[[], bool],
-    ) -> Context:
-        """Make the state of a session.
-
-        Args:
-            host_mesh: the Monarch host mesh of the session's workers.
-            addresses: of its hosts.
-            lifeline: host and port that every process of the session holds on to.
-            weaver: tells the weaver of the processes.
-            loop: the driver's event loop.
-            send: takes a message for the client.
-            flush: sends the messages that were not eager.
-            has_room: whether lines that are printed may be added to what waits for the client.
-        """
-        meshes = MeshTable()
+    ) -> None:
+        self.loop = loop
+        self.send = send
+        self.has_room = has_room
+        self.weaver = weaver
+        self.lifeline = lifeline
+        self.hosts = HostTable(addresses)
+        self.meshes = MeshTable()
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
-        meshes.add(HOST_MESH, hosts)
-        encoder = Encoder(swaps={**ReturnedMeshes(meshes).swaps, **TRANSLATIONS})
-        losses = Losses(meshes)
-        replies = Replies(loop, encoder, send, flush, losses.why_silent)
-        channels = ReplyChannels(loop, replies, meshes)
-        return cls(
-            loop=loop,
-            send=send,
-            has_room=has_room,
-            weaver=weaver,
-            lifeline=lifeline,
-            hosts=HostTable(addresses),
-            meshes=meshes,
-            decoder=Decoder(meshes.resolve),
-            passing_decoder=Decoder(meshes.resolve, passing_on=True),
-            encoder=encoder,
-            replies=replies,
-            futures=Futures(loop, replies),
-            channels=channels,
-            failures=Failures(loop, meshes, losses, replies, channels, send),
-        )
+        self.meshes.add(HOST_MESH, hosts)
+        self.decoder = Decoder(self.meshes.resolve)
+        self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
+        """For arguments that only pass through: arrays and tensors are not put together here."""
+        self.encoder = Encoder(swaps={**ReturnedMeshes(self.meshes).swaps, **TRANSLATIONS})
+        losses = Losses(self.meshes)
+        self.replies = Replies(loop, self.encoder, send, flush, losses.why_silent)
+        """The operations that have not been answered."""
+        self.futures = Futures(loop, self.replies)
+        """Answers an operation with what a future of Monarch's gives."""
+        self.channels = ReplyChannels(loop, self.replies, self.meshes)
+        """The faster way to call single actors."""
+        self.failures = Failures(loop, self.meshes, losses, self.replies, self.channels, send)

@@ -67,7 +67,7 @@ class Session:
         self._max_message = max_message
         self._clients = Clients(max_message)
         self._lifeline = LifelineServer(address_towards(workers.addresses))
-        self._context = Context.of_session(
+        self._context = Context(
             host_mesh,
             workers.addresses,
             self._lifeline.address,
