@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from loom.errors import DeploymentFailed, WrongArguments
@@ -27,17 +28,11 @@ AGAIN_AFTER = 0.5
 
 
 class PodMesh:
-    """The pods of one mesh.
+    """The pods of one mesh, which are a ``kubetorch.Compute`` or have labels that are given.
 
     Args:
-        name: of the mesh, an attribute of what ``state()`` gives.
-        of: a ``kubetorch.Compute``, or labels of pods that are there already.
-        namespace: where they are.
         deployed_as: what the class in the pods is called; Kubetorch puts the user's name before it.
         service: DNS name, in the namespace, of their headless service; None: the one that Kubetorch makes.
-
-    Raises:
-        WrongArguments: the name or the pods make no sense.
     """
 
     def __init__(self, name: str, of: Any, namespace: str, deployed_as: str, service: str | None = None) -> None:
@@ -46,45 +41,40 @@ class PodMesh:
         if not name.isidentifier() or name.startswith("_"):
             raise WrongArguments(f"{name!r} cannot name a mesh: state() is to have an attribute of that name")
         if isinstance(of, Mapping):
-            compute = kubetorch.Compute(selector=dict(of), namespace=namespace)
-        elif not isinstance(of, kubetorch.Compute):
+            of = kubetorch.Compute(selector=dict(of), namespace=namespace)
+        if not isinstance(of, kubetorch.Compute):
             raise WrongArguments(
                 f"the pods of {name} are {of!r:.80}: give a kt.Compute or a selector, a dict of labels"
             )
-        elif of.namespace != namespace:
+        if of.namespace != namespace:
             raise WrongArguments(
                 f"the pods of {name} are to be in namespace {of.namespace!r}, and the job in {namespace!r}: "
                 "give one namespace to both"
             )
-        else:
-            compute = of
         self.name = name
         self.namespace = namespace
-        self.compute: Any = compute
+        self.compute = of
         """A ``kubetorch.Compute``."""
-        self.ours: bool = not compute.selector_only
+        self.ours: bool = not of.selector_only
         """Whether the job deploys them, or they are there already."""
         self._deployed_as = deployed_as
         self._service = service
-        self._remote: Any = None
 
-    @property
+    @cached_property
     def remote(self) -> Any:
         """What Kubetorch calls the class in the pods."""
-        if self._remote is None:
-            from kubetorch.resources.callables.cls.cls import Cls
+        from kubetorch.resources.callables.cls.cls import Cls
 
-            # As kubetorch.cls(LoomPod) makes it; the class itself is not needed here, nor what it imports.
-            self._remote = Cls(self._deployed_as, pointers=LOOM_POD, sync_dir=False)
-            self._remote.reload_prefixes = []
-            self._remote.compute = self.compute
-        return self._remote
+        # As kubetorch.cls(LoomPod) makes it; the class itself is not needed here, nor what it imports.
+        remote: Any = Cls(self._deployed_as, pointers=LOOM_POD, sync_dir=False)
+        remote.reload_prefixes = []
+        remote.compute = self.compute
+        return remote
 
     @property
     def service_name(self) -> str:
         """Of the service that Kubetorch deploys."""
-        name: str = self.remote.service_name
-        return name
+        return str(self.remote.service_name)
 
     @property
     def headless(self) -> str:
@@ -99,8 +89,7 @@ class PodMesh:
             DeploymentFailed: they are selected by labels, and no pod has them.
         """
         if self.ours:
-            replicas: int = self.compute.replicas
-            return replicas
+            return int(self.compute.replicas)
         found = len(self.pods())
         if not found:
             labels = ",".join(f"{key}={value}" for key, value in self.compute._pod_selector.items())
@@ -144,10 +133,7 @@ class PodMesh:
             compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
 
     def deploy(self, init_args: Mapping[str, Any]) -> None:
-        """Deploy the pods, and the class in them; pods that are as wanted stay, and get the class anew.
-
-        Args:
-            init_args: of `LoomPod`.
+        """Deploy the pods, and `LoomPod` in them; pods that are as wanted stay, and get the class anew.
 
         Raises:
             DeploymentFailed: Kubetorch or Kubernetes refuses; says why.

@@ -66,7 +66,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch, controller: str) -> PodMesh:
     monkeypatch.setattr(kt.globals, "controller_client", lambda: gone)
     monkeypatch.setattr(kt.globals, "service_url", lambda *args, **kwargs: controller)
     mesh = PodMesh("workers", kt.Compute(cpus=1, namespace="ours"), "ours", "loom")
-    mesh._remote = Remote(failures=0)
+    mesh.remote = Remote(failures=0)
     return mesh
 
 
@@ -86,7 +86,7 @@ def test_pods_that_may_be_somebody_elses_count_as_theirs(
 
 def test_pods_are_removed_though_the_connection_breaks(mesh: PodMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_mesh, "AGAIN_AFTER", 0.0)
-    mesh._remote = remote = Remote(failures=3)
+    mesh.remote = remote = Remote(failures=3)
 
     mesh.remove()
 
@@ -95,7 +95,7 @@ def test_pods_are_removed_though_the_connection_breaks(mesh: PodMesh, monkeypatc
 
 def test_pods_that_are_not_removed_for_long_are_named(mesh: PodMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_mesh, "REMOVE_WITHIN", 0.2)
-    mesh._remote = Remote(failures=1000)
+    mesh.remote = Remote(failures=1000)
 
     with pytest.raises(loom.DeploymentFailed, match="loom was not removed: Connection refused"):
         mesh.remove()
@@ -103,7 +103,7 @@ def test_pods_that_are_not_removed_for_long_are_named(mesh: PodMesh, monkeypatch
 
 def test_a_refusal_to_remove_pods_is_told_at_once(mesh: PodMesh) -> None:
     refusal = kt.ControllerRequestError("DELETE", "http://here", 403, "not yours")
-    mesh._remote = remote = Remote(failures=1, error=refusal)
+    mesh.remote = remote = Remote(failures=1, error=refusal)
 
     with pytest.raises(loom.DeploymentFailed, match=r"loom was not removed: .*not yours"):
         mesh.remove()
@@ -117,7 +117,7 @@ def test_of_several_meshes_all_are_removed_that_can_be(mesh: PodMesh) -> None:
     job = loom.KubernetesJob(meshes=meshes, namespace="ours")
     remotes = [Remote(failures=1, error=refusal), Remote(failures=0)]
     for of, remote in zip(job._meshes, remotes, strict=True):
-        of._remote = remote
+        of.remote = remote
 
     with pytest.raises(loom.DeploymentFailed, match="not yours"):
         job.kill()
