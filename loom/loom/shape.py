@@ -61,15 +61,8 @@ class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
         """How many elements a mesh of this extent has."""
         return math.prod(self._sizes)
 
-    def _axis(self, label: str) -> int:
-        try:
-            return self._labels.index(label)
-        except ValueError:
-            known = ", ".join(self._labels) or "none"
-            raise NoSuchDimension(f"no dimension {label!r}; there are: {known}") from None
-
     def __getitem__(self, label: str) -> int:
-        return self._sizes[self._axis(label)]
+        return self._sizes[_position(label, self._labels)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._labels)
@@ -121,7 +114,7 @@ class Point(Mapping[str, int], metaclass=_LikeMonarchs):
         return self.extent[label]
 
     def __getitem__(self, label: str) -> int:
-        return self._indices()[self.extent._axis(label)]
+        return self._indices()[_position(label, self.extent._labels)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.extent)
@@ -175,11 +168,7 @@ class Shape:
         Raises:
             NoSuchDimension: naming the dimensions that there are.
         """
-        try:
-            return self.labels.index(label)
-        except ValueError:
-            known = ", ".join(self.labels) or "none (a single element)"
-            raise NoSuchDimension(f"no dimension {label!r} in this mesh; its dimensions: {known}") from None
+        return _position(label, self.labels)
 
     def select(self, selection: Mapping[str, int | slice]) -> Shape:
         """Select along dimensions: an int removes its dimension, a slice narrows it."""
@@ -254,6 +243,14 @@ class Shape:
         if dense != self.strides:
             raise ValueError(f"cannot flatten sparse mesh: strides {self.strides} != {dense}")
         return Shape((label,), self.offset, (len(self),), (1,))
+
+
+def _position(label: str, labels: tuple[str, ...]) -> int:
+    try:
+        return labels.index(label)
+    except ValueError:
+        known = ", ".join(labels) or "none (a single element)"
+        raise NoSuchDimension(f"no dimension {label!r} in this mesh; its dimensions: {known}") from None
 
 
 def _is_regular(sizes: Sequence[int], strides: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from loom.shape import Extent
+from loom.shape import Extent, Point
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
@@ -137,12 +137,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coordinates(extent: Extent, rank: int) -> str:
-    indices = []
-    for size in reversed(extent.sizes):
-        rank, index = divmod(rank, size)
-        indices.append(index)
-    pairs = zip(extent.labels, reversed(indices), strict=True)
-    return ", ".join(f"{label} {index}" for label, index in pairs) or "the only one"
+    return ", ".join(f"{label} {index}" for label, index in Point(rank, extent).items()) or "the only one"
 
 
 def mesh_html(mesh: MeshPanel) -> str:
