@@ -106,17 +106,17 @@ class TlsSocket:
             self._incoming.write_eof()
 
     def _decrypt(self) -> tuple[bytes, bool]:
+        """Return the data that has come, and whether it was the last."""
         pieces = []
+        over = True
         try:
             while piece := self._tls.read(_RECORD):
                 pieces.append(piece)
-            return b"".join(pieces), True
         except ssl.SSLWantReadError:
-            return b"".join(pieces), False
-        except ssl.SSLZeroReturnError:
-            return b"".join(pieces), True
-        except ssl.SSLEOFError:  # cut off, which a WebSocket notices by itself
-            return b"".join(pieces), True
+            over = False
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            pass  # it was closed, or cut off, which a WebSocket notices by itself
+        return b"".join(pieces), over
 
     # -- sending: any thread --------------------------------------------------------------------------------
 
