@@ -307,12 +307,16 @@ async def _body(request: Request) -> bytes:
     Raises:
         TooLarge: it is over `MAX_BATCH`; no more than that has been read.
     """
+    too_large = TooLarge(f"a body is over the limit of {MAX_BATCH} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BATCH:
+        raise too_large
     pieces = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > MAX_BATCH:
-            raise TooLarge(f"a body of {size} bytes or more is over the limit of {MAX_BATCH}")
+            raise too_large
         pieces.append(piece)
     return b"".join(pieces)
 
