@@ -51,12 +51,10 @@ class PodStart:
         deploy: Callable[[PodMesh], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._meshes = meshes
         self._deadline = time.monotonic() + timeout
         self._deploy = deploy
         self._stopped = stopped
-        self._expected = {mesh.name: mesh.pods_wanted for mesh in meshes}
-        self._loading = {mesh.name: _Loading(mesh, self._expected[mesh.name]) for mesh in meshes}
+        self._meshes = [_MeshStart(mesh) for mesh in meshes]
         self.doing = "starting the workers and the gateway"
         """What it does now, for those who wait."""
 
@@ -67,7 +65,7 @@ class PodStart:
             DeploymentFailed: a pod cannot, or they take longer; says which, and why.
             PythonVersionMismatch, ProtocolMismatch: a pod has other versions than this program.
         """
-        first = self._meshes[0]
+        first = self._meshes[0].mesh
         while not self._stopped():
             status, problem = self._look()
             if not problem:
@@ -76,46 +74,42 @@ class PodStart:
                 raise DeploymentFailed(
                     f"{first.service_name} in namespace {first.namespace} does not start: {problem}"
                 )
-            for loading in self._loading.values():
-                if loading.overdue and loading.again < MOST_AGAIN:
-                    self._deploy_again(loading)
+            for one in self._meshes:
+                if one.overdue and one.again < MOST_AGAIN:
+                    self._deploy_again(one)
             time.sleep(ASK_EVERY)
 
     def _look(self) -> tuple[dict[str, Any], str]:
         """What the pods say of themselves, and what is wrong with it."""
         status: dict[str, Any] = {"pods": [], "gateway": None}
-        for mesh in self._meshes:
+        for one in self._meshes:
             # Any pod answers for all; one that nobody knows of is asked in its own mesh.
-            if self._complete(mesh, status):
+            if one.is_complete(status):
                 continue
             try:
-                found = mesh.status()
+                found = one.mesh.status()
             except Exception as error:
                 if is_final(error):
                     raise DeploymentFailed(what_a_pod_says(error)) from error
-                self._loading[mesh.name].failed(error)
+                one.failed(error)
                 continue
             for pod in found["pods"]:
                 check_versions(pod)
             if len(found["pods"]) > len(status["pods"]):
                 status = found
         addresses = {pod["address"] for pod in status["pods"]}
-        for loading in self._loading.values():
-            loading.addresses |= addresses
-        problems = [self._loading[mesh.name].problem for mesh in self._meshes if not self._complete(mesh, status)]
+        for one in self._meshes:
+            one.addresses |= addresses
+        problems = [one.problem for one in self._meshes if not one.is_complete(status)]
         if status["pods"] or not any(problems):
-            problems.insert(0, what_is_wrong(status, sum(self._expected.values())))
+            problems.insert(0, what_is_wrong(status, sum(one.pods for one in self._meshes)))
         return status, "; ".join(filter(None, problems))
 
-    def _complete(self, mesh: PodMesh, status: Mapping[str, Any]) -> bool:
-        known = [pod for pod in status["pods"] if pod["mesh"] == mesh.name]
-        return len(known) >= self._expected[mesh.name]
-
-    def _deploy_again(self, loading: _Loading) -> None:
-        mesh = loading.mesh
-        loading.begin_again()
-        what = f"deploying {mesh.service_name} again ({loading.again} of at most {MOST_AGAIN} times)"
-        logger.warning("%s: %s", what, loading.problem)
+    def _deploy_again(self, one: _MeshStart) -> None:
+        mesh = one.mesh
+        one.begin_again()
+        what = f"deploying {mesh.service_name} again ({one.again} of at most {MOST_AGAIN} times)"
+        logger.warning("%s: %s", what, one.problem)
         before, self.doing = self.doing, what
         try:
             self._deploy(mesh)
@@ -124,11 +118,12 @@ class PodStart:
         self.doing = before
 
 
-class _Loading:
-    """Whether the pods of a mesh load their class."""
+class _MeshStart:
+    """The start of one mesh's pods: whether they load their class."""
 
-    def __init__(self, mesh: PodMesh, pods: int) -> None:
+    def __init__(self, mesh: PodMesh) -> None:
         self.mesh = mesh
+        self.pods = mesh.pods_wanted
         self.again = 0
         """How often it has been deployed again."""
         self.overdue = False
@@ -137,9 +132,13 @@ class _Loading:
         """How a pod has failed to answer last."""
         self.addresses: set[str] = set()
         """Of pods that have had it."""
-        self._pods = pods
         self._ready: set[str] = set()
         self._since: float | None = None
+
+    def is_complete(self, status: Mapping[str, Any]) -> bool:
+        """Whether all of its pods are in what a pod says of the job."""
+        known = [pod for pod in status["pods"] if pod["mesh"] == self.mesh.name]
+        return len(known) >= self.pods
 
     def failed(self, error: Exception) -> None:
         """Take note of how a pod has failed to answer."""
@@ -152,7 +151,7 @@ class _Loading:
         ready = {pod.name for pod in pods}
         if ready != self._ready or self._since is None:
             self._ready, self._since = ready, time.monotonic()
-        self.overdue = len(ready) == self._pods and time.monotonic() - self._since >= UNLOADED_FOR
+        self.overdue = len(ready) == self.pods and time.monotonic() - self._since >= UNLOADED_FOR
         without = sorted(pod.name for pod in pods if pod.address not in self.addresses)
         named = (
             f"one of the pods {', '.join(without)}" if len(without) > 1 else f"pod {''.join(without) or 'of it'}"
