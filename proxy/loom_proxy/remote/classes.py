@@ -6,7 +6,7 @@ What they give is put into processes of a job with ``to``, or reached where Kube
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loom.errors import Invalid, NameTaken, WrongArguments
@@ -72,12 +72,23 @@ def fn(function_obj: Any, name: str | None = None) -> Any:
     return RemoteFunctionMaker(function_obj, name)
 
 
-class RemoteClass:
-    """A class, before it is anywhere; see `cls`."""
+class _Maker:
+    """A class or a function, before it is anywhere."""
 
-    def __init__(self, class_obj: type | str, name: str | None) -> None:
-        self._class = class_obj
+    def __init__(self, target: Any, name: str | None) -> None:
+        self._target = target
+        """Itself, or its name."""
         self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {_name_of(self._target)}>"
+
+    def _service(self, url: str, serialization: str, timeout: float | None) -> Service:
+        return Service(url, _name_of(self._target), serialization, timeout, self._target)
+
+
+class RemoteClass(_Maker):
+    """A class, before it is anywhere; see `cls`."""
 
     def to(
         self,
@@ -114,7 +125,7 @@ class RemoteClass:
             EndpointNameTaken: a method has the name of something that every remote object has.
             SessionClosed: the job is closed.
         """
-        target = self._class
+        target = self._target
         if isinstance(target, str):
             raise WrongArguments(f"loom.cls({target!r}) is a name: give the class, or reach it with .at(url)")
         args, kwargs = _init(init_args, init_kwargs)
@@ -130,7 +141,7 @@ class RemoteClass:
         place = _Place(job, hosts, per_host, connection_mode)
         name = place.name(name or self._name, target.__name__)
         procs, mesh = place.host(name, target, args, kwargs, methods.values())
-        return make(RemoteObject(name, target, procs, mesh, methods, timeout), timeout)
+        return make(RemoteObject(name, target, procs, mesh, methods, timeout))
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
         """The object that Kubetorch has deployed; calls go to its HTTP endpoint.
@@ -144,20 +155,12 @@ class RemoteClass:
             InvalidAddress: the URL is none.
             WrongArguments: the serialization is another.
         """
-        target = self._class
-        service = Service(url, _name_of(target), serialization, timeout, target)
-        return DeployedObject(service, None if isinstance(target, str) else methods_of(target))
-
-    def __repr__(self) -> str:
-        return f"<RemoteClass {_name_of(self._class)}>"
+        methods = None if isinstance(self._target, str) else methods_of(self._target)
+        return DeployedObject(self._service(url, serialization, timeout), methods)
 
 
-class RemoteFunctionMaker:
+class RemoteFunctionMaker(_Maker):
     """A function, before it is anywhere; see `fn`."""
-
-    def __init__(self, function: Callable[..., Any] | str, name: str | None) -> None:
-        self._function = function
-        self._name = name
 
     def to(
         self,
@@ -170,23 +173,20 @@ class RemoteFunctionMaker:
         timeout: float | None = None,
     ) -> RemoteFunction:
         """Start the processes that call the function. Arguments and errors are those of `RemoteClass.to`."""
-        target = self._function
+        target = self._target
         if isinstance(target, str):
             raise WrongArguments(f"loom.fn({target!r}) is a name: give the function, or reach it with .at(url)")
         function = function_of(target)
         place = _Place(job, hosts, per_host, connection_mode)
         name = place.name(name or self._name, function.title)
         procs, mesh = place.host(name, target, (), {}, [function])
-        return make(RemoteFunction(name, procs, mesh, function, timeout), timeout)
+        return make(RemoteFunction(name, procs, mesh, function, timeout))
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """The function that Kubetorch has deployed; as `RemoteClass.at`."""
-        target = self._function
-        service = Service(url, _name_of(target), serialization, timeout, target)
-        return DeployedFunction(service, Method.unknown(target) if isinstance(target, str) else function_of(target))
-
-    def __repr__(self) -> str:
-        return f"<RemoteFunctionMaker {_name_of(self._function)}>"
+        target = self._target
+        function = Method.unknown(target) if isinstance(target, str) else function_of(target)
+        return DeployedFunction(self._service(url, serialization, timeout), function)
 
 
 class _Place:

@@ -206,15 +206,15 @@ class RemoteFunction(_Remote):
         return self._call(*args, **kwargs)
 
 
-def make(remote: O, timeout: float | None) -> O:
+def make(remote: O) -> O:
     """Have the objects made, and wait for it; what fails is torn down.
 
     Raises:
         Exception: what the constructor raised, as `RemoteMethod.__call__` raises what a method did.
-        WaitTimeout: it took longer than ``timeout`` seconds.
+        WaitTimeout: it took longer than a call may take.
     """
     try:
-        remote.mesh.make.call().get(timeout)
+        remote.mesh.make.call().get(remote._timeout)
     except BaseException as error:
         try:
             remote.teardown()
