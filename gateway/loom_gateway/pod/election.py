@@ -20,7 +20,7 @@ def choose(
     *,
     patient: bool,
 ) -> str | None:
-    """The address of the pod that is to have the gateway; None: to be seen later.
+    """Return the address of the pod that gets the gateway; None if that cannot be said yet.
 
     Args:
         ranked: addresses of the pods that are known, the first first.

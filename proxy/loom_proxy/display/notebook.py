@@ -70,16 +70,16 @@ class MeshPanel(NamedTuple):
 
     name: str
     class_name: str
-    """Of its proxy."""
+    """Name of the proxy's class."""
     noun: str
     """What its elements are: ``host``, ``process`` or ``actor``."""
     of: str
     """The class of its actors; empty for others."""
     extent: Extent
     whole: Extent
-    """Of the whole mesh, if this is a part of one; otherwise the same."""
+    """Extent of the whole mesh; the same unless this is a part of one."""
     states: Sequence[tuple[RankState, str]]
-    """Of each element, and for one that has failed, why."""
+    """State of each element, and the reason if it has failed."""
     over: Exception | None
     """What ended the connection, if something has: the states are old then."""
 

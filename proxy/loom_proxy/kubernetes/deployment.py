@@ -73,7 +73,7 @@ class PodMesh:
 
     @property
     def service_name(self) -> str:
-        """Of the service that Kubetorch deploys."""
+        """Name of the service that Kubetorch deploys."""
         return str(self.remote.service_name)
 
     @property

@@ -131,7 +131,7 @@ class KubernetesJob:
 
     @property
     def name(self) -> str:
-        """Of the service that Kubetorch deploys for the first mesh, which has the gateway."""
+        """Name of the service that Kubetorch deploys for the first mesh, which has the gateway."""
         return self._meshes[0].service_name
 
     @property
@@ -199,7 +199,7 @@ class KubernetesJob:
         return self
 
     def state(self) -> JobState:
-        """The host meshes by name; `apply` comes first where it has not been called."""
+        """Return the host meshes by name, after `apply` if that has not been called yet."""
         return self.apply().job.state()
 
     def _deploy(self, mesh: PodMesh) -> None:

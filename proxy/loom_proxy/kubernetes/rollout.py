@@ -127,11 +127,11 @@ class _MeshStart:
         self.again = 0
         """How often it has been deployed again."""
         self.overdue = False
-        """Whether a pod goes without the class, and has for long."""
+        """Whether a pod has been without the class for long."""
         self.problem = ""
         """How a pod has failed to answer last."""
         self.addresses: set[str] = set()
-        """Of pods that have had it."""
+        """Addresses of pods that have had the class."""
         self._ready: set[str] = set()
         self._since: float | None = None
 
@@ -170,6 +170,6 @@ class _MeshStart:
             return []
 
     def begin_again(self) -> None:
-        """It is deployed again now."""
+        """Take note that the mesh is deployed again now."""
         self.again += 1
         self._since, self.overdue = None, False

@@ -183,14 +183,14 @@ class RemoteFunctionMaker(_Maker):
         return make(RemoteFunction(name, procs, mesh, function, timeout))
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
-        """The function that Kubetorch has deployed; as `RemoteClass.at`."""
+        """Return the function that Kubetorch has deployed. Arguments and errors are those of `RemoteClass.at`."""
         target = self._target
         function = Method.unknown(target) if isinstance(target, str) else function_of(target)
         return DeployedFunction(self._service(url, serialization, timeout), function)
 
 
 class _Place:
-    """Where a remote object is to be."""
+    """The processes of a job that get a remote object."""
 
     def __init__(
         self, job: Any, hosts: int | slice | None, per_host: Mapping[str, int] | None, connection_mode: str | None

@@ -33,7 +33,7 @@ _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
 
 
 def own_error(error: ActorError) -> BaseException:
-    """What a method raised, with the `ActorError` as its cause; or that one, where it cannot be raised here."""
+    """Return what a method raised, caused by the `ActorError`; the latter itself if it cannot be raised here."""
     original = error.exception
     if not isinstance(original, Exception) or isinstance(original, _STAYS_AN_ACTOR_ERROR):
         return error
@@ -202,7 +202,7 @@ class RemoteFunction(_Remote):
         self._call = RemoteMethod(mesh.run, None, function, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; as `RemoteMethod.__call__`."""
+        """Call the function. Arguments and errors are those of `RemoteMethod`."""
         return self._call(*args, **kwargs)
 
 

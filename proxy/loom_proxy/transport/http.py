@@ -114,7 +114,7 @@ class HttpTransport:
         self._up = _KeptConnection(url, token, tls)
         self._down = _KeptConnection(url, token, tls)
         self._path = ""
-        """Of the tunnel."""
+        """Path of the tunnel, below that of all tunnels."""
         self._answer_timeout = 0.0
         self._sent = 0
         """Number of the last batch that the gateway has taken."""
@@ -123,7 +123,7 @@ class HttpTransport:
         self._ended = False
         """Whether the gateway has no more to say."""
         self._gone = False
-        """Whether there is no tunnel to close any more."""
+        """Whether the gateway has no tunnel to close any more."""
         self._closing = threading.Event()
         self._error: LoomError | None = None
         """Why the gateway or something before it takes no more, if it said so."""
@@ -243,7 +243,7 @@ class HttpTransport:
         raise ConnectionLost("the connection was closed")
 
     def _lose(self, error: LoomError) -> None:
-        """There is no tunnel any more; whoever uses it is to notice."""
+        """Let the threads that use the tunnel notice that it is gone."""
         if self._closing.is_set():
             return  # that is why
         if not isinstance(error, ConnectionLost):

@@ -72,11 +72,11 @@ class TlsSocket:
                     self._socket.sendall(self._outgoing.read())
 
     def settimeout(self, timeout: float | None) -> None:
-        """As `socket.socket.settimeout`."""
+        """Set the plain socket's timeout, in seconds; None waits for ever."""
         self._socket.settimeout(timeout)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """As `socket.socket.setsockopt`."""
+        """Set an option of the plain socket."""
         self._socket.setsockopt(level, option, value)
 
     def fileno(self) -> int:
@@ -86,10 +86,14 @@ class TlsSocket:
     # -- receiving: one thread at a time --------------------------------------------------------------------
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """As `socket.socket.recv`, but all that has come is returned: nothing stays where `select` does not see it.
+        """Receive all data that has come, so that nothing stays where `select` does not see it; b"" at the end.
+
+        Args:
+            size: bytes to read from the plain socket at most.
+            flags: of `socket.socket.recv`.
 
         Raises:
-            BlockingIOError: with ``MSG_DONTWAIT``, or after ``SO_RCVTIMEO``, where no data has come.
+            BlockingIOError: no data has come, with ``MSG_DONTWAIT`` or after ``SO_RCVTIMEO``.
         """
         while True:
             received = self._socket.recv(size, flags)
@@ -159,7 +163,7 @@ class TlsSocket:
             self._socket.sendall(unsent)
 
     def sendall(self, data: Buffer) -> None:
-        """As `socket.socket.sendall`."""
+        """Send everything, waiting for room."""
         with self._sending:
             self._send_unsent()
             view = memoryview(data)
@@ -174,11 +178,11 @@ class TlsSocket:
     # -- the end --------------------------------------------------------------------------------------------
 
     def shutdown(self, how: int) -> None:
-        """As `socket.socket.shutdown`. TLS' own goodbye is left out: a WebSocket has said its own."""
+        """Shut the plain socket down, without TLS' own goodbye: a WebSocket has said one."""
         if self._finishing is not None:
             self._finishing.join(FINISH_TIMEOUT)
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """As `socket.socket.close`."""
+        """Close the plain socket."""
         self._socket.close()
