@@ -1,4 +1,4 @@
-"""A fault that is there: the proof of it, and the way to end it."""
+"""`Injected`: a fault that was injected, its evidence, and how to remove it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _log = logging.getLogger("loom")
 __all__ = ["Evidence", "Injected", "InjectedFault"]
 
 Evidence = dict[str, Any]
-"""What shows that something is so: numbers, texts and lists of them, by name."""
+"""Evidence of a fault: numbers, texts and lists of them, by name."""
 
 
 class InjectedFault(Exception):
-    """What a step raises where that is the fault. No `LoomError`: nothing of Loom's has gone wrong."""
+    """What a step raises if the fault is an exception. It is no `LoomError`: nothing of Loom's has gone wrong."""
 
 
 class Injected:
@@ -45,7 +45,7 @@ class Injected:
         self.time = time.time()
         """When it was injected, in seconds since the epoch."""
         self.removal: Evidence | None = None
-        """What shows that it is gone; None before `remove`."""
+        """Evidence that the fault is gone; None before `remove`."""
         self._undo = undo
         self._told = told
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Injected:
         return self._undo is not None
 
     def remove(self) -> Evidence:
-        """Remove it, if that has not been done; what shows that it is gone."""
+        """Remove the fault unless it is removed; return the evidence that it is gone."""
         with self._lock:
             if self.removal is not None:
                 return self.removal
@@ -75,7 +75,7 @@ class Injected:
         return removal
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is removed; whether it was."""
+        """Wait until the fault is removed; return whether it was."""
         return self._gone.wait(timeout)
 
     def _time_is_over(self) -> None:

@@ -38,7 +38,7 @@ class Strike:
 
     evidence: Evidence
     strike: Callable[[], Evidence | None]
-    """Returns what shows that it is over, where it ends by itself and has held up who called."""
+    """Injects the fault. Returns the evidence of its end if it blocks until it is over."""
 
 
 # -- those that the process does not outlive, or that stop it ---------------------------------------------------
@@ -159,7 +159,7 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
 
 
 Begun = tuple[Evidence, Callable[[], Evidence]]
-"""What shows that a fault is there; and what removes it, and returns what shows that."""
+"""Evidence of a fault, and the function that removes it and returns the evidence of that."""
 
 
 def begin(
@@ -290,7 +290,7 @@ def _abort_groups() -> Evidence:
 
 
 def abort(group: Any) -> str:
-    """Abort a process group, or a backend, so that collectives fail here and at its peers; what it said to that."""
+    """Abort a process group or a backend, so that collectives fail here and at its peers; return what it said."""
     import torch
 
     with contextlib.suppress(RuntimeError):  # some backends have no abort

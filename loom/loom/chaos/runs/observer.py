@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["AWAY", "Life", "Observer", "Outage"]
 
 AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
-"""What is raised while there is nobody to ask."""
+"""Errors that say that the weaver or the gateway is away."""
 
 DETECTS = ("failed", "stalled", "recovering", "device_failed", "group_failed")
 """Kinds of events that say that something is wrong with a replica."""
@@ -76,11 +76,11 @@ class Observer:
         self._look()
 
     def now(self) -> float:
-        """The time by the weaver's clock."""
+        """Return the time by the weaver's clock."""
         return time.time() + self.offset
 
     def look(self) -> bool:
-        """Look again; whether there was anybody to ask."""
+        """Ask again; return whether the weaver answered."""
         try:
             self._look()
         except AWAY as error:
@@ -92,15 +92,15 @@ class Observer:
         return True
 
     def since(self, when: float, *kinds: str) -> list[WeaverEvent]:
-        """The events of these kinds since a time."""
+        """Return the events of these kinds since a time."""
         return [event for event in self.events if event.time >= when and event.kind in kinds]
 
     def life(self, replica: str) -> Life | None:
-        """The process that a replica is now, or was last."""
+        """Return the current or last process of a replica."""
         return self.lives[replica][-1] if self.lives.get(replica) else None
 
     def history(self, replica: str, metric: str, since: float) -> list[MetricPoint]:
-        """The points of a metric, as far as they are known; none where there is no such metric."""
+        """Return the points of a metric; none if there is no such metric."""
         try:
             return self.weaver.history(replica, metric, since=since, points=20_000)
         except LoomError:

@@ -30,20 +30,20 @@ LOOK_EVERY = 0.1
 """Seconds between two looks."""
 
 ACKNOWLEDGED_WITHIN = 10.0
-"""Seconds that a fault is waited for, which a training that makes no steps takes at its next one."""
+"""Seconds to wait for acknowledgements. A training that makes no steps takes a fault at its next one."""
 
 
 @dataclass
 class _Pending:
-    """A fault whose moment has not come."""
+    """A planned fault that has yet to be injected."""
 
     planned: PlannedFault
     index: int
     times: list[float]
-    """By the run's clock, where they are known before."""
+    """Seconds after the beginning of the run, if the plan says them."""
     since: float = 0.0
     due: float | None = None
-    """When its event has happened, and it waits for a while after it."""
+    """When its event happened, if the fault waits for one."""
 
 
 class Run:
@@ -59,9 +59,9 @@ class Run:
         self.cut_short: str | None = None
         """Why it ended before its time."""
         self.goodput: dict[str, float] | None = None
-        """Seconds of the watched replicas during the run by what they were spent on, if the weaver keeps that."""
+        """Seconds of the watched replicas during the run, by reason; None if the weaver does not say."""
         self._spent_until: list[dict[str, float]] = []
-        """What `_spent` was when each fault struck, and at the end."""
+        """What `_spent` returned when each fault was injected, and at the end."""
         self._weaver = weaver
         self._told = told
         self._luck = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
@@ -145,7 +145,7 @@ class Run:
         return pending.due is not None and now >= pending.due + when.after
 
     def _event_of(self, pending: _Pending) -> float | None:
-        """When the event of a fault has happened; None as long as it has not."""
+        """Return when the event of a fault happened; None if it has not."""
         before = [one for one in self._pending if one.index < pending.index]
         if before:
             return None
@@ -192,7 +192,7 @@ class Run:
         return Victim(replica.id, replica.group, replica.registered, replica.step)
 
     def _acknowledged(self, struck: Struck, injection: InjectionProxy) -> None:
-        """Wait for what the replicas say; those that died of the fault first have nothing to say."""
+        """Wait for the acknowledgements. Replicas that the fault killed at once send none."""
         until = time.monotonic() + ACKNOWLEDGED_WITHIN
         while not injection.done() and time.monotonic() < until:
             injection.outcomes()
@@ -238,7 +238,7 @@ class Run:
         return now >= self._settled + self.plan.settle
 
     def watched(self) -> list[ReplicaInfo]:
-        """The replicas that the plan is about: those of this run, and not those that had ended before."""
+        """Return the replicas that the plan is about, without those that had ended before the run."""
         found = matching(Target(replica=self.plan.watch), self.observer.replicas.values()) or matching(
             Target(mesh=self.plan.watch), self.observer.replicas.values()
         )
@@ -253,7 +253,7 @@ class Run:
                     logger.warning("%s was not removed: %s", struck.planned.fault, error)
 
     def _spent(self) -> dict[str, float]:
-        """Seconds of the jobs of the watched replicas, by what they were spent on."""
+        """Return the seconds of the watched replicas' jobs, by reason."""
         jobs = {one.job for one in self.watched()}
         spent: dict[str, float] = {}
         try:
@@ -267,12 +267,12 @@ class Run:
 
 
 def _between(begin: dict[str, float], end: dict[str, float]) -> dict[str, float]:
-    """What was spent between two times, by reason; nothing where one of them is not known."""
+    """Return what was spent between two times, by reason; nothing if one of them is not known."""
     if not begin or not end:
         return {}
     return {reason: seconds - begin.get(reason, 0.0) for reason, seconds in end.items()}
 
 
 def _is_about_replicas(kind: FaultKind) -> bool:
-    """Whether a kind strikes replicas or their hosts, or the driver that they have."""
+    """Return whether a kind strikes replicas, their hosts or their driver."""
     return kind.place is not Place.GATEWAY or kind.of == "session"

@@ -13,10 +13,10 @@ from loom.chaos.targets import ENDED
 __all__ = ["Struck", "Tracker", "Victim"]
 
 MAIN_METRIC = "loss"
-"""By whose history the steps of a replica are found, if it reports that."""
+"""The metric whose history has the steps of a replica, if the replica reports it."""
 
 REMOVAL_GRACE = 2.0
-"""Seconds after which a fault whose time is over is taken to be gone where nobody said so."""
+"""Seconds after its time in which a fault counts as removed if no event says so."""
 
 
 @dataclass
@@ -26,18 +26,18 @@ class Victim:
     replica: str
     group: str
     registered: float
-    """When the process came that was struck."""
+    """When the process registered that was struck."""
     step: int | None
-    """Where it was."""
+    """Its step then."""
     detected: float | None = None
     """Seconds from the fault to the first event that says that something is wrong."""
     detected_as: str | None = None
     over_step: int | None = None
-    """Where it was when the fault was over, if it lived."""
+    """Its step when the fault was over, if it lived."""
     recovered: float | None = None
-    """Seconds from the fault, or its end where it lasts, to the next step."""
+    """Seconds from the fault to the next step; from its end, if the fault lasts."""
     steps_lost: int | None = None
-    """Those that have to be made again."""
+    """Steps that have to be made again."""
 
 
 @dataclass
@@ -51,31 +51,31 @@ class Struck:
     victims: list[Victim]
     evidence: dict[str, Any] = field(default_factory=dict)
     removal: dict[str, Any] = field(default_factory=dict)
-    """What shows that it is gone, by replica."""
+    """Evidence that the fault is gone, by replica."""
     groups: frozenset[str] = frozenset()
-    """Those of the replicas that the fault is about."""
+    """The groups of the replicas that the fault is about."""
     id: str = ""
     failed: str | None = None
     """Why it was not injected."""
     over: float | None = None
     """When it was over."""
     detected: float | None = None
-    """As of the first victim, or of the piece that was killed."""
+    """Seconds from the fault until the first victim, or the killed part of Loom, was noticed."""
     recovered: float | None = None
-    """As of the last."""
+    """Seconds until the last of them had recovered."""
     given_up: bool = False
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds of the watched replicas from then to the next fault, or to the end, by what they were spent on."""
+    """Seconds of the watched replicas until the next fault or the end, by reason."""
 
     @property
     def steps_lost(self) -> int | None:
-        """Of all that were struck."""
+        """Steps that all victims lost; None if nobody knows."""
         lost = [victim.steps_lost for victim in self.victims if victim.steps_lost is not None]
         return sum(lost) if lost else None
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to see of it."""
+        """Whether nothing more can become of the fault."""
         return self.failed is not None or self.recovered is not None or self.given_up
 
 
@@ -88,7 +88,7 @@ class Tracker:
         self._told = told
 
     def follow(self, struck: Struck) -> None:
-        """Take note of what has become of a fault since the last time."""
+        """Update what is known of a fault from what the observer has seen."""
         if struck.done:
             return
         self._see_end(struck)
@@ -110,7 +110,7 @@ class Tracker:
             self._told(f"{struck.planned.fault} was not recovered from within {self._patience:g} s")
 
     def _see_end(self, struck: Struck) -> None:
-        """Take note of when a fault is over."""
+        """Find out when a fault was over."""
         for event in self.observer.since(struck.at, "fault_removed"):
             if event.data.get("injection") == struck.id and event.replica not in struck.removal:
                 struck.removal[str(event.replica)] = event.data.get("evidence")
@@ -143,9 +143,9 @@ class Tracker:
                 victim.steps_lost = 0
 
     def _is_back(self, struck: Struck, victim: Victim) -> None:
-        """Take note of a new process that has made a step in the place of the one that was struck.
+        """Find the first step of the process that replaced a victim; it is the recovery.
 
-        What it has reported tells when: the step that it says it is in may be one before it has its state.
+        The metric's history has the time of the step. The replica's ``step`` may be from before it has its state.
         """
         observer = self.observer
         life = observer.life(victim.replica)

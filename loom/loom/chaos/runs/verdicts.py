@@ -17,25 +17,25 @@ from loom.chaos.runs.tracker import Struck
 __all__ = ["Verdict", "compute_share", "goodput", "judge", "lost_twice"]
 
 LEAST_POINTS = 4
-"""Of a metric, to say that it falls or rises."""
+"""Values of a metric that it takes to say whether it falls or rises."""
 
 HASH = "params_hash"
-"""The metric by which replicas tell a hash of their parameters."""
+"""The metric that is a hash of a replica's parameters."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an expectation."""
+    """Whether an expectation held."""
 
     expected: str
     held: bool
     found: str
     fault: int | None = None
-    """Of which fault, by its number in the run; None: of the whole."""
+    """The number of the fault that it is about; None: the whole run."""
 
 
 def judge(run: Run) -> list[Verdict]:
-    """All that was expected, that of faults first."""
+    """Return the verdict on each expectation; those of faults come first."""
     verdicts = []
     for number, struck in enumerate(run.struck):
         of_all = [one for one in run.plan.expect if one.of_faults]
@@ -65,7 +65,7 @@ def _of_fault(expected: Expectation, struck: Struck) -> tuple[bool, str]:
 
 
 def lost_twice(lives: dict[str, list[Life]]) -> dict[str, int]:
-    """For each replica the first step that had to be made again more than once; those without are left out."""
+    """Return for each replica the first step that it made more than twice; replicas without one are left out."""
     found: dict[str, int] = {}
     for replica, processes in lives.items():
         again: list[tuple[int, int]] = []
@@ -87,7 +87,7 @@ def _lost_once(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 
 def _points(run: Run, metric: str) -> list[tuple[float, float]]:
-    """Time and value of a metric of all watched replicas during the run, in their order."""
+    """Return time and value of a metric of all watched replicas during the run, sorted."""
     points = (run.observer.history(replica.id, metric, run.began) for replica in run.watched())
     return sorted((point.time, point.value) for of_one in points for point in of_one if math.isfinite(point.value))
 
@@ -103,7 +103,7 @@ def _course(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 
 def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
-    """Whether the last value of every replica that has not died is as expected."""
+    """Check the last value of every replica that has not failed."""
     holds = {
         ExpectationKind.AT_LEAST: lambda value: value >= expected.value,
         ExpectationKind.AT_MOST: lambda value: value <= expected.value,
@@ -131,12 +131,12 @@ def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 
 def goodput(run: Run) -> float | None:
-    """The share of the time that went into steps that count, from 0 to 1; None where nobody can say."""
+    """Return the share of the time that went into steps that count, from 0 to 1; None if it is not known."""
     return compute_share(run.goodput or {})
 
 
 def compute_share(spent: Mapping[str, float]) -> float | None:
-    """The share of steps that count in what was spent, by reason; None where that is nothing."""
+    """Return the share of ``compute`` in seconds by reason; None if there are none."""
     whole = sum(spent.values())
     return spent.get("compute", 0.0) / whole if whole > 0 else None
 
