@@ -28,13 +28,13 @@ CONNECT_TIMEOUT = 5
 """Seconds that a server has to accept a connection."""
 
 OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
-"""Seconds that all of connecting may take, and leaving."""
+"""Seconds that connecting and closing may take."""
 
 PING_EVERY = 10
-"""Seconds; a server that answers two of them not is away."""
+"""Seconds between pings. A server that leaves two unanswered is away."""
 
 MAX_UNREAD = 10_000
-"""Messages that wait for the bridge on a subject; more are lost."""
+"""Messages of a subject that wait for the bridge; more are dropped."""
 
 AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
 """Between attempts to connect again."""
@@ -42,7 +42,7 @@ AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
 _REFUSED = ("authorization", "authentication")
-"""What NATS says to who shows the wrong thing."""
+"""Words in what NATS says to a client that it does not let in."""
 
 
 _FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
@@ -62,7 +62,7 @@ def _away() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NatsLogin:
-    """Who the bridge is for NATS. What the server does not want stays None."""
+    """The bridge's credentials for NATS. What the server does not ask for stays None."""
 
     user: str | None = None
     password: str | None = None
@@ -78,11 +78,11 @@ class NatsLink:
 
     Args:
         url: ``nats://HOST:4222`` or ``tls://…``.
-        login: who we are.
-        subjects: to listen on.
-        queue: of several bridges that name the same, one gets each message.
-        take: what to do with a message.
-        came: what to do when there is a connection again.
+        login: the bridge's credentials.
+        subjects: to subscribe to.
+        queue: name of the queue group; each message goes to one bridge of the group.
+        take: called with each message.
+        came: called when there is a connection again.
 
     Raises:
         InvalidAddress: that is no URL of NATS.
@@ -177,17 +177,17 @@ class NatsLink:
         return self.check().max_payload
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Say something. Whether it arrived is known after `flush`."""
+        """Publish a message. After `flush` it has arrived."""
         with _away():
             await self.check().publish(subject, data, headers=dict(headers))
 
     async def flush(self) -> None:
-        """Wait until the server has what was said."""
+        """Wait until the server has what was published."""
         with _away():
             await flush(self.check(), CONNECT_TIMEOUT)
 
     async def close(self) -> None:
-        """Say what is still to be said, and leave."""
+        """Send what is still to be sent, and disconnect."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(*_FAILURES):

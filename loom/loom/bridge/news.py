@@ -1,4 +1,4 @@
-"""From what the weaver tells its watchers to what is said on NATS."""
+"""Makes messages for NATS of what the weaver tells those who watch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loom.bridge.envelopes import EnvelopeKind
 __all__ = ["News", "Said"]
 
 Said = tuple[EnvelopeKind, dict[str, Any]]
-"""What a message says, and its body."""
+"""A message for NATS: its kind and its body."""
 
 PART = 100
 """Replicas or devices in one message: a server takes 1 MiB unless told otherwise."""
@@ -20,7 +20,7 @@ BEAT_EVERY = 1.0
 
 
 class News:
-    """What there is to say, and has not been said. Methods take messages of ``/ws/v1/weaver`` or parts of them."""
+    """Makes messages of what is new. Its methods take messages of ``/ws/v1/weaver`` or parts of them."""
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
@@ -29,12 +29,12 @@ class News:
         self._devices: dict[str, dict[str, Any]] = {}
 
     def forget(self) -> None:
-        """Take what was said as not heard."""
+        """Forget what was published, so that it is published again."""
         self._statuses.clear()
         self._devices.clear()
 
     def snapshot(self, message: Mapping[str, Any]) -> Iterator[Said]:
-        """All that there is now."""
+        """Publish all replicas and devices."""
         replicas, devices = message["replicas"], message["devices"]
         self._groups = {replica["id"]: replica["group"] for replica in replicas}
         self._statuses = {id: status for id, status in self._statuses.items() if id in self._groups}
@@ -49,7 +49,7 @@ class News:
         yield from self.devices(devices)
 
     def event(self, event: Mapping[str, Any]) -> Iterator[Said]:
-        """Something that happened."""
+        """Publish an event."""
         kind = event["kind"]
         if kind == "registered":
             self._groups[event["replica"]] = event["group"]
@@ -62,11 +62,11 @@ class News:
         yield self.added(event)
 
     def added(self, event: Mapping[str, Any]) -> Said:
-        """An event that has been said before, and says more now."""
+        """Publish again an event that now has more details."""
         return _update("event", dict(event))
 
     def delta(self, message: Mapping[str, Any], now: float) -> Iterator[Said]:
-        """What replicas have reported lately."""
+        """Publish what replicas have reported lately."""
         replicas, devices = message["replicas"], message.get("devices", {})
         for id, replica in replicas.items():
             yield from self._training_status(id, replica)
@@ -80,7 +80,7 @@ class News:
             yield _update("delta", {"devices": dict(some)})
 
     def devices(self, devices: Iterable[Mapping[str, Any]]) -> Iterator[Said]:
-        """How devices are now."""
+        """Publish the devices whose status has changed."""
         before, self._devices = self._devices, {}
         for device in devices:
             status = device["status"] or {}
@@ -95,7 +95,7 @@ class News:
                 yield EnvelopeKind.DEVICE_STATUS, body
 
     def away(self, reason: str) -> Said:
-        """Nobody knows for a while."""
+        """Publish that the weaver is away."""
         return _update("away", {"reason": reason})
 
     def _training_status(self, id: str, replica: Mapping[str, Any]) -> Iterator[Said]:
@@ -142,6 +142,6 @@ def _parts(items: Sequence[tuple[str, Any]]) -> Iterator[Sequence[tuple[str, Any
 
 
 def _picked(source: Mapping[str, Any], *same: str, **renamed: str) -> dict[str, Any]:
-    """What is known of these names; some have another name in the source."""
+    """Return the fields that are not None; ``renamed`` ones have another name in the source."""
     names = {**dict(zip(same, same, strict=True)), **renamed}
     return {name: source[there] for name, there in names.items() if source.get(there) is not None}

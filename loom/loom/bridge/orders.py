@@ -36,7 +36,7 @@ class FailureReport:
     reason: str
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Say so; the body of the reply."""
+        """Report it to the weaver; return the body of the reply."""
         event = gateway.ask("fail_device", device=self.device, reason=self.reason)
         affected = [
             {
@@ -61,7 +61,7 @@ class CommandOrder:
     """Seconds."""
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Give the command; what is known of it at once."""
+        """Give the command; return what is known of it at once."""
         target: str | list[str] | None = self.target
         if target is None:
             devices = gateway.ask("devices")
@@ -93,7 +93,7 @@ class CommandOrder:
 
 
 def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
-    """What a message asks for."""
+    """Return what a message asks for."""
     try:
         return _READERS[envelope.kind](envelope.body)
     except RecursionError:
@@ -101,7 +101,7 @@ def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
 
 
 def error_reply(error: LoomError) -> dict[str, Any]:
-    """The body of the reply to what was not done."""
+    """Return the body of the reply if nothing was done."""
     return {"ok": False, "error": {"code": error.code, "message": str(error)}}
 
 

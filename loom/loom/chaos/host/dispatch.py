@@ -30,7 +30,7 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
 
 
 def prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
-    """See whether this host can have a fault that silences a training process; what it is about to strike."""
+    """Check that a fault that silences its process is possible here; return the evidence of what it will strike."""
     match kind:
         case "lost_host":
             return {"worker": lost_host.worker_of(pid)}

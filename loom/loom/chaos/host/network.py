@@ -31,7 +31,7 @@ _DEFAULT_QDISCS = ("noqueue", "fq_codel", "pfifo_fast", "mq", "fq", "pfifo")
 
 
 def try_partition(peers: Sequence[str] = ()) -> Evidence:
-    """See whether `partition` can do it here; what it would drop."""
+    """Check that `partition` works here; return what it would drop."""
     run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
     return {"peers": list(peers) or "all others"}
 
@@ -53,7 +53,7 @@ def lose(percent: int, peers: Sequence[str] = ()) -> Injected:
 
 
 def try_link_down(device: str = "") -> Evidence:
-    """See whether there is a device to take down; which, and how it is."""
+    """Check that there is a device to take down; return its name and flags."""
     device = device or _device()
     run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
     return {"device": device, "flags": _flags(device)}
@@ -97,7 +97,7 @@ def delay(milliseconds: float, device: str = "") -> Injected:
 
 
 def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
-    """How nftables names packets of these peers; where there are none, all but those of the host with itself."""
+    """Return matches of nftables for packets of the peers, or for all packets of other hosts if there are none."""
     if not peers:
         return ['iifname != "lo"' if chain == "in" else 'oifname != "lo"']
     matches = []
@@ -141,14 +141,14 @@ def _table(name: str, rules: Sequence[str]) -> str:
 
 
 def _dropped(table: str) -> int:
-    """Packets that the rules of a table have dropped."""
+    """Return the number of packets that the rules of a table have dropped."""
     listed: list[dict[str, Any]] = json.loads(run("nft", "-j", "list", "table", "inet", table))["nftables"]
     expressions = [one for rule in listed for one in rule.get("rule", {}).get("expr", ())]
     return sum(one["counter"]["packets"] for one in expressions if "counter" in one)
 
 
 class _NoQdisc(FaultRefused):
-    """The kernel does not give a device the qdisc that was asked for."""
+    """The kernel cannot give a device the qdisc that was asked for."""
 
 
 def _qdisc(kind: str, device: str, options: list[str]) -> Injected:
@@ -182,7 +182,7 @@ def _flags(device: str) -> list[str]:
 
 
 def _device() -> str:
-    """The device over which this host reaches others."""
+    """Return the device over which this host reaches others."""
     routes: list[dict[str, Any]] = json.loads(run("ip", "-j", "route", "show") or "[]")
     routes.sort(key=lambda route: route.get("dst") != "default")
     if not routes:
