@@ -211,12 +211,25 @@ def test_every_fault_can_be_planned() -> None:
     [
         ({"percent": 101}, "from 1 to 100, not 101"),
         ({"percent": 1.5}, "a whole number"),
+        ({"percent": float("inf")}, "a whole number from 1 to 100, not inf"),
+        ({"percent": True}, "a whole number"),
         ({"peers": [1]}, "a list of texts"),
     ],
 )
 def test_parameters_are_checked(params: dict[str, object], said: str) -> None:
     with pytest.raises(WrongArguments, match=said):
         check_fault("loss", params)
+
+
+def test_parameters_take_the_forms_that_json_and_people_give() -> None:
+    assert check_fault("loss", {"percent": 5.0, "peers": "10.0.0.5"})[1] == {"percent": 5, "peers": ["10.0.0.5"]}
+    assert check_fault("delay", {"milliseconds": 5})[1]["milliseconds"] == 5.0
+    assert check_fault("loss", {"peers": ("10.0.0.5",)})[1]["peers"] == ["10.0.0.5"]
+
+
+def test_a_parameter_of_few_words_names_them() -> None:
+    with pytest.raises(WrongArguments, match="bound is one of rlimit, cgroup, not 'both'"):
+        check_fault("out_of_memory", {"bound": "both"})
 
 
 def test_a_plan_needs_a_fault() -> None:
