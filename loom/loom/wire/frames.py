@@ -31,6 +31,10 @@ MAX_HEADER = 1 << 20
 
 _LENGTH = struct.Struct(">I")
 
+# `packb` makes a packer, with a buffer of 256 KiB, for each frame, which takes as long as all else here. One packer
+# may serve every thread if it is the one in C, which runs no Python code meanwhile; the one in Python may not.
+_pack = msgpack.Packer().pack if msgpack.Packer.__module__ == "msgpack._cmsgpack" else msgpack.packb
+
 
 class Frame(NamedTuple):
     """A decoded frame. The parts of its messages are views of the bytes that it was decoded from."""
@@ -51,7 +55,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
             buffers.extend(parts)
         else:
             heads.append((kind, ident, body, ()))
-    header: bytes = msgpack.packb((seq, ack, heads, lane) if lane else (seq, ack, heads))
+    header: bytes = _pack((seq, ack, heads, lane) if lane else (seq, ack, heads))
     buffers[0] = _LENGTH.pack(len(header)) + header
     return buffers
 

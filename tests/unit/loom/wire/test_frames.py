@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgpack
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import MAX_HEADER, Frame, decode_frame, encode_frame
-from loom.wire.messages import Buffer, Message
+from loom.wire.messages import Buffer, Kind, Message
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=70)
 
@@ -198,3 +199,20 @@ def test_a_header_nested_too_deeply_is_refused() -> None:
 
     with pytest.raises(ProtocolMismatch):
         decode_frame(struct.pack(">I", len(deep)) + deep)
+
+
+def test_frames_that_several_threads_encode_at_once_do_not_mix() -> None:
+    def mixed(number: int) -> list[int]:
+        body = [number, "x" * number * 50]
+        frames = [b"".join(encode_frame(seq, number, [Message(Kind.RESULT, seq, body)])) for seq in range(1, 500)]
+        decoded = map(decode_frame, frames)
+        return [frame.seq for frame in decoded if (frame.ack, frame.messages[0].body) != (number, tuple(body))]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(mixed, range(8))) == [[]] * 8
+
+
+def test_a_body_that_cannot_be_packed_leaves_nothing_behind() -> None:
+    with pytest.raises(TypeError):
+        encode_frame(1, 0, [Message(Kind.RESULT, 1, ["begun", object()])])
+    assert decode_frame(b"".join(encode_frame(2, 0, []))) == (2, 0, [], 0)
