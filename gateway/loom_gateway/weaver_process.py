@@ -60,12 +60,9 @@ class WeaverSupervisor:
     """Keeps a weaver running.
 
     Args:
-        folder: its folder; made where there is none.
-        workers: waits for the list of the worker hosts, from which it has to be reachable.
         listen: ``HOST:PORT`` where threadlets find it; None: this machine's address towards the workers, and the
             port that it had before, or any.
         advertise: the host that threadlets are told, where it is another.
-        exit_with_gateway: whether it ends when this process does, however it ends.
         linger: seconds that it lives without a gateway, drivers and replicas.
     """
 

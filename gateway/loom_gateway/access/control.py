@@ -61,9 +61,6 @@ class AccessControl:
     """Authenticates requests, limits their rate, and disconnects clients whose token was revoked.
 
     Args:
-        authority: knows the tokens.
-        limits: how much and how often.
-        audit: is told.
         origins: of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's own.
     """
 

@@ -54,7 +54,6 @@ class Tunnel:
 
     Args:
         idle: seconds without a poll after which it closes itself.
-        on_close: called when it is closed.
     """
 
     def __init__(self, idle: float, on_close: Callable[[], object]) -> None:
@@ -220,12 +219,7 @@ class Tunnel:
 
 
 class Tunnels:
-    """The tunnels of a gateway, and the routes that lead to them.
-
-    Args:
-        relay: the ASGI application that serves the WebSocket.
-        idle: seconds without a poll after which a client counts as gone.
-    """
+    """The tunnels of a gateway, and the routes that lead to them."""
 
     def __init__(self, relay: ASGIApp, idle: float = IDLE) -> None:
         self._relay = relay

@@ -65,11 +65,7 @@ class LastWords:
 
 
 class DriverFiles:
-    """The files of one driver.
-
-    Args:
-        base: their path, without what comes after the dot.
-    """
+    """The files of one driver, whose paths begin alike."""
 
     def __init__(self, base: str) -> None:
         self.base = base

@@ -39,11 +39,8 @@ class SessionManager:
     """Starts, finds and ends sessions.
 
     Args:
-        workers: the worker hosts, or the addresses of such that do not change.
         linger: seconds that a session lives on without a client; its driver counts them.
         folder: where drivers are found again; by default one that goes with this gateway.
-        exit_with_gateway: whether drivers end when this process does, however it ends.
-        driver_options: more of the command line of each driver.
         patience: seconds that a new session waits for workers that are missing.
     """
 

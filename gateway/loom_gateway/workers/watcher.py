@@ -23,8 +23,6 @@ class WorkerWatch:
     """Keeps the list of workers up to date.
 
     Args:
-        hosts: the workers.
-        path: of the file that drivers read, see `loom_gateway.workers.registry_file`.
         patience: seconds that a new session waits for workers that are missing.
     """
 
