@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 
-from loom.errors import Conflict, UnsafeStateFolder
+from loom.process.held_folder import hold
 from loom_gateway.sessions.driver_files import DriverFiles
 
 __all__ = ["StateFolder", "default_path"]
-
-LONGEST_SOCKET_PATH = 107
-"""Bytes of the path of a unix socket, on Linux; elsewhere a few less."""
 
 
 def default_path(port: int) -> str:
@@ -58,29 +53,8 @@ class StateFolder:
             StateFolderInUse: another gateway holds it.
         """
         path = os.path.abspath(path)
-        if len(os.fsencode(cls(path, None).new_driver().socket)) > LONGEST_SOCKET_PATH:
-            raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")
-        try:
-            base = Path(path).parent
-            if not base.exists():
-                base.mkdir(0o700, parents=True)
-            Path(path).mkdir(0o700, exist_ok=True)
-            _check_is_ours(path)
-            lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise UnsafeStateFolder(f"cannot keep state in {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            os.close(lock)
-            raise Conflict(
-                f"another gateway{f' (pid {holder})' if holder else ''} uses the state folder {path}: end it, or "
-                f"choose another folder with --state-dir",
-                code="state_folder_in_use",
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        socket = os.path.basename(cls(path, None).new_driver().socket)
+        lock = hold(Path(path), "gateway", socket, " with --state-dir")
         for unfinished in Path(path).glob(".*"):  # what somebody was killed in the middle of writing
             unfinished.unlink()
         return cls(path, lock)
@@ -100,21 +74,3 @@ class StateFolder:
         """Remove a temporary folder."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _check_is_ours(path: str) -> None:
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise UnsafeStateFolder(
-            f"the state folder {path} is not a folder, or a link to one: name the folder itself"
-        )
-    if found.st_uid != os.geteuid():
-        raise UnsafeStateFolder(
-            f"the state folder {path} belongs to user {found.st_uid}, not to this one ({os.geteuid()}), and its "
-            f"sockets may lead anywhere: choose another with --state-dir"
-        )
-    if found.st_mode & 0o077:
-        raise UnsafeStateFolder(
-            f"others can open the state folder {path} (mode {stat.S_IMODE(found.st_mode):o}), and with it the "
-            f"sessions: `chmod 700 {path}` or choose another with --state-dir"
-        )

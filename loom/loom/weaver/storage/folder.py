@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from loom.control.address import WeaverAddress
-from loom.errors import Conflict, UnsafeStateFolder
+from loom.process.held_folder import hold
 
 __all__ = ["WeaverFolder"]
-
-_LONGEST_SOCKET_PATH = 107
 
 
 class WeaverFolder:
@@ -36,25 +32,7 @@ class WeaverFolder:
             StateFolderInUse: another weaver holds it.
         """
         path = Path(path).absolute()
-        if len(os.fsencode(path / "weaver.sock")) > _LONGEST_SOCKET_PATH:
-            raise UnsafeStateFolder(f"the path of the weaver's folder {path} is too long for a socket in it")
-        try:
-            path.mkdir(0o700, parents=True, exist_ok=True)
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise UnsafeStateFolder(
-                    f"the weaver's folder {path} has to be this user's own, and nobody else's to open: chmod 700 it"
-                )
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise UnsafeStateFolder(f"cannot keep the weaver's state in {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Conflict(
-                f"another weaver uses the folder {path}: end it, or choose another", code="state_folder_in_use"
-            ) from None
+        lock = hold(path, "weaver", "weaver.sock")
         return cls(path, lock)
 
     def is_there(self) -> bool:

@@ -528,7 +528,9 @@ def test_two_weavers_do_not_share_a_folder(weaver: WeaverProcess) -> None:
     finished = run_weaver("--folder", str(weaver.folder))
 
     assert finished.returncode == 1
-    assert finished.stderr == f"error: another weaver uses the folder {weaver.folder}: end it, or choose another\n"
+    pid = weaver.process.pid
+    text = f"error: another weaver (pid {pid}) uses the state folder {weaver.folder}: end it, or choose another\n"
+    assert finished.stderr == text
 
 
 def test_a_folder_that_others_can_open_is_refused(weaver: WeaverProcess) -> None:

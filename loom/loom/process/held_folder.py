@@ -1,0 +1,69 @@
+"""A folder for the state of a process, which only its user can open and one process holds at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from loom.errors import Conflict, UnsafeStateFolder
+
+__all__ = ["hold"]
+
+_LONGEST_SOCKET_PATH = 107
+"""Bytes of the path of a unix socket, on Linux; elsewhere a few less."""
+
+
+def hold(path: Path, holder: str, socket: str, advice: str = "") -> int:
+    """Make a folder unless it is there, and hold it until this process ends; return the descriptor of its lock.
+
+    Args:
+        holder: what kind of process it is for.
+        socket: the longest name of a socket that is to be in it.
+        advice: how another folder is chosen, for the ends of error messages.
+
+    Raises:
+        UnsafeStateFolder: it is not this user's own, others can open it, or it cannot be made.
+        StateFolderInUse: another process holds it.
+    """
+    if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
+        raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")
+    try:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        path.mkdir(0o700, exist_ok=True)
+        _check_is_ours(path, advice)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UnsafeStateFolder(f"cannot keep state in {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise Conflict(
+            f"another {holder}{f' (pid {pid})' if pid else ''} uses the state folder {path}: end it, or choose "
+            f"another{advice}",
+            code="state_folder_in_use",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _check_is_ours(path: Path, advice: str) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UnsafeStateFolder(
+            f"the state folder {path} is not a folder, or a link to one: name the folder itself"
+        )
+    if found.st_uid != os.geteuid():
+        raise UnsafeStateFolder(
+            f"the state folder {path} belongs to user {found.st_uid}, not to this one ({os.geteuid()}), and its "
+            f"sockets may lead anywhere: choose another{advice}"
+        )
+    if found.st_mode & 0o077:
+        raise UnsafeStateFolder(
+            f"others can open the state folder {path} (mode {stat.S_IMODE(found.st_mode):o}): `chmod 700 {path}` or "
+            f"choose another{advice}"
+        )
