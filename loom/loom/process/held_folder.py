@@ -64,6 +64,6 @@ def _check_is_ours(path: Path, advice: str) -> None:
         )
     if found.st_mode & 0o077:
         raise UnsafeStateFolder(
-            f"others can open the state folder {path} (mode {stat.S_IMODE(found.st_mode):o}): `chmod 700 {path}` or "
-            f"choose another{advice}"
+            f"others can open the state folder {path} (mode {stat.S_IMODE(found.st_mode):o}): `chmod 700 {path}` "
+            f"or choose another{advice}"
         )

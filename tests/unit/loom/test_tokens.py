@@ -217,7 +217,7 @@ def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> N
 )
 def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(loom.AuthenticationError):
-        TokenAuthority("own").check(headers)
+        TokenAuthority("own").check(digest_shown(headers))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]
 )
 def test_a_scope_includes_those_before_it(file: TokenFile, has: str, needs: str, enough: bool) -> None:
     _, text = file.create("ci", has)
-    identity = TokenAuthority("own", file).check(bearer(text))
+    identity = TokenAuthority("own", file).check(digest_shown(bearer(text)))
 
     if enough:
         identity.require(needs, "this")
