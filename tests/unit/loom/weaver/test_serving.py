@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import loom
 from loom.control.framing import Splitter, pack
 from loom.weaver.client import WeaverClient
 from loom.weaver.registry import Registry
+from loom.weaver.serving import request_connection, threadlet_link
 from loom.weaver.serving import server as serving
-from loom.weaver.serving import threadlet_link
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
@@ -65,6 +66,14 @@ class Running:
     async def connect(self) -> Link:
         self.links.append(Link(*await asyncio.open_connection("127.0.0.1", self.port)))
         return self.links[-1]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so that the weaver tells nobody."""
+        for _ in range(1000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not come to that")
 
     async def threadlet(self, replica: str = "train_0", **hello: Any) -> Link:
         link = await self.connect()
@@ -437,4 +446,86 @@ async def test_a_client_that_speaks_nonsense_is_disconnected() -> None:
         writer.write(pack(["dance", 1]))
 
         assert await asyncio.wait_for(reader.read(), BOUND) == b""
+        writer.close()
+
+
+async def test_a_second_process_cannot_be_a_replica_that_lives() -> None:
+    async with running() as weaver:
+        await weaver.threadlet()
+        link = await weaver.connect()
+        link.send("hello", hello_of(KEY, "train_0", "another"))
+
+        _, code, text = await link.receive("refuse")
+
+        assert code == "replica_taken"
+        assert "is the replica 'train_0': give each process a replica_id of its own" in text
+
+
+async def test_a_process_that_connects_again_takes_its_own_place() -> None:
+    async with running() as weaver:
+        first = await weaver.threadlet()
+        await weaver.threadlet()  # under the same instance
+
+        with pytest.raises(EOFError):
+            await first.receive("refuse")
+        (event,) = await weaver.client.ask("events", kind="reconnected")
+        assert event["replica"] == "train_0"
+
+
+async def test_a_new_process_takes_the_place_of_one_that_left() -> None:
+    async with running() as weaver:
+        first = await weaver.threadlet()
+        given = await weaver.client.do("command", "anna", kind="pause")
+        first.close()
+        await weaver.until(lambda: weaver.server.weaver.known.replicas["train_0"].link is None)
+        second = await weaver.connect()
+        second.send("hello", hello_of(KEY, "train_0", "another", group="eval"))
+        await second.receive("welcome")
+
+        outcome = (await weaver.client.do("command_state", "anna", id=given["id"]))["outcomes"]["train_0"]
+        assert outcome["reason"] == "a new process became 'train_0' before it had applied this"
+        assert (await weaver.client.ask("replica", id="train_0"))["group"] == "eval"
+
+
+async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(now: float) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    async with running() as weaver:
+        monkeypatch.setattr(weaver.server.weaver, "commit", fail)
+        weaver.server.commit()
+        weaver.server.commit()
+
+        assert weaver.server.ended.is_set()
+        assert str(weaver.server.failure) == "disk full"
+
+
+async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(operation: str, arguments: dict[str, Any], now: float) -> None:
+        raise KeyError("step")
+
+    async with running() as weaver:
+        monkeypatch.setattr(weaver.server.requests, "answer", fail)
+
+        with pytest.raises(loom.LoomError, match=r"the weaver failed: KeyError\('step'\)"):
+            await weaver.client.ask("status")
+
+
+async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_connection, "MAX_UNREAD_BY_WATCHER", 1 << 16)
+    async with running() as weaver:
+        reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
+        writer.write(pack(["watch", 0]))
+        await weaver.until(lambda: bool(weaver.server.watchers))
+        for number in range(2000):
+            with contextlib.suppress(loom.WeaverUnavailable):
+                await weaver.client.ask(
+                    "note", kind="much", replica=None, data={"text": "x" * 1000, "number": number}
+                )
+            if not weaver.server.watchers:
+                break
+            await asyncio.sleep(0)
+
+        assert not weaver.server.watchers
+        del reader
         writer.close()

@@ -1,0 +1,76 @@
+"""The weaver's folder: for one user, for one weaver at a time, and what it remembers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import loom
+from loom.control.address import WeaverAddress
+from loom.weaver.storage.folder import WeaverFolder
+
+ADDRESS = WeaverAddress("127.0.0.1", 4000, "a-key")
+
+
+def test_an_address_is_there_for_the_weaver_after_this_one(tmp_path: Path) -> None:
+    folder = WeaverFolder.open(tmp_path / "weaver")
+    assert folder.remembered() is None
+
+    folder.remember(ADDRESS)
+    folder.remember(ADDRESS)
+
+    assert folder.remembered() == ADDRESS
+    assert (folder.path / "link.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"host": "h", "port": "none", "key": "k"}'])
+def test_an_address_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    folder = WeaverFolder.open(tmp_path / "weaver")
+    (folder.path / "link.json").write_text(text)
+
+    assert folder.remembered() is None
+
+
+def test_keys_are_long_and_differ() -> None:
+    first, second = WeaverFolder.new_key(), WeaverFolder.new_key()
+
+    assert first != second
+    assert len(first) >= 43
+
+
+def test_one_weaver_at_a_time_has_the_folder(tmp_path: Path) -> None:
+    held = WeaverFolder.open(tmp_path / "weaver")
+
+    with pytest.raises(loom.errors.Conflict, match="another weaver uses the folder"):
+        WeaverFolder.open(held.path)
+
+
+def test_a_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "weaver").mkdir()
+    (tmp_path / "weaver").chmod(0o755)
+
+    with pytest.raises(loom.errors.UnsafeStateFolder, match="chmod 700"):
+        WeaverFolder.open(tmp_path / "weaver")
+
+
+def test_a_path_that_is_too_long_or_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(loom.errors.UnsafeStateFolder, match="too long"):
+        WeaverFolder.open(tmp_path / ("w" * 120))
+    with pytest.raises(loom.errors.UnsafeStateFolder, match="cannot keep the weaver's state"):
+        WeaverFolder.open(tmp_path / "file")
+
+
+def test_a_folder_that_was_replaced_is_not_there(tmp_path: Path) -> None:
+    folder = WeaverFolder.open(tmp_path / "weaver")
+    assert folder.is_there()
+
+    shutil.rmtree(folder.path)
+    gone = folder.is_there()
+    WeaverFolder.open(folder.path)
+
+    assert not gone
+    assert not folder.is_there()
