@@ -1,4 +1,4 @@
-"""Faults of Loom's own pieces: this gateway, its weaver and its drivers, killed on purpose."""
+"""Faults of Loom's own components: this gateway, its weaver and its drivers, killed on purpose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Components:
         self._supervisor = supervisor
         self._injectable = injectable
 
-    async def strike(self, kind: str, target: str) -> dict[str, Any]:
+    async def kill(self, kind: str, target: str) -> dict[str, Any]:
         """Kill a component, ``dead_driver`` that of the session ``target``; return what shows that it is gone.
 
         Raises:

@@ -172,7 +172,7 @@ Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
-def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
+def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, components: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
     """The routes. Reading needs a token of scope view, the rest operate, which the `AccessMiddleware` sees to."""
     weaver = supervisor.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
@@ -271,7 +271,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         },
     )
     async def inject(asked: FaultRequest, request: Request, by: By) -> Response:
-        """Inject a fault into replicas or pieces of Loom that are marked as injectable.
+        """Inject a fault into replicas or components of Loom that are marked as injectable.
 
         Those that last end by themselves, or by DELETE.
         """
@@ -281,7 +281,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, pieces: C
         if kind.place is Place.GATEWAY:
             if not isinstance(asked.target, str):
                 raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
-            evidence = await pieces.strike(kind.name, asked.target)
+            evidence = await components.kill(kind.name, asked.target)
             return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
         fault = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
         state = await weaver.do("inject", by, **fault, wait=asked.wait)

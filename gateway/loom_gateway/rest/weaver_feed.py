@@ -8,7 +8,7 @@
     {"type": "away", "reason": "…"}
 
 A snapshot comes first, and again when the weaver was away. An event with an id that has come before is that event
-with something added, such as a stack. A reader who is too slow is put out, and may come back.
+with something added, such as a stack. A reader who is too slow is disconnected, and may come back.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ class WeaverSocket:
             asyncio.ensure_future(work)
             for work in (_until_disconnected(receive), self._fill(waiting), waiting.send_to(send))
         ]
-        put_out: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
+        disconnected: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
 
         async def cut(error: LoomError) -> None:
-            if not put_out.done():
-                put_out.set_result(error)
+            if not disconnected.done():
+                disconnected.set_result(error)
 
         try:
             self._access.require(principal, "view", "to watch replicas")
             with self._access.connected(principal, cut):
-                ends: list[asyncio.Future[Any]] = [*tasks, put_out]
+                ends: list[asyncio.Future[Any]] = [*tasks, disconnected]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0].done():  # it has left
                 return
-            if put_out.done():
-                raise put_out.result()
+            if disconnected.done():
+                raise disconnected.result()
             for task in tasks[1:]:
                 if task.done():
                     task.result()
         except LoomError as error:
             tasks[2].cancel()
-            await _put_out(error, scope, send)
+            await _disconnect(error, scope, send)
         finally:
-            put_out.cancel()
+            disconnected.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,7 +137,7 @@ async def _until_disconnected(receive: Receive) -> None:
         pass  # a reader has nothing to say
 
 
-async def _put_out(error: LoomError, scope: Scope, send: Send) -> None:
+async def _disconnect(error: LoomError, scope: Scope, send: Send) -> None:
     goodbye = {"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code}
     try:
         with contextlib.suppress(RuntimeError):  # it has closed meanwhile

@@ -52,7 +52,7 @@ class WeaverClient:
         self._link: _Link | None = None
         self._watching: set[_Link] = set()
 
-    # -- what its keeper says ---------------------------------------------------------------------------------
+    # -- what its supervisor says -----------------------------------------------------------------------------
 
     def came(self) -> None:
         """Take note that the weaver listens."""
@@ -169,7 +169,7 @@ class WeaverClient:
             except OSError as error:
                 if loop.time() > until:
                     raise WeaverUnavailable(f"the weaver is away: {error.strerror or error}") from error
-                await asyncio.sleep(BETWEEN_ATTEMPTS)  # it is dead, and its keeper is about to learn it
+                await asyncio.sleep(BETWEEN_ATTEMPTS)  # it is dead, and its supervisor is about to learn it
 
 
 class _Link(asyncio.Protocol):
