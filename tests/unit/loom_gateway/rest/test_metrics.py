@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loom.errors import WeaverUnavailable
 from loom.latencies import BOUNDS, Latencies
 from loom_gateway.rest.metrics import metrics_text
-from loom_gateway.sessions.sessions import SessionState
+from loom_gateway.sessions.session import SessionState
 
 NUMBERS = {
     "started": 1.5,
