@@ -136,7 +136,6 @@ class Member:
     """A process of a replica group."""
 
     pid: int
-    host: str
     store: tuple[str, int]
     """Where the group's store listens; only the first member has one."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 import traceback
 from datetime import timedelta
@@ -44,7 +43,7 @@ class TrainerActor(TrainerModel, Actor):
         rank = current_rank().rank
         await asyncio.to_thread(self._warm_up)
         address = await asyncio.to_thread(self._open_store) if rank == 0 else ("", 0)
-        return Member(os.getpid(), socket.gethostname(), address)
+        return Member(os.getpid(), address)
 
     def _warm_up(self) -> None:
         # Other groups train meanwhile. Linux has a priority for each thread, which the threads it starts inherit.

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from loom.threadlet import Threadlet
-from loom.train.loop.agreed_config import AgreedConfig
+from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.averaging import LocalSteps, SharedSteps, StepStrategy
 from loom.train.loop.checkpointing import Checkpointing
 from loom.train.loop.exchange import Exchange, NoPeers

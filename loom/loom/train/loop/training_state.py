@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loom.train.loop.agreed_config import AgreedConfig
+from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.outer import OuterOptimizer
 from loom.train.loop.tensors import hash_of, load_model, load_optimizer, local, plain, whole
 from loom.train.model import TrainerModel
