@@ -690,7 +690,7 @@ def test_a_first_frame_that_is_no_hello(cluster: LocalCluster) -> None:
 
 
 def test_a_tunnel_that_nobody_polls_is_closed() -> None:
-    with LocalCluster(hosts=1, gateway_options=["--tunnel-idle", "0.5"]) as cluster:
+    with LocalCluster(hosts=1, gateway_options=["--tunnel-idle", "1"]) as cluster:
         transport = HttpTransport.open(f"{cluster.url}/ws/v1", cluster.token, BOUND)
         transport.send_all(behind_length(unnumbered_frame(Hello().message())))
         assert transport.receive()
