@@ -245,9 +245,12 @@ def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
         if given not in kind.params:
             known = ", ".join(kind.params) or "none"
             raise WrongArguments(f"{kind.name} has no parameter {given!r:.80}; it has {known}")
-    return {
+    checked = {
         name: param.check(kind.name, name, params.get(name, param.default)) for name, param in kind.params.items()
     }
+    if checked.get("folder") == "":
+        raise WrongArguments(f"{kind.name} needs a folder: {kind.params['folder'].what}")
+    return checked
 
 
 def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
@@ -257,7 +260,4 @@ def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind
         WrongArguments: there is no such kind, or it has no such parameters, or they have no such values.
     """
     kind = fault_kind(name)
-    checked = check_params(kind, params)
-    if checked.get("folder") == "":
-        raise WrongArguments(f"{kind.name} needs a folder: {kind.params['folder'].what}")
-    return kind, checked, check_duration(kind, duration)
+    return kind, check_params(kind, params), check_duration(kind, duration)

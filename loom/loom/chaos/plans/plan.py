@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.faults import FaultKind, check_duration, check_fault, check_params, fault_kind
+from loom.chaos.faults import FaultKind, check_duration, check_params, fault_kind
 from loom.chaos.plans.expectations import Expectation, parse_expectation
 from loom.chaos.targets import Target
 from loom.errors import BadPlan, LoomError, WrongArguments
@@ -157,11 +157,6 @@ class PlannedFault:
     @classmethod
     def _check_params(cls, params: Any, before: ValidationInfo) -> dict[str, Any]:
         return _told(check_params)(fault_kind(before.data["fault"]), params) if "fault" in before.data else {}
-
-    @model_validator(mode="after")
-    def _check(self) -> PlannedFault:
-        _told(check_fault)(self.fault, self.params, self.duration)
-        return self
 
     @property
     def kind(self) -> FaultKind:
