@@ -158,10 +158,10 @@ def test_a_taken_gateway_port_is_an_error_of_its_own() -> None:
 
 
 def test_a_worker_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = local_module._free_ports
+    choose = local_module.free_ports
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = iter([[taken.getsockname()[1]], choose(1)])
-        monkeypatch.setattr(local_module, "_free_ports", lambda count: next(choices))
+        monkeypatch.setattr(local_module, "free_ports", lambda count: next(choices))
 
         with LocalCluster(1) as cluster:
             assert len(cluster.pids) == 2
@@ -172,7 +172,7 @@ def test_a_worker_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.
 def test_worker_ports_that_are_taken_each_time_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(local_module, "_free_ports", lambda count: [port])
+        monkeypatch.setattr(local_module, "free_ports", lambda count: [port])
 
         with pytest.raises(loom.PortInUse, match=f"the worker at tcp://127.0.0.1:{port}"):
             LocalCluster(1).start()
