@@ -17,35 +17,26 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib.machinery
 import logging
 import os
 import shutil
 import stat
-import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from loom.errors import FileChanged, SyncFailed, TooLarge
-from loom.manifest import Blob, Entry, Manifest, bytes_from_environment, human_size
+from loom.manifest import Blob, Entry, Manifest, bytes_from_environment
 from loom.wire.messages import Buffer
+from loom_gateway.driver.code_sync.trimming import discard, trim
 
-__all__ = ["BlobsMissing", "Hold", "TreeCache", "shadowed"]
+__all__ = ["BlobsMissing", "Hold", "TreeCache"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 16 << 30
 """Bytes that the cache keeps, unless ``LOOM_CACHE_LIMIT`` says otherwise. What is in use may exceed them."""
-
-PARTIAL_AGE = 24 * 3600.0
-"""Seconds after which what was left half made, by a process that was killed, is removed."""
-
-ORPHAN_AGE = 3600.0
-"""Seconds that a content may wait for a tree to be assembled from it."""
 
 _STAMP = 1_000_000_000 * 10**9
 """The modification time of every blob, in nanoseconds. One that has another was written to through its tree."""
@@ -73,14 +64,6 @@ class Hold:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-class _Blob(NamedTuple):
-    path: str
-    size: int
-    links: int
-    changed: float
-    """When it was made, linked or unlinked; seconds since the epoch."""
 
 
 class TreeCache:
@@ -307,10 +290,7 @@ class TreeCache:
                     raise
             if self._whole(manifest):
                 return  # somebody else was faster
-            broken = self._partial / f"broken-{uuid.uuid4().hex}"
-            with contextlib.suppress(FileNotFoundError):
-                tree.rename(broken)
-            shutil.rmtree(broken, ignore_errors=True)
+            discard(tree, self._partial)
         raise SyncFailed(f"{tree} cannot be put in place: other processes replace it all the time")
 
     # -- bounds ---------------------------------------------------------------------------------------------
@@ -330,56 +310,7 @@ class TreeCache:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return  # another process does it
-            self._trim()
-
-    def _trim(self) -> None:
-        old = time.time() - PARTIAL_AGE
-        for left in self._partial.iterdir():
-            with contextlib.suppress(OSError):
-                if left.stat().st_mtime < old:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
-        blobs = list(self._all_blobs())
-        total = sum(blob.size for blob in blobs)
-        if total <= self.limit:
-            return
-        orphans = [blob for blob in blobs if blob.changed < time.time() - ORPHAN_AGE]
-        total -= _remove_unlinked(orphans)
-        for lock in sorted(self._trees.glob("*.lock"), key=_modified):
-            if total <= self.limit:
-                return
-            if self._remove_tree(lock):
-                total -= _remove_unlinked(self._all_blobs())
-        if total > self.limit:
-            size = human_size(total)
-            logger.warning("the cache in %s has %s, over its limit; all of it is in use", self.folder, size)
-
-    def _remove_tree(self, lock: Path) -> bool:
-        """Remove a tree unless somebody holds it."""
-        try:
-            descriptor = os.open(lock, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            gone = self._partial / f"gone-{uuid.uuid4().hex}"
-            with contextlib.suppress(FileNotFoundError):
-                (self._trees / lock.stem).rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):
-                lock.unlink()
-            return True
-        finally:
-            os.close(descriptor)
-
-    def _all_blobs(self) -> Iterator[_Blob]:
-        for folder in os.scandir(self._blobs):
-            for found in os.scandir(folder):
-                with contextlib.suppress(FileNotFoundError):
-                    status = found.stat(follow_symlinks=False)
-                    yield _Blob(found.path, status.st_size, status.st_nlink, status.st_ctime)
+            trim(self.folder, self.limit)
 
 
 def _candidates() -> Iterator[Path]:
@@ -399,37 +330,3 @@ def _intact(path: str, size: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime_ns == _STAMP
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _remove_unlinked(blobs: Iterable[_Blob]) -> int:
-    freed = 0
-    for blob in blobs:
-        if blob.links == 1:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(blob.path)
-            freed += blob.size
-    return freed
-
-
-# -- what a tree hides --------------------------------------------------------------------------------------
-
-
-def shadowed(names: Iterable[str]) -> list[str]:
-    """Which module names of a tree hide what is installed on this machine; each as a sentence for people."""
-    folders = [path for path in sys.path if "site-packages" in path or "dist-packages" in path]
-    found = []
-    for name in sorted(names):
-        if name in sys.stdlib_module_names:
-            found.append(f"{name!r} hides the standard library's module of that name")
-            continue
-        spec = importlib.machinery.PathFinder.find_spec(name, folders)
-        if spec is not None and spec.origin is not None:
-            found.append(f"{name!r} hides the installed {spec.origin}")
-    return found

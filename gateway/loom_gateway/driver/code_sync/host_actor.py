@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from loom.actor import Actor, endpoint
 from loom.manifest import Manifest
-from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache, shadowed
+from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
+from loom_gateway.driver.code_sync.sys_path import shadowed
 
 __all__ = ["HELD", "Assembled", "FilePart", "TreeAgent"]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.machinery
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loom.errors import LoomError, SyncFailed
 from loom_gateway.driver.code_sync.cache import Hold, TreeCache
 
-__all__ = ["DriverPath", "OnPath", "SyncedTree"]
+__all__ = ["DriverPath", "OnPath", "SyncedTree", "shadowed"]
 
 
 class SyncedTree(NamedTuple):
@@ -138,3 +138,17 @@ def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
         place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
         if isinstance(place, str) and outdated(name, place):
             del sys.modules[name]
+
+
+def shadowed(names: Iterable[str]) -> list[str]:
+    """Which module names of a tree hide what is installed on this machine; each as a sentence for people."""
+    folders = [path for path in sys.path if "site-packages" in path or "dist-packages" in path]
+    found = []
+    for name in sorted(names):
+        if name in sys.stdlib_module_names:
+            found.append(f"{name!r} hides the standard library's module of that name")
+            continue
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        if spec is not None and spec.origin is not None:
+            found.append(f"{name!r} hides the installed {spec.origin}")
+    return found
