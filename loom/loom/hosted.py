@@ -16,8 +16,8 @@ from loom.actor import Actor, endpoint
 __all__ = ["AsyncHosted", "Hosted", "HostedObject"]
 
 
-class Hosted(Actor):
-    """Holds an object whose methods are ``def``, or such a function.
+class _Holder(Actor):
+    """Holds an object, or a function.
 
     Args:
         target: the class, or the function.
@@ -25,53 +25,52 @@ class Hosted(Actor):
     """
 
     def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._make = _maker(target, args, kwargs)
+        self._target = target
+        self._args = args
+        self._kwargs = kwargs
         self._object: Any = None
+
+    def _make(self) -> None:
+        # Not by the actor's own constructor: an exception there would kill the actor.
+        if isinstance(self._target, type):
+            self._object = self._target(*self._args, **self._kwargs)
+        else:
+            self._object = self._target
+
+    def _method(self, name: str | None) -> Any:
+        return self._object if name is None else getattr(self._object, name)
+
+
+class Hosted(_Holder):
+    """Holds an object whose methods are ``def``, or such a function."""
 
     @endpoint
     def make(self) -> None:
-        """Make the object. What its constructor raises is the caller's; the constructor of an actor kills it."""
-        self._object = self._make()
+        """Make the object; what its constructor raises is raised to the caller."""
+        self._make()
 
     @endpoint
     def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a method, or the function, whose name is None."""
-        return _returned(_named(self._object, name)(*args, **kwargs))
+        return _returned(self._method(name)(*args, **kwargs))
 
 
-class AsyncHosted(Actor):
-    """Holds an object that has ``async def`` methods, or such a function. Methods that are ``def`` run in a thread.
-
-    Args:
-        target: the class, or the function.
-        args, kwargs: for the class's constructor.
-    """
-
-    def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._make = _maker(target, args, kwargs)
-        self._object: Any = None
+class AsyncHosted(_Holder):
+    """Holds an object that has ``async def`` methods, or such a function; its ``def`` methods run in a thread."""
 
     @endpoint
     async def make(self) -> None:
-        """As `Hosted.make`; the constructor runs on the event loop."""
-        self._object = self._make()
+        """Make the object, as `Hosted.make` does; the constructor runs on the event loop."""
+        self._make()
 
     @endpoint
     async def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """As `Hosted.run`."""
-        method = _named(self._object, name)
+        """Call a method, or the function, as `Hosted.run` does."""
+        method = self._method(name)
         if inspect.iscoroutinefunction(method):
             return _returned(await method(*args, **kwargs))
         result = await asyncio.to_thread(method, *args, **kwargs)
         return _returned(await result if inspect.isawaitable(result) else result)
-
-
-def _maker(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    return lambda: target(*args, **kwargs) if isinstance(target, type) else target
-
-
-def _named(held: Any, name: str | None) -> Any:
-    return held if name is None else getattr(held, name)
 
 
 def _returned(result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -71,7 +72,8 @@ class Job:
         calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
         self._attached = attached
-        self._close_callbacks: list[Callable[[], None]] = []
+        self._on_close = contextlib.ExitStack()
+        """What ends with the session."""
         self._closed = False
         self._reached_by = ""
         self._synced = SyncedFolders(calls)
@@ -332,7 +334,7 @@ class Job:
             self._connection.end_session(timeout)
             self._logs.drain(LAST_LINES)
         finally:
-            self._run_close_callbacks()
+            self._on_close.close()
 
     def detach(self) -> None:
         """Leave the session running, for `connect` with ``session=`` to attach to later."""
@@ -340,15 +342,6 @@ class Job:
             self._closed = True
             self._connection.leave(f"this program has detached from session {self.session!r}")
             self._logs.drain(LAST_LINES)
-
-    def _on_close(self, callback: Callable[[], None]) -> None:
-        """Have a function called once the session has been closed."""
-        self._close_callbacks.append(callback)
-
-    def _run_close_callbacks(self) -> None:
-        callbacks, self._close_callbacks = self._close_callbacks, []
-        for callback in callbacks:
-            callback()
 
     @property
     def closed(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster", "local"]
 
 ATTEMPTS = 3
-"""How often workers are started before a port that somebody else takes each time is an error."""
+"""How often workers are started before it is an error that their ports are taken by others."""
 
 GATEWAY_GRACE = 5.0
 """Seconds that the gateway has to end its sessions."""
@@ -65,7 +65,7 @@ def local(
     except BaseException:
         cluster.close()
         raise
-    job._on_close(cluster.close)
+    job._on_close.callback(cluster.close)
     job._connection.gone = cluster.gone
     return job
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import posixpath
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,10 +57,17 @@ class Found:
 
 
 class _Rules:
-    """The patterns of one ``.gitignore``, which hold below its folder."""
+    """The patterns of one ``.gitignore``.
 
-    def __init__(self, lines: Sequence[str], below: str) -> None:
+    Args:
+        lines: of the file.
+        below: path of its folder, which the paths that are asked for begin with.
+        above: path from its folder to the one that the paths are relative to.
+    """
+
+    def __init__(self, lines: Sequence[str], below: str = "", above: str = "") -> None:
         self._below = below
+        self._above = above
         self._patterns = [
             pattern for pattern in GitIgnoreSpec.from_lines(lines).patterns if pattern.include is not None
         ]
@@ -69,7 +75,7 @@ class _Rules:
 
     def verdict(self, path: str, is_folder: bool) -> bool | None:
         """Whether a file or folder is ignored; None where no pattern speaks of it."""
-        path = path[len(self._below) :]
+        path = self._above + path[len(self._below) :]
         if is_folder:
             path += "/"
         for pattern in self._patterns:
@@ -92,11 +98,11 @@ def _speaks_of(pattern: object, path: str) -> bool:
     return False
 
 
-def _rules_in(folder: str, below: str) -> list[_Rules]:
+def _rules_in(folder: str, below: str = "", above: str = "") -> list[_Rules]:
     place = os.path.join(folder, ".gitignore")
     try:
         with open(place, encoding="utf-8", errors="surrogateescape") as file:
-            return [_Rules(file.read().splitlines(), below)]
+            return [_Rules(file.read().splitlines(), below, above)]
     except (FileNotFoundError, IsADirectoryError):
         return []
     except OSError as error:
@@ -115,24 +121,12 @@ def _rules_above(folder: str) -> list[_Rules]:
     rules: list[_Rules] = []
     for parent in reversed(above):
         below = os.path.relpath(folder, parent).replace(os.sep, "/")
-        found = _rules_in(parent, "")
-        for rule in found:
-            parts = below.split("/")
+        parts = below.split("/")
+        for rule in _rules_in(parent):
             if any(rule.verdict("/".join(parts[: n + 1]), True) for n in range(len(parts))):
                 return []
-        rules += [_Prefixed(rule, below + "/") for rule in found]
+        rules += _rules_in(parent, above=below + "/")
     return rules
-
-
-class _Prefixed(_Rules):
-    """Patterns of a folder above: paths are seen from there."""
-
-    def __init__(self, rules: _Rules, prefix: str) -> None:
-        self._rules = rules
-        self._prefix = prefix
-
-    def verdict(self, path: str, is_folder: bool) -> bool | None:
-        return self._rules.verdict(self._prefix + path, is_folder)
 
 
 # -- walking ------------------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ def find_files(folder: str, exclude: Sequence[str] = ()) -> Found:
     if not os.path.isdir(folder):
         raise NotAFolder(f"{folder} is {'a file' if os.path.exists(folder) else 'not there'}: sync takes a folder")
     found = Found()
-    _walk(folder, folder, "", _rules_above(folder), _Rules(exclude, ""), found)
+    _walk(folder, folder, "", _rules_above(folder), _Rules(exclude), found)
     return found
 
 
@@ -253,8 +247,6 @@ def _unreadable(place: str, error: OSError) -> UnreadableFile:
 _digests: dict[tuple[int, int, int, int], str] = {}
 """Digests of files by `FoundFile.seen`. Grows with the files that were synced."""
 
-_digests_lock = threading.Lock()
-
 
 def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[Entry]:
     """The manifest's entries for files, in order.
@@ -300,8 +292,7 @@ def _digest(file: FoundFile) -> tuple[str, int]:
         reading.check()
     # A file changed this moment might be changed again within the same tick of its file system's clock.
     if time.time() - status.st_mtime > _SETTLED:
-        with _digests_lock:
-            _digests[_seen(status)] = found.hexdigest()
+        _digests[_seen(status)] = found.hexdigest()
     return found.hexdigest(), status.st_size
 
 
