@@ -81,10 +81,10 @@ def carried_or_value(carried: Carried) -> Any:
 
 
 @contextlib.contextmanager
-def passing_on(passing: bool = True) -> Iterator[None]:
-    """Whether what this thread unpickles meanwhile stays taken apart."""
+def passing_on() -> Iterator[None]:
+    """Leave taken apart what this thread unpickles meanwhile."""
     before = getattr(_state, "passing_on", False)
-    _state.passing_on = passing
+    _state.passing_on = True
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
 from loom.wire.bodies.connection import Refuse
@@ -47,8 +47,13 @@ def python_version() -> tuple[int, int]:
 class _Body:
     """A dataclass that travels as the body of a message: unknown fields of a newer peer are ignored."""
 
+    KIND: ClassVar[Kind]
+
     def to_body(self) -> list[Any]:
         return [asdict(self)]  # type: ignore[call-overload]
+
+    def message(self) -> Message:
+        return Message(self.KIND, 0, self.to_body())
 
     @classmethod
     def from_body(cls: type[T], body: Sequence[Any]) -> T:
@@ -66,6 +71,8 @@ class _Body:
 class Hello(_Body):
     """What a client says first."""
 
+    KIND: ClassVar[Kind] = Kind.HELLO
+
     protocol: Sequence[int] = PROTOCOL
     capabilities: Sequence[str] = CAPABILITIES
     python: Sequence[int] = field(default_factory=python_version)
@@ -78,23 +85,22 @@ class Hello(_Body):
     mode: str = "drive"
     """``drive``, or ``watch``: to see what happens and change nothing, beside the client that drives."""
     take_over: bool = False
-    """Whether the session's client, if it has one, is to be put out."""
+    """Whether to disconnect the client that drives the session, if there is one."""
     stream: str = ""
     """Name of the stream that this connection resumes, as a `Welcome` gave it; empty for a new stream."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
     received_bulk: int = 0
-    """The same of the bulk lane, see `loom.wire.stream`."""
+    """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
     lane: int = 0
     """1 for the second connection of a stream, which carries its bulk lane."""
-
-    def message(self) -> Message:
-        return Message(Kind.HELLO, 0, self.to_body())
 
 
 @dataclass(frozen=True)
 class Welcome(_Body):
     """What a driver answers when the session is open."""
+
+    KIND: ClassVar[Kind] = Kind.WELCOME
 
     session: str
     workers: Sequence[str]
@@ -107,7 +113,7 @@ class Welcome(_Body):
     next_id: int = 1
     """The first id that the client may use."""
     mode: str = "drive"
-    """As in `Hello`."""
+    """``drive`` or ``watch``, see `Hello`."""
     stream: str = ""
     """Name of the stream, for a `Hello` that resumes it."""
     linger: float = 0.0
@@ -117,12 +123,9 @@ class Welcome(_Body):
     max_message: int = MAX_MESSAGE
     """Bytes of the largest message that the driver takes."""
     received_bulk: int = 0
-    """The same of the bulk lane, see `loom.wire.stream`."""
+    """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The numbers of the worker hosts that each named mesh has; empty from a driver that knows no names."""
-
-    def message(self) -> Message:
-        return Message(Kind.WELCOME, 0, self.to_body())
 
 
 def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:

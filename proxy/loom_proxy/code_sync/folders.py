@@ -130,7 +130,7 @@ class SyncedFolders:
         exclude: Sequence[str] = (),
         progress: bool | None = None,
     ) -> SyncResult:
-        """See `Job.sync`."""
+        """Ship a folder to every host; the arguments and errors are those of `Job.sync`."""
         started = time.perf_counter()
         exclude = [exclude] if isinstance(exclude, str) else list(exclude)
         if not all(isinstance(line, str) for line in exclude) or not isinstance(name, (str, type(None))):

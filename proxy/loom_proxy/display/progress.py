@@ -35,7 +35,7 @@ EVERY = 0.2
 """Seconds between two looks at how far it is."""
 
 LARGE = 1 << 20
-"""Bytes on their way from which on a transfer is worth telling of."""
+"""Bytes of a transfer that is shown; a smaller one is over too soon."""
 
 LEAVE = 1.0
 """Seconds that the end of a wait leaves the display to go away: what is waited for may be slow to tell."""
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     text: str
     done: float = 0
     total: float = 0
-    """As much as ``done`` becomes; 0 where that is not known."""
+    """What ``done`` is in the end; 0 if that is not known."""
 
 
 class Display(Protocol):
@@ -70,8 +70,8 @@ def wanted(choice: bool | None) -> bool:
     """Whether to show progress.
 
     Args:
-        choice: the program's own, which counts most; after it ``LOOM_PROGRESS`` (0 or 1), and without both it is
-            shown where somebody looks at stderr or there is a notebook.
+        choice: the program's own, which counts most; after it ``LOOM_PROGRESS`` (0 or 1). Without both, progress
+            is shown if stderr is a terminal or this is a notebook.
     """
     if choice is None:
         variable = os.environ.get("LOOM_PROGRESS")

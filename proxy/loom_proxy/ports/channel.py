@@ -58,7 +58,7 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open_ranked(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], RankedPortReceiver[R]]:
-        """As `open`; messages are received as ``(rank, message)``."""
+        """Open a port, as `open` does, whose messages are received as ``(rank, message)``."""
         if job is None and in_cluster():
             return monarchs().Channel.open_ranked(once)  # type: ignore[no-any-return]
         port, receiver = Channel[R].open(once, job=job)

@@ -203,8 +203,8 @@ class _Open:
 class _Received(FutureProxy[R]):
     """A message that comes, or has come, to a port.
 
-    It is only when somebody waits that a message is taken from the receiver, and one that nobody looked at because
-    the wait was given up goes back: so no message is lost with a future that timed out.
+    A message is taken from the receiver only when someone waits for it, and goes back if the wait was given up
+    before anyone looked at it. So no message is lost with a future that timed out.
     """
 
     def __init__(self, inbox: _PortInbox, ranked: bool) -> None:
@@ -304,7 +304,7 @@ class PortReceiver(Generic[R]):
         return _Received(self._inbox, self._ranked)
 
     def ranked(self) -> RankedPortReceiver[R]:
-        """The same receiver, with messages as ``(rank, message)``."""
+        """Return this receiver with its messages as ``(rank, message)``."""
         return RankedPortReceiver(self._inbox)
 
     def close(self) -> None:

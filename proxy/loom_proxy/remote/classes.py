@@ -52,7 +52,7 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
 
 
 def fn(function_obj: Any, name: str | None = None) -> Any:
-    """A function that is to be called in the cluster. As ``kubetorch.fn``.
+    """A function that runs in the cluster when it is called here. As ``kubetorch.fn``.
 
     Args:
         function_obj: the function; what ``kubetorch.fn`` gave and has been deployed; or, for

@@ -56,9 +56,9 @@ class Run:
         self.answer: Message | None = None
         """Its `Kind.RESULT` or `Kind.ERROR`, encoded once."""
         self.waiting: list[tuple[int, float]] = []
-        """Operations that are to be answered with its result, and when they came."""
+        """Operations that wait for its result, and when they came."""
         self.readers: list[tuple[int, float, int]] = []
-        """Operations that are to be answered with what is printed after a position."""
+        """Operations that wait for what is printed after a position, and when they came."""
 
     def state(self) -> tuple[str, float, float | None]:
         return self.status.value, self.started, self.finished
@@ -104,7 +104,7 @@ class Runs:
         return lambda message, started: self._soon(answer, message, started)
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
-        self._context.loop.call_soon_threadsafe(functools.partial(function, *args))
+        self._context.loop.call_soon_threadsafe(function, *args)
 
     def _find(self, ident: int) -> Run:
         run = self._runs.get(ident)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -179,11 +180,8 @@ class LogCollector:
         if source is None:
             source = self._sources[procs] = _Source(*self._describe(procs))
             source.options = self._options.get(procs, source.options)
-            size = 1
-            for dimension in source.sizes:
-                size *= dimension
             if self._spool is not None:
-                self._spool.add_processes(source.name, size)
+                self._spool.add_processes(source.name, math.prod(source.sizes))
         return source
 
     def _take(self, printer: _Printer, kind: int, when: float, data: bytes) -> None:
