@@ -182,6 +182,28 @@ def test_what_is_gathered_leaves_when_it_is_flushed(plain: FrameSender) -> None:
     assert len(line.sent) == 1
 
 
+def test_a_message_that_is_in_no_hurry_is_left_to_the_thread(plain: FrameSender) -> None:
+    line = SlowLine()
+    plain.attach(line)
+
+    plain.put(result(1), eager=False)
+
+    assert line.taken.wait(BOUND)
+    assert plain.drain(BOUND)
+
+
+def test_a_message_can_be_taken_back_as_long_as_it_has_not_begun_to_leave(plain: FrameSender) -> None:
+    plain.put(result(1, 3 * CHUNK_SIZE))
+    plain.put(result(2))
+
+    assert plain.withdraw(1)
+    line = SlowLine()
+    plain.attach(line)
+
+    assert plain.drain(BOUND)
+    assert sum(map(len, line.sent)) < CHUNK_SIZE
+
+
 @pytest.mark.parametrize("gather", [True, False])
 def test_a_large_message_is_sent_by_the_thread(plain: FrameSender, gather: bool) -> None:
     line = SlowLine()

@@ -48,3 +48,8 @@ def test_what_is_no_tcp_connection_stays_as_it_is() -> None:
         assert round_trip(one) is None
         keep_queues_short(one)
         assert limits(one) == before
+
+
+def test_another_system_does_not_tell_the_round_trip(near: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert round_trip(near) is None
