@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.needs import skipped_if
 from tests.support.network.namespaces import missing
 
 BOUND = 30.0
@@ -53,9 +52,7 @@ finally:
 
 SERVICE = "loom-workers.ns.svc.cluster.local"
 
-pytestmark = pytest.mark.skipif(
-    bool(missing()) or shutil.which("dnsmasq") is None, reason=missing() or "dnsmasq is not installed"
-)
+pytestmark = skipped_if(missing() or ("" if shutil.which("dnsmasq") else "dnsmasq is not installed"))
 
 
 def found(folder: Path, *steps: list[str]) -> list[Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import nats
-import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from loom.bridge.bridge import HEADER
 from loom.bridge.envelopes import SOURCE, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
+from tests.support.needs import skip_because
 
 __all__ = ["NatsServer", "Said", "require_nats_server"]
 
@@ -26,10 +25,7 @@ BOUND = 40.0
 def require_nats_server() -> None:
     """Skip the test where there is no ``nats-server``, but fail it with ``LOOM_TEST_ALL``."""
     if shutil.which("nats-server") is None:
-        reason = "the program nats-server (Debian package nats-server) is not installed"
-        if os.environ.get("LOOM_TEST_ALL"):
-            pytest.fail(f"{reason}, and LOOM_TEST_ALL is set")
-        pytest.skip(reason)
+        skip_because("the program nats-server (Debian package nats-server) is not installed")
 
 
 class NatsServer:

@@ -23,9 +23,10 @@ import pytest
 from loom.chaos.host import agent, network
 from loom.chaos.host import delay as delaying
 from loom.errors import FaultRefused
+from tests.support.needs import skipped_if
 from tests.support.network.namespaces import Hosts, missing
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+pytestmark = skipped_if(missing())
 
 PORT = 7000
 OTHER = Hosts.address("worker1")

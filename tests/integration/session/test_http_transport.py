@@ -45,6 +45,7 @@ from tests.integration.calls.test_large import forget_peak, gateway_of, peak_mib
 from tests.integration.calls.test_ports import attach
 from tests.integration.gateway.test_tls import issue
 from tests.support.actors import BadLuck, Counter, Hang
+from tests.support.needs import skip_because
 from tests.support.network.delay_proxy import DelayProxy, Link, Passed
 from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import Fault, HttpProxy, Lossy, without_websockets
@@ -542,7 +543,7 @@ http {{
 def nginx(cluster: LocalCluster, tmp_path: Path) -> Iterator[str]:
     """URL of the gateway behind nginx."""
     if NGINX is None:
-        pytest.skip("nginx is not installed (apt: nginx)")
+        skip_because("the program nginx (Debian package nginx-light) is not installed")
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     configuration = tmp_path / "nginx.conf"

@@ -21,6 +21,7 @@ from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
+from tests.support.needs import skip_because
 from tests.support.network.namespaces import FarCluster, missing
 from tests.support.processes import still_there
 
@@ -95,7 +96,7 @@ def test_a_process_of_no_worker_has_no_host_to_lose() -> None:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FarCluster]:
     if reason := missing():
-        pytest.skip(reason)
+        skip_because(reason)
     monkeypatch.setenv("LOOM_CHAOS_DIR", str(tmp_path / "keepers"))
     with FarCluster() as cluster, cluster.hosts.on("laptop"):
         yield cluster

@@ -19,6 +19,7 @@ import loom
 from loom.train import CheckpointStore, JobSummary
 from loom.train.digits import DigitsTrainer
 from tests.support.gateways import await_true
+from tests.support.needs import skip_because
 from tests.support.network.namespaces import FarCluster, missing
 from tests.support.paths import EXAMPLES
 from tests.system.chaos.digits_alike import DigitsAlike, alike_job, assert_agree, assert_as_without_faults
@@ -46,7 +47,7 @@ CARRIED_OUT_WITHIN = 250.0
 def disk() -> Iterator[Path]:
     """The folder of the plan, on a file system of 64 megabytes that only this thread and what it starts see."""
     if reason := missing():
-        pytest.skip(reason)
+        skip_because(reason)
     with own_mounts():
         if not mount_small_disk(FOLDER.parent, "64m"):
             pytest.skip("this machine cannot mount a small file system")

@@ -17,9 +17,10 @@ from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
 from tests.support.cluster.network import Network, remove_stale
 from tests.support.cluster.services import load_rules
+from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = skipped_if(missing())
 
 UNPULLABLE = "registry.example/nothing:1"
 

@@ -18,10 +18,11 @@ import pytest
 
 from tests.support.cluster import OneMachineCluster, PodInfo, missing
 from tests.support.cluster.laptop import real_kubectl
+from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.system.images.test_manifests import BASE
 
-pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(400)]
+pytestmark = [skipped_if(missing()), pytest.mark.timeout(400)]
 
 PROGRAM = ROOT / "tests/support/cluster/programs" / "digits.py"
 

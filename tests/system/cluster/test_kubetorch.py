@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
+from tests.support.needs import skipped_if
 
 pytest.importorskip("kubetorch")
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = skipped_if(missing())
 
 UNPULLABLE = "registry.example/nothing:1"
 

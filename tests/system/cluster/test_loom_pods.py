@@ -11,11 +11,12 @@ import pytest
 
 from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
+from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.system.cluster.test_kubernetes_job import Program, gone, program
 
 pytestmark = [
-    pytest.mark.skipif(bool(missing()), reason=missing()),
+    skipped_if(missing()),
     pytest.mark.timeout(400),
     pytest.mark.slow,
 ]

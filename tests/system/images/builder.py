@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.support.needs import skip_because
 
 TOOLS = ("buildah", "runc", "debootstrap", "unshare", "ip", "pgrep")
 
@@ -28,9 +28,7 @@ def missing(*tools: str) -> str | None:
 def need(*tools: str) -> None:
     """Skip the test where something is missing, but fail it with ``LOOM_TEST_ALL``."""
     if reason := missing(*tools):
-        if os.environ.get("LOOM_TEST_ALL"):
-            pytest.fail(f"{reason}, and LOOM_TEST_ALL is set")
-        pytest.skip(reason)
+        skip_because(reason)
 
 
 def pip_options(folder: Path) -> list[str]:
