@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,8 +41,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow.select(config, items)
     for item in items:
         item.add_marker(_kind(item.path))
+        # Elsewhere also Monarch, Kubetorch and programs that were killed leave things open.
+        if _kind(item.path) == "unit":
+            item.add_marker(pytest.mark.filterwarnings("error", *config.getini("filterwarnings")))
     # So that no process of xdist has a long file left when the others are done.
     items.sort(key=lambda item: KINDS.index(_kind(item.path)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Find what other tests leave open while they still run, not in the unit test that comes next."""
+    if nextitem is not None and _kind(nextitem.path) == "unit" != _kind(item.path):
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
