@@ -29,8 +29,6 @@ from loom_gateway.sessions.session import SessionState
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import parse_worker_address
 
-__all__ = ["create_app"]
-
 
 class SessionInfo(BaseModel):
     """A living session."""

@@ -6,8 +6,6 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["TimeoutProtocol"]
-
 REQUEST_TIMEOUT = 10.0
 """Seconds from the connection to the end of the first request's head. Who only connects takes a descriptor."""
 

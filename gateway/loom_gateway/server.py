@@ -34,8 +34,6 @@ from loom_gateway.settings import GatewaySettings, Limits, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
-__all__ = ["serve"]
-
 
 def serve(settings: GatewaySettings) -> None:
     """Run a gateway until it is told to end.

@@ -21,8 +21,6 @@ import typer
 from loom.errors import WrongArguments
 from loom.wire.mux import MAX_MESSAGE
 
-__all__ = ["ExitWithParent", "GatewaySettings", "Limits", "LogLevel", "command"]
-
 _EXIT_WITH_PARENT = "End when standard input, a pipe of the parent's, is closed."
 
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help=_EXIT_WITH_PARENT)]

@@ -27,8 +27,6 @@ from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.workers.registry_file import WorkerList
 
-__all__ = ["WeaverSupervisor"]
-
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 30.0

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer than all else here
     from collections.abc import Callable
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and the ``__dir__`` of a package.

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BootstrapCommand", "default_bootstrap_cmd"]
-
 
 @dataclasses.dataclass
 class BootstrapCommand:

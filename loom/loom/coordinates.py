@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["for_cluster", "for_laptop", "laptop_extent", "laptop_point"]
-
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 

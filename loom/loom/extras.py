@@ -6,8 +6,6 @@ import importlib.util
 
 from loom.errors import MissingDependency
 
-__all__ = ["GATEWAY_MODULES", "WORKER_MODULES", "require"]
-
 WORKER_MODULES = {"monarch": "torchmonarch", "psutil": "psutil"}
 """Modules that a worker imports, and the distributions that bring them."""
 

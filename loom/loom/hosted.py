@@ -13,8 +13,6 @@ from typing import Any
 
 from loom.actor import Actor, endpoint
 
-__all__ = ["AsyncHosted", "Hosted", "HostedObject"]
-
 
 class _Holder(Actor):
     """Holds an object, or a function.

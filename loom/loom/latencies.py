@@ -6,8 +6,6 @@ import threading
 from bisect import bisect_left
 from typing import Any
 
-__all__ = ["BOUNDS", "Latencies"]
-
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds; what takes longer than the last is counted behind it."""
 

@@ -20,20 +20,6 @@ import msgpack
 
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
 
-__all__ = [
-    "DEFAULT_LIMIT",
-    "MAX_FILES",
-    "Blob",
-    "Entry",
-    "Manifest",
-    "Span",
-    "batches",
-    "bytes_from_environment",
-    "check_sizes",
-    "human_size",
-    "size_limit",
-]
-
 MAX_FILES = 100_000
 """Files and links that a synced folder may have."""
 
@@ -157,9 +143,6 @@ def _check_target(entry: Entry) -> None:
     target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.target))
     if entry.target.startswith("/") or "\0" in entry.target or target.split("/")[0] == "..":
         raise ValueError(f"the link {entry.path!r} leads outside, to {entry.target!r}")
-
-
-# -- sizes --------------------------------------------------------------------------------------------------
 
 
 def size_limit() -> int:

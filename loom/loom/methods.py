@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 from loom.errors import EndpointNotFound, WrongArguments
 from loom.signatures import CallSignature
 
-__all__ = ["Method", "constructor_of", "function_of", "methods_of", "no_method"]
-
 
 @dataclass(frozen=True)
 class Method:

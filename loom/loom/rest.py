@@ -25,8 +25,6 @@ from loom.errors import (
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
-__all__ = ["Gateway", "quoted"]
-
 _SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 
 IDLE = 4.0

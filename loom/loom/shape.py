@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 
-__all__ = ["Extent", "MeshTrait", "Point", "Shape"]
-
 M = TypeVar("M", bound="MeshTrait")
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from loom.errors import Invalid, WrongArguments
 
-__all__ = ["CallSignature", "check_actor", "constructor", "endpoints"]
-
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

@@ -7,8 +7,6 @@ import ssl
 
 from loom.errors import InvalidAddress, LoomError, NotAGateway, UntrustedGateway
 
-__all__ = ["client_context", "tls_error"]
-
 
 def client_context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
     """A context that verifies certificate and host name.

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
 
-__all__ = ["SCOPES", "Token", "TokenFile", "default_path", "digest", "generate_token"]
-
 SCOPES = ("view", "operate", "drive")
 """What a token may be for; each includes the ones before it."""
 

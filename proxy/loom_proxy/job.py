@@ -31,8 +31,6 @@ from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
 from loom_proxy.session.unclaimed import UndeliveredCall, undelivered_calls
 from loom_proxy.weaver.client import WeaverProxy
 
-__all__ = ["Job", "JobState"]
-
 CLOSE_TIMEOUT = 15.0
 """Seconds that `Job.close` waits for the meshes to stop."""
 
@@ -317,8 +315,6 @@ class Job:
             forward.close()
 
         threading.Thread(target=close, name=f"close {url}", daemon=True).start()
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the session: its meshes are stopped on every host. Waits ``timeout`` seconds at most.

@@ -20,7 +20,6 @@ from loom.process.listen import free_ports
 if TYPE_CHECKING:
     from loom_proxy.job import Job
 
-__all__ = ["LocalCluster", "local"]
 
 ATTEMPTS = 3
 """How often workers are started before it is an error that their ports are taken by others."""

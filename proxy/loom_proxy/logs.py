@@ -14,8 +14,6 @@ import msgpack
 
 from loom.wire.messages import Message
 
-__all__ = ["LogLine", "LogReceiver"]
-
 logger = logging.getLogger(__name__)
 
 BACKLOG = 16 << 20

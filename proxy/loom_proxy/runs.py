@@ -14,8 +14,6 @@ from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.caller import Caller
 
-__all__ = ["KnownRuns", "RunHandle"]
-
 RUNNING = "running"
 
 _STDOUT = 1
@@ -36,8 +34,6 @@ class RunHandle:
         """Number of the run, unique in the session."""
         self.name = name
         """Name of the run; of those that are running, no two have the same."""
-
-    # -- what has become of it ------------------------------------------------------------------------------
 
     @property
     def status(self) -> str:
@@ -97,8 +93,6 @@ class RunHandle:
         that. Whatever catches the exception and goes on is not cancelled.
         """
         return bool(self._caller.ask(EndRun(self.id, "cancel"), key=None).get())
-
-    # -- what it prints -------------------------------------------------------------------------------------
 
     def output(self) -> str:
         """What it has printed so far, to stdout and to stderr, in the order in which it was printed.
@@ -197,8 +191,6 @@ class KnownRuns:
             if name not in found or found[name].done():
                 found[name] = handle
         return found
-
-    # -- starting -------------------------------------------------------------------------------------------
 
     def start(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None

@@ -19,8 +19,6 @@ from loom.errors import LoomError, WrongArguments
 from loom_gateway.access.rate_limits import RateLimit
 from loom_gateway.access.tokens import Identity
 
-__all__ = ["Audit"]
-
 KEPT_FILES = 5
 """Full files that are kept, as ``FILE.1`` (the newest) to ``FILE.5``."""
 

@@ -34,8 +34,6 @@ from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
 
-__all__ = ["AccessControl", "Principal", "refusal_headers"]
-
 logger = logging.getLogger(__name__)
 
 BURST = 5.0
@@ -82,8 +80,6 @@ class AccessControl:
         self._connected: dict[object, tuple[Principal, Cut]] = {}
         self._opening: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    # -- coming in ------------------------------------------------------------------------------------------
 
     def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
         """Authenticate a request or a WebSocket, given its ASGI scope.
@@ -193,8 +189,6 @@ class AccessControl:
             self._opening[token] -= 1
             if not self._opening[token]:
                 del self._opening[token]
-
-    # -- being in -------------------------------------------------------------------------------------------
 
     @contextmanager
     def connected(self, principal: Principal, cut: Cut) -> Iterator[None]:

@@ -12,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from loom.errors import LoomError
 from loom_gateway.access.control import AccessControl, refusal_headers
 
-__all__ = ["DONE", "AccessMiddleware"]
-
 DONE = "loom.done"
 """Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
 

@@ -7,8 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-__all__ = ["RateLimit", "address_key"]
-
 ADDRESSES = 10_000
 """Addresses that a rate is counted for at once. One that is over the limit long ago is forgotten first."""
 

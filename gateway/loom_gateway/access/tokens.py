@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from loom.errors import AuthenticationError, ScopeError, TokenFileError, TokenRevoked
 from loom.token_file import SCOPES, Token, TokenFile, digest
 
-__all__ = ["Identity", "TokenAuthority"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from loom.errors import UnknownSession
 from loom.process.lifeline import when_parent_ends
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
-__all__ = ["Lifetime"]
-
 logger = logging.getLogger(__name__)
 
 SHORTEST_TOLD = 1e-3
@@ -54,8 +52,6 @@ class Lifetime:
         self._end: Callable[[str], object]
         self._lock = threading.Lock()
 
-    # -- the gateway ----------------------------------------------------------------------------------------
-
     def watch_gateway(self) -> None:
         """Watch standard input, whose other end the gateway holds, on a thread of its own."""
         when_parent_ends(self._gateway_ended)
@@ -72,8 +68,6 @@ class Lifetime:
             shutil.rmtree(os.path.dirname(self._files.base), ignore_errors=True)
         self._files.remove(log=True)
         os._exit(1)
-
-    # -- the session ----------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], object]) -> None:
         """Begin to count; ``end`` is called on the loop, with the reason, when the session has lingered enough."""
@@ -109,8 +103,6 @@ class Lifetime:
         self._clients.discard(client)
         if self._opened and not self._clients and not self._persist and self._timer is None:
             self._timer = self._loop.call_later(self._linger, self._end, f"no client for {self._linger:g} s")
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     def ends(self, reason: str) -> None:
         """Note why the driver ends; what was noted first stays."""

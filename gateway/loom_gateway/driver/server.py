@@ -20,8 +20,6 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.session import Session
 from loom_gateway.workers.registry_file import WorkerList
 
-__all__ = ["DriverServer"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom_gateway.sessions.driver_files import DriverFiles
 
-__all__ = ["WeaverLink"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_WEAVER = 3.0
@@ -61,8 +59,6 @@ class WeaverLink:
         self._all_reported.set()
         self._reporting: asyncio.Task[None] | None = None
 
-    # -- for the processes ----------------------------------------------------------------------------------
-
     async def address(self) -> str:
         """Return what threadlets find the weaver by; an empty text if there is no weaver.
 
@@ -83,8 +79,6 @@ class WeaverLink:
             except LoomError:
                 await asyncio.sleep(wait)
         raise AssertionError("the attempts do not end")
-
-    # -- for the weaver -------------------------------------------------------------------------------------
 
     @property
     def client(self) -> WeaverClient:

@@ -22,8 +22,6 @@ from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, listen
 from loom_gateway.pod.settings import PodSettings
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look after a pod until it is told to end; return the exit code."""

@@ -13,8 +13,6 @@ from loom_gateway.pod.peers import JOB_HEADER
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor
 
-__all__ = ["create_app"]
-
 
 def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:
     """The keeper's HTTP interface.

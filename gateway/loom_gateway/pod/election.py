@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["choose"]
-
 
 def choose(
     ranked: Sequence[str],

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 
-__all__ = ["Forwarder"]
-
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0

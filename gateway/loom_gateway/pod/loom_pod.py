@@ -22,8 +22,6 @@ from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.pod.peers import ask_pod
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MONARCH_PORT, MeshPods, PodSettings
 
-__all__ = ["LoomPod"]
-
 START_TIMEOUT = 60.0
 """Seconds that a keeper has to start: it imports a web server."""
 
@@ -67,8 +65,6 @@ class LoomPod:
         )
         self._find_or_start_keeper()
 
-    # -- over HTTP ----------------------------------------------------------------------------------------------
-
     def status(self) -> dict[str, Any]:
         """The pods of the job that answer.
 
@@ -109,8 +105,6 @@ class LoomPod:
             with contextlib.suppress(PodUnreachable):
                 ask_pod(self._settings, state["address"], "POST", "/shutdown")
         return {"pods": [state["name"] for state in states]}
-
-    # -- the keeper ---------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return ask_pod(self._settings, "127.0.0.1", method, path, body)

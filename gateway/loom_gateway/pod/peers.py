@@ -12,8 +12,6 @@ from typing import Any
 from loom.errors import LoomError, PodUnreachable
 from loom_gateway.pod.settings import PodSettings
 
-__all__ = ["JOB_HEADER", "ask_pod", "pod_states"]
-
 logger = logging.getLogger(__name__)
 
 JOB_HEADER = "x-loom-job"

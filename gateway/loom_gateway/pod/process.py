@@ -17,8 +17,6 @@ from loom.process.child import Child, python
 from loom.process.state import ProcessState
 from loom.process.supervisor import run_again
 
-__all__ = ["SupervisedProcess", "who_listens"]
-
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.5, 15.0)
@@ -110,8 +108,6 @@ class SupervisedProcess:
             await asyncio.wait([task])
         await self._end(number, found)
         self._become(ProcessState.ENDED)
-
-    # -- inside -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         found = await asyncio.to_thread(who_listens, self._port)

@@ -10,8 +10,6 @@ from typing import Any
 from loom.errors import WrongArguments
 from loom_gateway.sessions.driver_files import write_atomically
 
-__all__ = ["GATEWAY_PORT", "KEEPER_PORT", "MONARCH_PORT", "MeshPods", "PodSettings"]
-
 MONARCH_PORT = 26600
 GATEWAY_PORT = 8470
 KEEPER_PORT = 26599
@@ -59,8 +57,6 @@ class PodSettings:
     @property
     def may_have_gateway(self) -> bool:
         return self.mesh == self.first.mesh
-
-    # -- as JSON ------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""

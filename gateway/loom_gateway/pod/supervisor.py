@@ -26,8 +26,6 @@ from loom_gateway.pod.settings import PodSettings
 from loom_gateway.settings import GatewaySettings
 from loom_gateway.workers.sources import resolve_pods
 
-__all__ = ["PodSupervisor"]
-
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
@@ -67,8 +65,6 @@ class PodSupervisor:
         self._without_gateway_since = time.monotonic()
         self._looking: asyncio.Task[None] | None = None
 
-    # -- its life -----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Begin. On the event loop."""
         self.worker.keep()
@@ -97,8 +93,6 @@ class PodSupervisor:
         self._without_gateway_since = time.monotonic()
         if self.gateway.kept:
             await self.gateway.restart()
-
-    # -- what it is ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What it says of itself."""
@@ -139,8 +133,6 @@ class PodSupervisor:
         """What those of the pods that are not this one and answer say of themselves, by address."""
         others = [address for address in pods if address != self.address]
         return await asyncio.to_thread(pod_states, self.settings, others)
-
-    # -- which pod has the gateway ------------------------------------------------------------------------------
 
     async def _look_on(self) -> None:
         while True:
@@ -203,8 +195,6 @@ class PodSupervisor:
             await self._forwarder.listen()
         except OSError as error:
             self._problem = f"port {self.settings.gateway_port} is in use, and cannot be forwarded: {error}"
-
-    # -- its processes ------------------------------------------------------------------------------------------
 
     def _worker_arguments(self) -> Sequence[str]:
         return ["--address", f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}"]

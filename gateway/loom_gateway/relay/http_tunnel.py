@@ -27,13 +27,11 @@ from starlette.types import ASGIApp
 
 from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
-from loom.wire.stream import LENGTH
 from loom_gateway.access.control import Principal
 from loom_gateway.access.tokens import Identity
 from loom_gateway.relay.links import DriverLink
-
-__all__ = ["IDLE", "POLL", "Tunnel", "Tunnels"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +78,6 @@ class Tunnel:
         self._on_close = on_close
         self._closed = False
         self._closing = self._loop.call_later(idle, self.close)
-
-    # -- as a WebSocket -------------------------------------------------------------------------------------
 
     async def receive(self) -> dict[str, Any]:
         """The next event, as ASGI has it for WebSockets: the connection, the hello, the end."""
@@ -135,8 +131,6 @@ class Tunnel:
             self._events.put_nowait({"type": "websocket.disconnect"})
 
     abort = end
-
-    # -- requests -------------------------------------------------------------------------------------------
 
     async def take(self, number: int, data: bytes) -> int:
         """Take a batch for the driver when that has room; the number of the last batch that was taken.

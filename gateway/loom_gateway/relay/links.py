@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
-from loom.wire.stream import LENGTH
 from loom.wire.websocket import joined
-
-__all__ = ["ClientSocket", "DriverLink"]
 
 _HIGH_WATER = 512 << 10
 """Bytes that wait for the other side before no more are read. All of it is ahead of a small call."""

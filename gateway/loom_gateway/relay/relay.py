@@ -25,8 +25,6 @@ from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session, SessionState
 
-__all__ = ["CLOSE_REFUSED", "CUT_TIMEOUT", "Relay"]
-
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT = 10.0

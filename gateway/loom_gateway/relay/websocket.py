@@ -18,8 +18,6 @@ from loom.wire.sockets import keep_queues_short
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.relay.links import DriverLink
 
-__all__ = ["RelaySocket"]
-
 logger = logging.getLogger(__name__)
 
 _SMALL = 16 << 10

@@ -11,8 +11,6 @@ import json
 import math
 from typing import Any
 
-__all__ = ["exact_json"]
-
 
 def exact_json(value: Any) -> str:
     """The JSON text of a value; what JSON has no word for is written as text."""

@@ -22,8 +22,6 @@ from loom.weaver.states import ReplicaState
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState
 
-__all__ = ["CONTENT_TYPE", "metrics_text"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SESSION_COUNTERS = (

@@ -33,8 +33,6 @@ from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.faults import Components
 from loom_gateway.weaver_process import WeaverSupervisor
 
-__all__ = ["weaver_routes"]
-
 
 class ErrorText(BaseModel):
     """What went wrong."""

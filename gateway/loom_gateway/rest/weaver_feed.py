@@ -26,8 +26,6 @@ from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 
-__all__ = ["WeaverSocket"]
-
 MAX_WAITING = 8 << 20
 """Characters that may wait for a reader, besides the last snapshot."""
 

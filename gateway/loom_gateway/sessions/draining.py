@@ -19,8 +19,6 @@ from loom.wire.stream import unnumbered_frame
 from loom.wire.texts import pack_texts
 from loom_gateway.sessions.manager import SessionManager
 
-__all__ = ["Draining"]
-
 logger = logging.getLogger(__name__)
 
 SendFrame: TypeAlias = Callable[..., None]

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DriverFiles", "DriverRecord", "LastWords", "start_time", "write_atomically"]
-
 OUTPUT_LINES = 50
 """Last lines of a driver's output that are kept for error messages."""
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-__all__ = ["FreshPorts"]
-
 TRIES = 64
 """Ports asked for at once before used ones are given again."""
 

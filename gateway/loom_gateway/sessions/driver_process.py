@@ -22,8 +22,6 @@ from loom.errors import LoomError, SessionLost
 from loom.process.child import Child
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
 
-__all__ = ["AdoptedDriver", "DriverProcess", "NotOurDriver", "OwnDriver"]
-
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 10.0

@@ -11,8 +11,6 @@ from pathlib import Path
 from loom.errors import LoomError, SessionLost, UnknownSession
 from loom_gateway.sessions.driver_files import write_atomically
 
-__all__ = ["EndedSession", "EndedSessions"]
-
 KEEP = 100
 """Sessions that are remembered."""
 

@@ -14,8 +14,6 @@ from typing import IO, Any
 
 from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
 
-__all__ = ["LogQuery", "SessionLogs"]
-
 KEEP_ENDED = 16
 """Sessions that have ended whose logs are kept, the last ones."""
 

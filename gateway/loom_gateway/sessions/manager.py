@@ -25,8 +25,6 @@ from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.workers.sources import WorkerHosts
 from loom_gateway.workers.watcher import WorkerWatch
 
-__all__ = ["SessionManager"]
-
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
@@ -108,8 +106,6 @@ class SessionManager:
             raise UnknownSession(f"no session named {name!r}; living sessions: {living}. It may have ended.")
         return session
 
-    # -- drivers of an earlier gateway ----------------------------------------------------------------------
-
     async def adopt(self) -> None:
         """Take over the drivers that an earlier gateway has left in the folder, and clear away what is stale."""
         for ended in self.ended.all():
@@ -160,8 +156,6 @@ class SessionManager:
             )
             keep_log = True
         files.remove(log=not keep_log)
-
-    # -- new ones -------------------------------------------------------------------------------------------
 
     def prepare_spare(self) -> None:
         """Start warming a driver for the next session, unless one is there."""
@@ -259,8 +253,6 @@ class SessionManager:
         session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""

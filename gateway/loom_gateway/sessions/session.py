@@ -16,8 +16,6 @@ from loom_gateway.sessions.driver_files import DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.history import EndedSession
 
-__all__ = ["Session", "SessionState"]
-
 
 class SessionState(str, enum.Enum):
     """Where a session is in its life."""

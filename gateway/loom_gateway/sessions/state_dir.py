@@ -11,8 +11,6 @@ from pathlib import Path
 from loom.process.held_folder import hold
 from loom_gateway.sessions.driver_files import DriverFiles
 
-__all__ = ["StateFolder", "default_path"]
-
 
 def default_path(port: int) -> str:
     """Where the gateway on a port keeps its state unless told otherwise."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import psutil
     from monarch.actor import MeshFailure
 
-__all__ = ["main", "serve"]
 
 GRACE = 0.5
 """Seconds that the descendants have between SIGTERM and SIGKILL, and at most after that."""

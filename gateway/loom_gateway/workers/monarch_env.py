@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["MONARCH_ENVIRONMENT", "set_monarch_environment"]
-
 MONARCH_ENVIRONMENT = {
     # Monarch looks for dead processes every 10 s by default; a caller is to know within a second.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "250ms",

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from loom_gateway.sessions.driver_files import write_atomically
 
-__all__ = ["WorkerList"]
-
 
 @dataclass(frozen=True)
 class WorkerList:

@@ -20,21 +20,6 @@ from loom.errors import InvalidAddress, WorkerUnreachable
 from loom.process.listen import bracketed
 from loom_gateway.workers.registry_file import WorkerList
 
-__all__ = [
-    "MONARCH_PORT",
-    "DnsWorkers",
-    "FileWorkers",
-    "FoundWorker",
-    "Pod",
-    "StaticWorkers",
-    "WorkerAddress",
-    "WorkerHosts",
-    "WorkerSource",
-    "parse_source",
-    "parse_worker_address",
-    "resolve_pods",
-]
-
 MONARCH_PORT = 26600
 """Where a worker listens unless told otherwise."""
 
@@ -67,9 +52,6 @@ def parse_worker_address(text: str) -> WorkerAddress:
             f"{text!r} is not a worker address: write tcp://HOST:PORT, such as tcp://10.0.0.5:26600"
         )
     return WorkerAddress(match["host"].strip("[]"), int(match["port"]))
-
-
-# -- by DNS -------------------------------------------------------------------------------------------------
 
 
 class Pod(NamedTuple):
@@ -116,9 +98,6 @@ def _ordinal(address: str, service: str) -> int | None:
     match = _ORDINAL.fullmatch(name)
     within = name.partition(".")[2].split(".")[0] == service.split(".")[0]
     return int(match["ordinal"]) if match and within else None
-
-
-# -- sources ------------------------------------------------------------------------------------------------
 
 
 class FoundWorker(NamedTuple):
@@ -278,9 +257,6 @@ def _dns_source(source: str) -> DnsWorkers:
     if number < 1:
         raise InvalidAddress(f"{source!r} has no workers: count is 1 at least")
     return DnsWorkers(service, port, number)
-
-
-# -- put together -------------------------------------------------------------------------------------------
 
 
 class WorkerHosts:

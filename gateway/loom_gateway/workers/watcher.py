@@ -9,8 +9,6 @@ from loom.errors import WorkerUnreachable
 from loom_gateway.workers.registry_file import WorkerList
 from loom_gateway.workers.sources import WorkerHosts
 
-__all__ = ["WorkerWatch"]
-
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0

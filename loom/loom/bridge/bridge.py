@@ -21,8 +21,6 @@ from loom.bridge.orders import CommandOrder, FailureReport, error_reply, read_or
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
 from loom.rest import Gateway
 
-__all__ = ["Bridge"]
-
 logger = logging.getLogger(__name__)
 
 HEADER = "Loom-Bridge"
@@ -138,8 +136,6 @@ class Bridge:
             pool.shutdown(wait=False, cancel_futures=True)
         await self._nats.close()
 
-    # -- from the weaver to NATS --------------------------------------------------------------------------------
-
     async def _listen(self) -> None:
         async for message in self._messages:
             await self._heard.put(message)
@@ -232,8 +228,6 @@ class Bridge:
                 logger.debug("devices are looked at later: %s", error)
             await asyncio.sleep(DEVICES_EVERY)
 
-    # -- from NATS to the weaver --------------------------------------------------------------------------------
-
     async def _take(self, message: Msg) -> None:
         if message.headers and HEADER in message.headers:
             return
@@ -310,8 +304,6 @@ class Bridge:
             logger.warning("the failure of device %s is not reported: %s", report.device, error)
         if self._failures.get(report.device) is report:
             del self._failures[report.device]
-
-    # -- the gateway --------------------------------------------------------------------------------------------
 
     async def _ask(self, call: Callable[[], V]) -> V:
         return await self._in(self._asking, call)

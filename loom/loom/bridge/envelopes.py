@@ -23,8 +23,6 @@ from typing import Any
 
 from loom.errors import InvalidAddress, WrongArguments
 
-__all__ = ["SOURCE", "Envelope", "EnvelopeKind", "Format", "Subjects", "decode"]
-
 SOURCE = "loom-bridge/"
 """How the source of what a bridge says begins."""
 

@@ -20,8 +20,6 @@ from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnre
 from loom.process.backoff import Backoff
 from loom.tls import client_context
 
-__all__ = ["NatsAway", "NatsLink", "NatsLogin", "flush"]
-
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5

@@ -7,8 +7,6 @@ from typing import Any
 
 from loom.bridge.envelopes import EnvelopeKind
 
-__all__ = ["News", "Said"]
-
 Said = tuple[EnvelopeKind, dict[str, Any]]
 """A message for NATS: its kind and its body."""
 

@@ -15,8 +15,6 @@ from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
 from loom.rest import Gateway
 
-__all__ = ["CommandOrder", "FailureReport", "error_reply", "read_order"]
-
 WAIT = 10.0
 """Seconds to wait for acknowledgements before a reply."""
 

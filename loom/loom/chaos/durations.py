@@ -10,8 +10,6 @@ from typing import Any
 
 from loom.errors import WrongArguments
 
-__all__ = ["parse_rate", "parse_time", "spoken"]
-
 _UNITS = {
     "ms": 0.001, "millisecond": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0,
     "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0,

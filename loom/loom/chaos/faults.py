@@ -12,19 +12,6 @@ from typing import Any
 
 from loom.errors import WrongArguments
 
-__all__ = [
-    "FAULTS",
-    "MAX_DELAY",
-    "MAX_DURATION",
-    "FaultKind",
-    "Param",
-    "Place",
-    "check_duration",
-    "check_fault",
-    "check_params",
-    "fault_kind",
-]
-
 MAX_DURATION = 3600.0
 """Seconds that a fault may last. Each ends by itself: who was to remove it may be gone by then."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 _log = logging.getLogger("loom")
 
-__all__ = ["Evidence", "Injected", "InjectedFault"]
 
 Evidence = dict[str, Any]
 """Evidence of a fault: numbers, texts and lists of them, by name."""

@@ -13,7 +13,6 @@ from loom.errors import NotInjectable, UnknownReplica
 if TYPE_CHECKING:
     from loom.weaver.views import ReplicaInfo
 
-__all__ = ["ENDED", "Target", "check_target", "chosen", "living", "matching"]
 
 ENDED = ("failed", "finished")
 """States of replicas that do not live."""

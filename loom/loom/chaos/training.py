@@ -23,8 +23,6 @@ from loom.chaos.host.commands import run_at_end
 from loom.chaos.injected import Evidence, Injected, InjectedFault
 from loom.errors import FaultRefused
 
-__all__ = ["STRIKES", "EachStep", "Strike", "abort", "begin", "strike"]
-
 EachStep = list[Callable[[], None]]
 """What the training thread calls before each step."""
 
@@ -39,9 +37,6 @@ class Strike:
     evidence: Evidence
     strike: Callable[[], Evidence | None]
     """Injects the fault. Returns the evidence of its end if it blocks until it is over."""
-
-
-# -- those that the process does not outlive, or that stop it ---------------------------------------------------
 
 
 def strike(kind: str, params: dict[str, Any], duration: float | None) -> Strike:
@@ -153,9 +148,6 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
     "out_of_memory": _out_of_memory,
     "gil_deadlock": _gil_deadlock,
 }
-
-
-# -- those that are there for a while ---------------------------------------------------------------------------
 
 
 Begun = tuple[Evidence, Callable[[], Evidence]]

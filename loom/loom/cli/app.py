@@ -9,8 +9,6 @@ import typer
 from loom._version import __version__
 from loom.cli import bridge, demo, inject, logs, serve, status, token, up, weaver
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="loom",
     help="Drive a Monarch actor mesh inside a cluster from outside it.",

@@ -8,8 +8,6 @@ from typing import Any
 
 from loom.errors import WrongArguments
 
-__all__ = ["read_assignments"]
-
 
 def read_assignments(texts: Iterable[str], form: str) -> dict[str, Any]:
     """Values by name; a value is JSON, or else the text as it stands.

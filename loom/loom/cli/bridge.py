@@ -14,16 +14,15 @@ import typer
 
 from loom.bridge.envelopes import Format
 from loom.cli.options import Ca, Token, Url
-from loom.cli.serve import ExitWithParent, LogLevel
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce
+from loom_gateway.settings import ExitWithParent, LogLevel
 
 if TYPE_CHECKING:
     from loom.bridge.bridge import Bridge
 
-__all__ = ["bridge"]
 
 NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 """Modules that a bridge imports, and the distributions that bring them."""

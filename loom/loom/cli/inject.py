@@ -17,8 +17,6 @@ from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Inject failures on purpose into what is marked as injectable.", no_args_is_help=True)
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in YAML, or in Python (.py).")]
@@ -126,8 +124,7 @@ def once(
     """Inject one fault, and show the proof of it. Exits with 1 where nobody has it."""
     from loom.chaos.durations import parse_time
     from loom.chaos.faults import Place, check_fault
-    from loom.chaos.plans.plan import Target
-    from loom.chaos.targets import check_target, chosen, living, matching
+    from loom.chaos.targets import Target, check_target, chosen, living, matching
 
     kind, given, seconds = check_fault(
         fault,

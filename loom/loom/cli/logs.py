@@ -12,10 +12,10 @@ from loom.cli.options import Ca, Token, Url
 from loom.errors import UnknownSession, WrongArguments
 from loom.rest import Gateway
 
-__all__ = ["logs"]
-
 
 class StreamName(str, Enum):
+    """What a process prints to."""
+
     stdout = "stdout"
     stderr = "stderr"
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from loom_proxy.weaver.client import WeaverProxy
     from loom_proxy.weaver.command import CommandProxy
 
-__all__ = ["Ca", "Json", "Timeout", "Token", "Url", "answers", "weaver_of"]
 
 Url = Annotated[str, typer.Option(envvar="LOOM_URL", metavar="ws://HOST:PORT", help="Address of the gateway.")]
 Token = Annotated[str | None, typer.Option(envvar="LOOM_TOKEN", help="The gateway's token.")]

@@ -9,8 +9,6 @@ from typing import Any
 
 import typer
 
-__all__ = ["counted", "print_json", "print_table", "show", "when"]
-
 
 def show(
     as_json: bool, answer: dict[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]

@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-__all__ = ["plot_lines"]
-
 WIDTH, HEIGHT = 72, 16
 """Characters of the drawing itself."""
 

@@ -12,9 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
-from loom_gateway.settings import ExitWithParent, GatewaySettings, LogLevel, command
-
-__all__ = ["ExitWithParent", "LogLevel", "app"]
+from loom_gateway.settings import ExitWithParent, GatewaySettings, command
 
 app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a worker or the gateway.")
 

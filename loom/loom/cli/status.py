@@ -11,8 +11,6 @@ from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
 from loom.rest import Gateway
 
-__all__ = ["sessions_app", "status"]
-
 ENDED_SHOWN = 10
 """Sessions that have ended that `status` shows; as JSON it gives all that the gateway remembers."""
 

@@ -16,8 +16,6 @@ from loom.cli.output import print_json, show, when
 from loom.errors import WrongArguments
 from loom.token_file import Token, TokenFile, default_path
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Make, list and revoke tokens of the gateways that read a file.", no_args_is_help=True)
 
 File = Annotated[
@@ -29,6 +27,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class Scope(str, Enum):
+    """What a token allows."""
+
     view = "view"
     operate = "operate"
     drive = "drive"

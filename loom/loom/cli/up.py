@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["up"]
-
 
 def up(
     hosts: Annotated[int, typer.Option(min=1, help="How many workers to start.")] = 1,

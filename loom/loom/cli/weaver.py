@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from loom.weaver.views import WeaverEvent
     from loom_proxy.weaver.command import CommandProxy
 
-__all__ = [
-    "COMMANDS",
-    "config_app",
-    "devices",
-    "events",
-    "fail_device",
-    "metrics",
-    "policy",
-    "stacks",
-    "watch",
-    "weaver",
-]
 
 FIRST_WAIT = 1.0
 """Seconds that the request which gives a command waits for acknowledgements; most come in that time."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from loom.weaver.views import DeviceInfo, ReplicaInfo, WeaverEvent, WeaverUpdate
 
-__all__ = ["REPLICA_COLUMNS", "Picture", "device_row", "event_line", "json_line", "live", "replica_row"]
 
 REPLICA_COLUMNS = ["replica", "state", "step", "epoch", "metrics", "s/step", "group", "host", "devices"]
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from loom.errors import InvalidAddress
 
-__all__ = ["ADDRESS_VARIABLE", "WeaverAddress", "parse_weaver_address"]
-
 ADDRESS_VARIABLE = "LOOM_WEAVER"
 """The environment variable in which a threadlet finds the weaver's address."""
 

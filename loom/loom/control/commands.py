@@ -10,20 +10,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from loom.control.frame import MAX_NAME, Frame, check_count
 from loom.errors import ProtocolMismatch, WrongArguments
 
-__all__ = [
-    "DEVICE_COMMANDS",
-    "FAULT_COMMANDS",
-    "USER_COMMANDS",
-    "Acknowledged",
-    "Acknowledgement",
-    "Change",
-    "Command",
-    "CommandKind",
-    "FaultRemoved",
-    "UnknownCommandKind",
-    "check_config",
-]
-
 
 class CommandKind(str, Enum):
     """What a replica can be told to do, under the same names in Python, REST, NATS and the CLI."""

@@ -8,8 +8,6 @@ from typing import Any
 from loom.control.frame import check_count, optional_text, printable
 from loom.errors import ProtocolMismatch
 
-__all__ = ["Device"]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

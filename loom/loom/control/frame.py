@@ -8,8 +8,6 @@ from typing import Any, ClassVar, TypeVar
 from loom.errors import ProtocolMismatch
 from loom.wire.fields import check_fields
 
-__all__ = ["MAX_COUNT", "MAX_NAME", "Frame", "check_count", "optional_text", "printable", "values"]
-
 MAX_COUNT = 1 << 53
 """Steps, epochs and sequence numbers are below it, so that a double holds them."""
 

@@ -13,8 +13,6 @@ import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
 
-__all__ = ["MAX_FRAME", "MAX_HELLO", "Splitter", "pack"]
-
 MAX_FRAME = 16 << 20
 """Bytes of the largest frame, without its length."""
 

@@ -12,18 +12,6 @@ from loom.control.device import Device
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
 from loom.errors import ProtocolMismatch
 
-__all__ = [
-    "MAX_APPLIED",
-    "PROTOCOL",
-    "Activity",
-    "Bye",
-    "Ending",
-    "Handlers",
-    "Refusal",
-    "ThreadletHello",
-    "ThreadletWelcome",
-]
-
 PROTOCOL = 1
 """The version that both sides name in their first frame."""
 

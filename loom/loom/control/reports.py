@@ -10,18 +10,6 @@ from typing import Any, ClassVar, TypeAlias
 from loom.control.frame import Frame, check_count
 from loom.errors import ProtocolMismatch
 
-__all__ = [
-    "MAX_KEPT_REPORTS",
-    "DeviceReport",
-    "Heartbeat",
-    "Phase",
-    "Row",
-    "Stack",
-    "StackRequest",
-    "StatusReports",
-    "Stored",
-]
-
 MAX_KEPT_REPORTS = 8192
 """Status reports that a threadlet keeps for a weaver that has not stored them; the oldest go first."""
 

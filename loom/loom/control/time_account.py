@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from loom.control.frame import MAX_COUNT, Frame
 
-__all__ = ["MAX_REASON", "MAX_REASONS", "OTHER", "REASONS", "RESERVED_REASONS", "TimeAccount"]
-
 REASONS = ("compute", "lost", "checkpoint", "waiting", "detection", "respawn", "idle")
 """What time is spent on; a training may name more.
 

@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Backoff"]
-
 _MOST_DOUBLINGS = 64
 """Every limit is below this power of two. A float would overflow after 1,023 doublings: two hours of attempts."""
 

@@ -17,8 +17,6 @@ from loom.errors import LoomError
 from loom.process.exit_codes import error_for_exit_code
 from loom.process.lifeline import Lifeline
 
-__all__ = ["Child", "announcement", "python"]
-
 KEPT_LINES = 50
 LONGEST_LINE = 8192
 """Bytes. What a child prints is kept for error messages only: the last lines, longer ones in pieces."""

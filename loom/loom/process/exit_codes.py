@@ -24,8 +24,6 @@ import sys
 
 from loom import errors
 
-__all__ = ["FAILURE", "USAGE", "error_for_exit_code", "report"]
-
 FAILURE = 1
 USAGE = 2
 

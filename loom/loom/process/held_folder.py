@@ -9,8 +9,6 @@ from pathlib import Path
 
 from loom.errors import Conflict, UnsafeStateFolder
 
-__all__ = ["hold"]
-
 _LONGEST_SOCKET_PATH = 107
 """Bytes of the path of a unix socket, on Linux; elsewhere a few less."""
 

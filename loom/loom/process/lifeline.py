@@ -8,8 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable
 
-__all__ = ["Lifeline", "when_parent_ends"]
-
 _held: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
 

@@ -10,8 +10,6 @@ import socket
 
 from loom.errors import InvalidAddress, PortInUse
 
-__all__ = ["address_towards", "announce", "bracketed", "free_ports", "listen", "reachable"]
-
 _ANY = ("0.0.0.0", "::")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ProcessState"]
-
 
 class ProcessState(str, Enum):
     """What has become of a process that is to listen on a port."""

@@ -9,8 +9,6 @@ from typing import NoReturn
 
 from loom.process.backoff import Backoff
 
-__all__ = ["run_again"]
-
 
 async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady: float) -> NoReturn:
     """Run something, and again after each end, until this task is cancelled.

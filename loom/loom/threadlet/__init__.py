@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from loom.threadlet.deferred import Deferred
 from loom.threadlet.handlers import HandlerRegistry
-from loom.threadlet.threadlet import Step, Threadlet
+from loom.threadlet.step import Step
+from loom.threadlet.threadlet import Threadlet
 
 __all__ = ["Deferred", "HandlerRegistry", "Step", "Threadlet"]

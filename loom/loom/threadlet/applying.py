@@ -20,7 +20,6 @@ from loom.threadlet.spent import SpentBlock, SpentTime
 if TYPE_CHECKING:
     from loom.threadlet.injections import Injections
 
-__all__ = ["CommandApplier"]
 
 FLUSH_TIMEOUT = 0.5
 """Seconds that a fault which ends the process waits at most for its acknowledgement to leave."""
@@ -76,8 +75,6 @@ class CommandApplier(StatusReporter):
 
             self._injections = Injections(self._hooks, self._each_step, self._tell_removed)
             self._inbox.at_once = self._inject_at_once
-
-    # -- what the training loop calls -----------------------------------------------------------------------
 
     def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
         """Return a ``with`` block around what is no step: the weaver is told its time by this reason.
@@ -182,8 +179,6 @@ class CommandApplier(StatusReporter):
         for each in list(self._each_step):
             each()
 
-    # -- applying -------------------------------------------------------------------------------------------
-
     def _advance(self, updates: bool) -> bool:
         """Apply what waits; the caller holds `_applying`."""
         applied = False
@@ -278,8 +273,6 @@ class CommandApplier(StatusReporter):
         self._inbox.finish(acknowledged)
         if self._link is not None:
             self._link.send(acknowledged)
-
-    # -- faults ---------------------------------------------------------------------------------------------
 
     def _inject_at_once(self, command: Command) -> bool:
         """Carry out a command that waits for no step boundary; return whether it is one."""

@@ -13,8 +13,6 @@ from loom.control.framing import Splitter, pack
 from loom.control.reports import Row, StatusReports
 from loom.errors import LoomError, TooLarge
 
-__all__ = ["Connection", "ConnectionOver"]
-
 _log = logging.getLogger("loom")
 
 SILENCE = 30.0

@@ -14,8 +14,6 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-__all__ = ["BadValue", "convert", "is_convertible", "type_name"]
-
 _TRUE = ("true", "1", "yes")
 _FALSE = ("false", "0", "no")
 _NONE = ("none", "null")

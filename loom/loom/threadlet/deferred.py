@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Deferred", "Settlement"]
-
 
 @dataclass(frozen=True)
 class Settlement:

@@ -11,8 +11,6 @@ from loom.devices import LocalDevice, device_status
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.reports import now_of_system
 
-__all__ = ["watch_devices"]
-
 _log = logging.getLogger("loom")
 
 DEVICES_INTERVAL = 5.0

@@ -11,8 +11,6 @@ from loom.errors import WrongArguments
 from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
 from loom.threadlet.deferred import Deferred
 
-__all__ = ["HandlerRegistry", "Outcome"]
-
 
 @dataclass(frozen=True)
 class Outcome:

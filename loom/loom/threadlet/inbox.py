@@ -9,8 +9,6 @@ from collections.abc import Callable
 from loom.control.commands import Acknowledged, Command, CommandKind
 from loom.control.introduction import MAX_APPLIED
 
-__all__ = ["CommandInbox"]
-
 
 class CommandInbox:
     """Commands that wait for a step boundary, and the acknowledgements of those that have applied.

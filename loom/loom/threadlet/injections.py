@@ -14,8 +14,6 @@ from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
 
-__all__ = ["Hook", "Injections"]
-
 MAX_REMOVED = 16
 """Faults that are gone that the weaver is told of again with each connection."""
 

@@ -30,8 +30,6 @@ from loom.threadlet.connection import Connection, ConnectionOver
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.reports import KeptReports, now_of_system
 
-__all__ = ["WeaverLink", "format_stacks"]
-
 _log = logging.getLogger("loom")
 
 CONNECT_TIMEOUT = 5.0
@@ -163,8 +161,6 @@ class WeaverLink:
         for held in (self._connection, self._wake_receiver, self._wake_sender):
             if held is not None:
                 held.close()
-
-    # -- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         waits = iter(BACKOFF)

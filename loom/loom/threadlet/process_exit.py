@@ -9,8 +9,6 @@ import sys
 from multiprocessing.util import Finalize
 from typing import Protocol
 
-__all__ = ["closed", "opened"]
-
 
 class Closable(Protocol):
     """What has a connection that the end of the process closes."""

@@ -15,8 +15,6 @@ from loom.control.reports import MAX_KEPT_REPORTS, Phase
 from loom.threadlet.link import ROWS, WeaverLink
 from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 
-__all__ = ["StatusReporter"]
-
 _log = logging.getLogger("loom")
 
 REPORT_INTERVAL = 0.5

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.reports import MAX_KEPT_REPORTS, Row
 
-__all__ = ["Given", "KeptReports", "RowMaker", "now_of_system", "number", "plain"]
-
 _log = logging.getLogger("loom")
 
 LARGEST_INT = 2**64 - 1

@@ -15,8 +15,6 @@ from loom.control.frame import MAX_COUNT
 from loom.control.time_account import MAX_REASON, MAX_REASONS, OTHER, RESERVED_REASONS, TimeAccount
 from loom.errors import WrongArguments
 
-__all__ = ["SpentBlock", "SpentTime"]
-
 
 class SpentTime:
     """Seconds since the process began, by what they were spent on."""

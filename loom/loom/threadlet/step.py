@@ -10,8 +10,6 @@ from loom.control.reports import Phase
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.reports import now_of_system
 
-__all__ = ["Step"]
-
 _STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
 
 

@@ -50,8 +50,6 @@ from loom.threadlet.link import WeaverLink
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
 
-__all__ = ["Step", "Threadlet"]
-
 _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,8 +195,6 @@ class Threadlet(CommandApplier):
 
         return register
 
-    # -- what the link asks for, on its thread ---------------------------------------------------------------
-
     def _introduction(self, key: str) -> ThreadletHello:
         activity = Activity.PAUSED if self._paused else Activity.RUNNING
         return ThreadletHello(
@@ -235,8 +231,6 @@ class Threadlet(CommandApplier):
     def _account(self) -> TimeAccount:
         in_step = self._in_steps and self._phase is Phase.STEP
         return self._spent.account(in_step, self._in_steps, self._whole_step())
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None = None) -> None:
         """Say goodbye to the weaver. Harmless when it has been done.

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 from loom.control.address import ADDRESS_VARIABLE
 from loom.process import listen
 
-__all__ = ["address_towards", "own_address"]
-
 
 def address_towards(url: str) -> str:
     """Return the address of this host on its way to a URL's host."""

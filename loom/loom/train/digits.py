@@ -13,8 +13,6 @@ from loom.train.job import FaultTolerantJob
 from loom.train.settings import Batch, LiveConfig, Timeouts
 from loom.train.trainer import TrainerActor
 
-__all__ = ["DigitsTrainer", "digits_job", "start"]
-
 TEST_DIGITS = 360
 """Digits that are kept back for `DigitsTrainer.evaluate`."""
 

@@ -23,8 +23,6 @@ from loom.train.controller.controller import Controller, controller_of
 from loom.train.controller.summaries import JobStatus, JobSummary
 from loom.train.spec import JobSpec
 
-__all__ = ["FaultTolerantJob", "status"]
-
 
 @dataclass(frozen=True)
 class FaultTolerantJob(JobSpec):

@@ -7,8 +7,6 @@ from typing import Any
 
 from loom.train.settings import Batch
 
-__all__ = ["TrainerModel", "adamw", "sgd"]
-
 
 def sgd(parameters: Iterable[Any], learning_rate: float) -> Any:
     """SGD with momentum 0.9."""

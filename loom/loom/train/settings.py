@@ -8,18 +8,6 @@ from typing import Any
 
 from loom.process.backoff import Backoff
 
-__all__ = [
-    "Averaging",
-    "Batch",
-    "Ending",
-    "LiveConfig",
-    "Member",
-    "Restore",
-    "RetryBudget",
-    "Timeouts",
-    "TrainerReport",
-]
-
 
 class Averaging(str, Enum):
     """What the replica groups average."""

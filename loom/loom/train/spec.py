@@ -10,8 +10,6 @@ from loom.errors import WrongArguments
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, LiveConfig, Restore, RetryBudget, Timeouts
 
-__all__ = ["Assignment", "JobSpec"]
-
 PARALLEL = ("ddp", "fsdp")
 BACKENDS = ("gloo", "nccl")
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from loom.actor import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.train.addresses import own_address
-from loom.train.model import TrainerModel, adamw, sgd
+from loom.train.model import TrainerModel
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment
 
 if TYPE_CHECKING:
     from loom.train.loop.loop import TrainingLoop
-
-__all__ = ["TrainerActor", "adamw", "sgd"]
 
 
 class TrainerActor(TrainerModel, Actor):

@@ -14,8 +14,6 @@ from loom.control.framing import Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.weaver.serving.operations import OPERATIONS, takes
 
-__all__ = ["WeaverClient"]
-
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command, whose state is their result."""
 
@@ -52,8 +50,6 @@ class WeaverClient:
         self._link: _Link | None = None
         self._watching: set[_Link] = set()
 
-    # -- what its supervisor says -----------------------------------------------------------------------------
-
     def came(self) -> None:
         """Take note that the weaver listens."""
         self._there.set()
@@ -69,8 +65,6 @@ class WeaverClient:
         self.went("the gateway is ending")
         for link in [*self._watching, *([self._link] if self._link else [])]:
             link.close()
-
-    # -- questions --------------------------------------------------------------------------------------------
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
         """Do one of `OPERATIONS` for a user, and return its result, which `AsksWeaver` describes.

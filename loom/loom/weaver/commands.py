@@ -19,8 +19,6 @@ from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
 from loom.weaver.views import few
 
-__all__ = ["Commands", "GivenCommand", "Target", "check_command", "check_injectable", "select", "unknown"]
-
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
 

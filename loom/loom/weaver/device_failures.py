@@ -13,8 +13,6 @@ from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING, DeviceState
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["DeviceFailures", "want_respawn"]
-
 
 class DeviceFailures:
     """Devices that have failed since the weaver's start."""

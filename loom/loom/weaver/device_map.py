@@ -14,8 +14,6 @@ from loom.errors import UnknownDevice
 from loom.weaver.states import DeviceState
 from loom.weaver.views import few
 
-__all__ = ["DeviceReplicaMap"]
-
 
 @dataclass(slots=True)
 class _KnownDevice:

@@ -14,8 +14,6 @@ from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, ReplicaState
 
-__all__ = ["Dispatcher"]
-
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
     CommandKind.RESUME: Cause.RESUMED,

@@ -17,7 +17,6 @@ from loom.weaver.views import CoursePoint, GoodputRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["save_plot"]
 
 COLOURS = {
     "compute": "#2e9e5b",

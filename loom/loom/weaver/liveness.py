@@ -15,8 +15,6 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
-__all__ = ["Liveness", "LivenessTimeouts"]
-
 _MAX_STALL_STACKS = 16
 """When a collective hangs, every replica stalls at once; the stacks of a few say why."""
 

@@ -10,8 +10,6 @@ from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["Outbox", "Output", "Peer"]
-
 
 class Peer:
     """A connection with a threadlet, as the weaver sees it. ``replica`` is None until it has said hello."""

@@ -11,8 +11,6 @@ from enum import Enum
 
 from loom.errors import WrongArguments
 
-__all__ = ["Action", "Policy"]
-
 
 class Action(str, Enum):
     """What is done with a replica whose device has failed."""

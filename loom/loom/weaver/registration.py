@@ -14,8 +14,6 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.states import LIVING
 
-__all__ = ["Registration"]
-
 _CAUSES = {
     Activity.RUNNING: Cause.RESUMED,
     Activity.PAUSED: Cause.PAUSED,

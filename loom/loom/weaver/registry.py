@@ -26,8 +26,6 @@ from loom.weaver.storage.history import History
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["Registry"]
-
 
 class Registry:
     """Replicas and devices, and all that is said and done about them.
@@ -74,8 +72,6 @@ class Registry:
         self._load()
         self._load_commands()
         self._replay(now)
-
-    # -- replicas ---------------------------------------------------------------------------------------------
 
     def replica(self, id: str) -> Replica:
         """A replica, by its id or by its short name where only one that lives has that.
@@ -188,8 +184,6 @@ class Registry:
         self._touched_devices.clear()
         return {"replicas": replicas, "devices": devices}
 
-    # -- devices, policies and commands -----------------------------------------------------------------------
-
     def save_device(self, device: str) -> None:
         """Write a device and its state with the next commit."""
         known = self.devices.device(device).to_body()
@@ -225,8 +219,6 @@ class Registry:
             self._store.put_acknowledgement(id, replica.id, acknowledgement.to_body())
             self._drop_commands(forgotten)
         return command
-
-    # -- the store --------------------------------------------------------------------------------------------
 
     def commit(self, now: float) -> list[WeaverEvent]:
         """Write what has changed; return the events that are new or say more than before.
@@ -294,8 +286,6 @@ class Registry:
             there.pop(replica.id, None)
             if not there:
                 self._in_procs.pop((replica.session, replica.procs), None)
-
-    # -- after a restart --------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         for _, stored in self._store.rows("devices"):

@@ -19,8 +19,6 @@ from typing import Any
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
-__all__ = ["TRANSITIONS", "Cause", "Replica"]
-
 
 class Cause(str, Enum):
     """What makes a replica go from one state to another."""

@@ -17,8 +17,6 @@ from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import ReplicaState
 
-__all__ = ["Reports"]
-
 _STORED_AFTER = 0.25
 """Seconds from a report to telling its threadlet what is stored: once for several, and soon for one that ends.
 

@@ -11,8 +11,6 @@ from loom.weaver.outbox import Outbox
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Replica
 
-__all__ = ["Stacks"]
-
 _LONGEST = 1 << 16
 """Characters of a stack that are kept."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["LIVING", "DeviceState", "ReplicaState"]
-
 
 class ReplicaState(str, Enum):
     """What a replica does."""

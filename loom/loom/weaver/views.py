@@ -14,27 +14,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from loom.control.commands import Acknowledgement
 from loom.weaver.states import DeviceState, ReplicaState
 
-__all__ = [
-    "CHANGING_FIELDS",
-    "Away",
-    "CommandState",
-    "CoursePoint",
-    "Delta",
-    "DeviceInfo",
-    "FaultRecord",
-    "GoodputRecord",
-    "InjectionState",
-    "MetricPoint",
-    "ReplicaInfo",
-    "Snapshot",
-    "WeaverEvent",
-    "WeaverStatus",
-    "WeaverUpdate",
-    "few",
-    "read_metrics",
-    "read_update",
-]
-
 V = TypeVar("V", bound="_View")
 C = TypeVar("C", bound="CommandState")
 

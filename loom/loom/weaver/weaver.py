@@ -27,8 +27,6 @@ from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["Weaver"]
-
 
 class Weaver:
     """Knows replicas and devices, and tells them what to do. Threadlets show the ``key``."""

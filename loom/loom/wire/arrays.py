@@ -21,8 +21,6 @@ from typing import Any
 from loom.wire.messages import Buffer, turns
 from loom.wire.mux import Pieces
 
-__all__ = ["IN_BAND", "Carried", "carried_or_value", "passing_on", "take_apart", "take_apart_near_top", "whole"]
-
 IN_BAND = 16 << 10
 """Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
 
@@ -116,9 +114,6 @@ def _is_read_only(part: Buffer | Pieces) -> bool:
 def _cut(part: Buffer | Pieces) -> Iterator[memoryview]:
     for piece in part if isinstance(part, Pieces) else (part,):
         yield from turns(piece)
-
-
-# -- taking apart ---------------------------------------------------------------------------------------------
 
 
 def take_apart_near_top(obj: Any, least: int = IN_BAND) -> Any:

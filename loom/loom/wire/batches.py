@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import MAX_FRAME
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
-from loom.wire.stream import LENGTH
-
-__all__ = ["CONTENT_TYPE", "ENDED_HEADER", "MAX_BATCH", "TUNNELS", "split_batch"]
 
 TUNNELS = "/api/v1/tunnel"
 """Path of the gateway's tunnels."""

@@ -39,8 +39,6 @@ from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 from loom.wire.mux import Pieces
 
-__all__ = ["Decoder", "Encoder", "Made", "Reference", "dumps", "loads", "plain_payload", "travels_by_value"]
-
 _PLAIN_PICKLE = 512
 """A pickle shorter than this many bytes is looked through for names of ours before anything is set up for them."""
 

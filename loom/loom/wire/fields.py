@@ -8,8 +8,6 @@ from typing import Any
 
 from loom.errors import ProtocolMismatch
 
-__all__ = ["check_fields"]
-
 Check = Callable[[Any], bool]
 
 

@@ -21,8 +21,6 @@ import msgpack
 from loom.errors import ProtocolMismatch
 from loom.wire.messages import Buffer, Message, new_message
 
-__all__ = ["MAX_FRAME", "MAX_HEADER", "Frame", "decode_frame", "encode_frame"]
-
 MAX_FRAME = 4 << 20
 """Bytes of the largest frame that a peer has to accept. Larger messages travel in chunks."""
 

@@ -18,18 +18,6 @@ from loom.wire.fields import check_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 
-__all__ = [
-    "CAPABILITIES",
-    "PROTOCOL",
-    "Hello",
-    "Welcome",
-    "check_protocol",
-    "error_from_refusal",
-    "python_mismatch",
-    "python_version",
-    "refusal",
-]
-
 PROTOCOL = (1, 0)
 """Version of the protocol that this side speaks, as ``(major, minor)``."""
 

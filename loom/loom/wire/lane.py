@@ -11,8 +11,6 @@ from loom.errors import ProtocolMismatch
 from loom.wire.frames import encode_frame
 from loom.wire.messages import Buffer, Message
 
-__all__ = ["LENGTH", "WINDOW", "Lane", "behind_length"]
-
 WINDOW = 32 << 20
 """Bytes of frames that are kept at most; one more frame may go over it."""
 

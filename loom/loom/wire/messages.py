@@ -6,8 +6,6 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["ADVERBS", "READING", "TURN", "Buffer", "Kind", "Message", "new_message", "turns"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 TURN = 64 << 10

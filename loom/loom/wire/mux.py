@@ -34,17 +34,6 @@ from typing import Any, TypeAlias, cast
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.messages import TURN, Buffer, Kind, Message
 
-__all__ = [
-    "BARRIER",
-    "CHUNK_SIZE",
-    "MAX_MESSAGE",
-    "MAX_TRANSFERS",
-    "ChunkInbox",
-    "ChunkOutbox",
-    "OrderKey",
-    "Pieces",
-]
-
 OrderKey: TypeAlias = int | None
 
 BARRIER = 0

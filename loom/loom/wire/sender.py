@@ -23,8 +23,6 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import Stream
 
-__all__ = ["COPIED", "HIGH_WATER", "FrameSender", "Wire", "borrowed_bytes", "try_send", "with_copies"]
-
 GATHER = 64
 """Messages that are gathered at most before they are sent."""
 
@@ -175,8 +173,6 @@ class FrameSender:
         """Whether what there is to send waits for acknowledgements."""
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
-    # -- connections ----------------------------------------------------------------------------------------
-
     def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:
         """Send over a new connection, whose other side has received the frames up to a number, and those of bulk.
 
@@ -266,8 +262,6 @@ class FrameSender:
         stream = self._stream
         if stream.due or (self._stalled and stream.ready):
             self.flush()
-
-    # -- sending --------------------------------------------------------------------------------------------
 
     def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> bool:
         """Send a message; one that is not ``eager`` may be gathered with those that follow it.

@@ -7,8 +7,6 @@ import struct
 import sys
 from typing import Any
 
-__all__ = ["NEAR", "QUEUE", "keep_queues_short", "round_trip"]
-
 NEAR = 0.002
 """Seconds of round trip up to which the other side is near."""
 

@@ -26,11 +26,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import Frame, decode_frame, encode_frame
-from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, behind_length
+from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
-
-__all__ = ["LENGTH", "WINDOW", "Stream", "behind_length", "unnumbered_frame"]
 
 _CHUNK = int(Kind.CHUNK)
 """To compare with a member of an enum takes twice as long, and every message is."""
@@ -77,8 +75,6 @@ class Stream(Lane):
     def put(self, message: Message, key: OrderKey = None) -> None:
         """Queue a message to be sent; see `loom.wire.mux` for ``key``."""
         self.outbox.put(message, key)
-
-    # -- sending --------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -167,8 +163,6 @@ class Stream(Lane):
             outbox.settle(outbox.chunks)
             collect(outbox.next_frame())
         return left
-
-    # -- receiving ------------------------------------------------------------------------------------------
 
     def expects(self, ident: int, first_chunk: int = 0) -> bool:
         """Whether a large message with that id has not come whole, or is held.

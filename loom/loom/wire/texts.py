@@ -10,8 +10,6 @@ import msgpack
 from loom.errors import ProtocolMismatch
 from loom.wire.messages import Buffer
 
-__all__ = ["LONGEST", "pack_texts", "unpack_texts"]
-
 LONGEST = 64 << 10
 """Characters of a text that are kept: the first and the last half of them."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 
-__all__ = ["Bell"]
-
 
 class Bell:
     """Something to `select.poll` beside a socket, which another thread makes readable."""

@@ -28,8 +28,6 @@ from loom_proxy.display.progress import EVERY, Progress, Step, wanted
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.caller import Caller
 
-__all__ = ["SyncResult", "SyncedFolders"]
-
 BATCH = 2 << 20
 """Bytes of contents in one message."""
 
@@ -95,8 +93,6 @@ class SyncedFolders:
         self._lock = threading.Lock()
         self._names: dict[tuple[str, str], int | None] = {}
 
-    # -- how code travels -----------------------------------------------------------------------------------
-
     def by_name(self, module: str, procs: int | None) -> bool:
         """Whether what a module defines travels by reference: it lies in a folder that the other side has.
 
@@ -120,8 +116,6 @@ class SyncedFolders:
             if since is not None and any(_module_name(path, root) == module for root in folder.roots):
                 return since
         return None
-
-    # -- syncing --------------------------------------------------------------------------------------------
 
     def sync(
         self,
@@ -213,8 +207,6 @@ class SyncedFolders:
         for sent in on_their_way:
             bar.arrived(*sent)
 
-    # -- what is known of the folders -----------------------------------------------------------------------
-
     def _note(self, folder: str, base: str, manifest: Manifest, files: Mapping[str, FoundFile]) -> list[str]:
         """Have the modules of a folder that every host has travel by reference; return warnings."""
         before = self._folders.get(manifest.name)
@@ -282,8 +274,6 @@ def _stale(before: _Folder, now: _Folder) -> list[str]:
     ]
 
 
-# -- sending ------------------------------------------------------------------------------------------------
-
 _Piece = tuple[str, int, int, bool]
 """Digest, offset, length, and whether it is compressed."""
 
@@ -315,9 +305,6 @@ def _shrinks(data: bytes) -> bool:
     """Whether it is worth the time to compress data that begins like this."""
     sample = data[:_SAMPLE]
     return len(sample) > 64 and len(zlib.compress(sample, 1)) < 0.9 * len(sample)
-
-
-# -- the progress bar ---------------------------------------------------------------------------------------
 
 
 class _Bar:

@@ -17,8 +17,6 @@ from pathspec import GitIgnoreSpec
 from loom.errors import FileChanged, Invalid, NotAFolder, UnreadableFile
 from loom.manifest import Entry
 
-__all__ = ["Found", "FoundFile", "UnchangedFile", "find_files", "hash_files"]
-
 _NEVER = frozenset({".git", "__pycache__"})
 
 _SETTLED = 2.0
@@ -51,9 +49,6 @@ class Found:
     skipped: int = 0
     """Files and folders that are left out; a folder counts as one."""
     warnings: list[str] = field(default_factory=list)
-
-
-# -- what is ignored ----------------------------------------------------------------------------------------
 
 
 class _Rules:
@@ -127,9 +122,6 @@ def _rules_above(folder: str) -> list[_Rules]:
                 return []
         rules += _rules_in(parent, above=below + "/")
     return rules
-
-
-# -- walking ------------------------------------------------------------------------------------------------
 
 
 def find_files(folder: str, exclude: Sequence[str] = ()) -> Found:
@@ -241,8 +233,6 @@ def _check_name(path: str) -> None:
 def _unreadable(place: str, error: OSError) -> UnreadableFile:
     return UnreadableFile(f"{place} cannot be read ({error.strerror}): leave it out with exclude=[…]")
 
-
-# -- contents -----------------------------------------------------------------------------------------------
 
 _digests: dict[tuple[int, int, int, int], str] = {}
 """Digests of files by `FoundFile.seen`. Grows with the files that were synced."""

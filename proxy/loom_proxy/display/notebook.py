@@ -17,17 +17,6 @@ from loom.shape import Extent, Point
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
-__all__ = [
-    "Cell",
-    "MeshPanel",
-    "endpoint_html",
-    "future_html",
-    "grid_html",
-    "job_html",
-    "mesh_html",
-    "value_mesh_html",
-]
-
 MOST_CELLS = 512
 """Cells of a grid that are drawn; of a larger mesh the rest is counted."""
 

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple, Protocol
 from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom_proxy.session.waits import Waits
 
-__all__ = ["AFTER", "EVERY", "Display", "Progress", "Step", "Steps", "bar_html", "shown", "shown_on", "wanted"]
-
 logger = logging.getLogger(__name__)
 
 AFTER = 1.0
@@ -61,9 +59,6 @@ class Display(Protocol):
 
     def close(self) -> None:
         """Take it away."""
-
-
-# -- whether, and where -------------------------------------------------------------------------------------
 
 
 def wanted(choice: bool | None) -> bool:
@@ -144,9 +139,6 @@ def bar_html(step: Step, seconds: float) -> str:
     return f'<div role="status">{bar}{text}, {seconds:.0f} s</div>'
 
 
-# -- what is waited for -------------------------------------------------------------------------------------
-
-
 class Steps:
     """Says what is waited for, each time it is called.
 
@@ -191,9 +183,6 @@ class Steps:
 
 def _transfer(what: str, done: int, total: int) -> Step:
     return Step(f"{what} {done / (1 << 20):,.0f} of {total / (1 << 20):,.0f} MiB", done, total)
-
-
-# -- showing it ---------------------------------------------------------------------------------------------
 
 
 class Progress:

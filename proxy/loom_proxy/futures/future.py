@@ -18,8 +18,6 @@ from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.futures.timing import Timing
 from loom_proxy.session.waits import Waits
 
-__all__ = ["FutureProxy", "Timing"]
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
@@ -57,8 +55,6 @@ class FutureProxy(Generic[R]):
         self._finished = 0.0
         self._rpc_ms = 0.0
 
-    # -- the connection's side ------------------------------------------------------------------------------
-
     def _complete(self, unpack: Callable[[], R], rpc_ms: float = 0.0) -> None:
         """Note the answer; ``unpack`` makes the value of it, or raises the error that it is."""
         self._finished = time.perf_counter()
@@ -72,8 +68,6 @@ class FutureProxy(Generic[R]):
             self._connection.reading.awaits_no_more(self)
         for callback in callbacks:
             callback()
-
-    # -- the program's side ---------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether the answer is here."""

@@ -20,8 +20,6 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.texts import unpack_texts
 from loom_proxy.futures.future import FutureProxy
 
-__all__ = ["Failure", "Raise", "StreamFutures", "Success", "error_of", "own_exception", "text_of"]
-
 
 class StreamFutures:
     """The futures of one `stream` call, completed in the order in which results arrive."""

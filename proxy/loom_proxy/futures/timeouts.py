@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["check_timeout"]
-
 
 def check_timeout(timeout: float | None) -> None:
     """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""

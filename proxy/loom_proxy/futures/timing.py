@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Timing"]
-
 
 class Timing(NamedTuple):
     """Where the time of an operation went, in milliseconds."""

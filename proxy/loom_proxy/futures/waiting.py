@@ -19,8 +19,6 @@ from loom.errors import WaitTimeout
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.timeouts import check_timeout
 
-__all__ = ["AsCompleted", "DoneAndNotDone", "as_completed", "wait"]
-
 R = TypeVar("R")
 
 _WHEN = (FIRST_COMPLETED, FIRST_EXCEPTION, ALL_COMPLETED)

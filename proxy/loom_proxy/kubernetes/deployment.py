@@ -13,8 +13,6 @@ from loom.errors import DeploymentFailed, WrongArguments
 from loom_proxy.kubernetes.pod_answers import answer
 from loom_proxy.kubernetes.pod_status import PodState, pod_states
 
-__all__ = ["PodMesh"]
-
 logger = logging.getLogger(__name__)
 
 LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")

@@ -24,8 +24,6 @@ from loom_proxy.kubernetes.rollout import PodStart
 from loom_proxy.kubernetes.tokens import token_for
 from loom_proxy.session.open import connect
 
-__all__ = ["KubernetesJob"]
-
 GATEWAY_PORT = 8470
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
@@ -127,8 +125,6 @@ class KubernetesJob:
     def _deployed_as(self, mesh: str, meshes: int) -> str:
         return self._given_name if meshes == 1 else f"{self._given_name}-{mesh.replace('_', '-')}"
 
-    # -- what it is ---------------------------------------------------------------------------------------------
-
     @property
     def name(self) -> str:
         """Name of the service that Kubetorch deploys for the first mesh, which has the gateway."""
@@ -170,8 +166,6 @@ class KubernetesJob:
                 f"a KubernetesJob has no {name!r} before it has a session: call apply(), or use it with `with`"
             )
         return getattr(self.job, name)
-
-    # -- applying it --------------------------------------------------------------------------------------------
 
     def apply(self) -> KubernetesJob:
         """Deploy the pods, wait for them and open a session. Where that is done already, it does nothing.
@@ -233,8 +227,6 @@ class KubernetesJob:
             "gateway_port": GATEWAY_PORT,
             "session_linger": self._linger,
         }
-
-    # -- the end ------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """End the session, the workers and the gateway, and remove the pods, unless they were selected by labels.

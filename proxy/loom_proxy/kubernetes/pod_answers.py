@@ -11,9 +11,6 @@ from loom._version import __version__
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 from loom.process.state import ProcessState
 
-__all__ = ["NotLoaded", "answer", "check_versions", "fails_again", "is_final", "what_a_pod_says", "what_is_wrong"]
-
-
 _FINAL = frozenset({"ImportError", "MissingDependency", "WrongArguments"})
 """Errors of a pod that comes back to life only with another image or other arguments."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["PodState", "pod_states"]
-
 
 class PodState(NamedTuple):
     """One pod."""

@@ -15,8 +15,6 @@ from loom.process.backoff import Backoff
 from loom.process.child import Child
 from loom.process.listen import free_ports
 
-__all__ = ["KubeAddress", "PortForward", "parse_kube_address"]
-
 logger = logging.getLogger(__name__)
 
 GATEWAY_PORT = 8470

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from loom_proxy.display.progress import AFTER, Progress, Step, wanted
 from loom_proxy.kubernetes.pod_status import PodState
 
-__all__ = ["pods_shown"]
-
 LOOK_EVERY = 1.0
 """Seconds between two questions to Kubernetes."""
 

@@ -10,8 +10,6 @@ from loom.errors import LoomError
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.rollout import PodStart
 
-__all__ = ["look_after_pods"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE = 30.0

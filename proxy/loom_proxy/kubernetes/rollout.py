@@ -19,8 +19,6 @@ from loom_proxy.kubernetes.pod_answers import (
 )
 from loom_proxy.kubernetes.pod_status import PodState
 
-__all__ = ["PodStart"]
-
 logger = logging.getLogger(__name__)
 
 ASK_EVERY = 1.0

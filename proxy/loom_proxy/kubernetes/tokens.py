@@ -7,8 +7,6 @@ from pathlib import Path
 
 from loom.token_file import generate_token
 
-__all__ = ["token_for"]
-
 
 def token_for(namespace: str, service: str) -> str:
     """The token of a job's gateway; a new one for a new job.

@@ -16,8 +16,6 @@ from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 
-__all__ = ["GIVES_WAY", "ActorMeshProxy"]
-
 GIVES_WAY = frozenset({"reconfigure"})
 """Names of Loom's own, which a Monarch program may use for endpoints: those are what the mesh has then."""
 

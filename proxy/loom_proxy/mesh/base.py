@@ -16,8 +16,6 @@ from loom_proxy.display.notebook import MeshPanel, mesh_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.caller import Caller
 
-__all__ = ["MeshProxy", "WholeMesh"]
-
 P = TypeVar("P", bound="MeshProxy")
 
 

@@ -15,8 +15,6 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.base import MeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 
-__all__ = ["EndpointProxy", "NotAnEndpointProxy"]
-
 C = TypeVar("C", bound=EndpointCall)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["in_cluster", "monarchs"]
-
 
 def in_cluster() -> bool:
     """Whether this process is a driver or an actor's, rather than a program that holds a job."""

@@ -22,8 +22,6 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 
-__all__ = ["HostMeshProxy", "InjectableHostMeshProxy", "ProcMeshProxy"]
-
 HIGHEST_LEVEL = 255
 """The highest level of a logger that Monarch takes."""
 

@@ -14,8 +14,6 @@ from loom.errors import ActorError, SupervisionError
 from loom.shape import Shape
 from loom.wire.bodies import AwaitInitialized, Body, Choose, EndpointCall
 
-__all__ = ["UNLOGGED", "MeshStates", "RankState"]
-
 _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})
 """Names of the events that tell of processes that went as they should. There may be thousands, so `Job.events`
@@ -65,8 +63,6 @@ class MeshStates:
         self.unseen: set[int] = set()
         """Ids of meshes and parts of meshes that have not answered as a whole yet."""
 
-    # -- which meshes there are -----------------------------------------------------------------------------
-
     def add(self, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
         """Add a whole mesh; ``procs`` is the id of the proc mesh that an actor mesh is on."""
         whole = self._wholes[ident] = _Whole(name, shape, procs)
@@ -88,8 +84,6 @@ class MeshStates:
         self._wholes.pop(ident, None)
         self._parts.pop(ident, None)
         self.unseen.discard(ident)
-
-    # -- what is known --------------------------------------------------------------------------------------
 
     def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
         """The state of each rank of a whole mesh, and for one that has failed, why."""
@@ -124,8 +118,6 @@ class MeshStates:
             root = whole.procs
         states = self.of(root, shape.ranks())
         return sum(state is not RankState.STARTING for state, _ in states), len(states)
-
-    # -- what comes in --------------------------------------------------------------------------------------
 
     def answered(self, operation: Body | None, index: int | None = None) -> None:
         """Note that an operation was answered: if it is a call, its mesh lives.

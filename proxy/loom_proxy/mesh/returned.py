@@ -15,8 +15,6 @@ from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.caller import Caller
 
-__all__ = ["find_meshes", "proxy_of"]
-
 
 def proxy_of(caller: Caller, made: Made) -> Any:
     """The proxy of a mesh, or of a value mesh, that came in a result."""

@@ -18,8 +18,6 @@ from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.native import in_cluster, monarchs
 from loom_proxy.ports.port import Port
 
-__all__ = ["Accumulator", "as_endpoint", "send"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 

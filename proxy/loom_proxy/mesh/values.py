@@ -11,8 +11,6 @@ from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom.shape import MeshTrait, Point, Shape
 from loom_proxy.display.notebook import value_mesh_html
 
-__all__ = ["ValueMeshProxy"]
-
 R = TypeVar("R")
 
 

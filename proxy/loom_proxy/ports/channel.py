@@ -14,8 +14,6 @@ from loom_proxy.mesh.native import in_cluster, monarchs
 from loom_proxy.ports.port import Port, PortLink
 from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver, receiver
 
-__all__ = ["Channel", "HasPorts", "open_jobs"]
-
 R = TypeVar("R")
 
 

@@ -10,8 +10,6 @@ from loom.errors import NoSuchMesh, OncePortUsed, UnpicklableError, WrongArgumen
 from loom.wire.bodies import OpenPort, SendToPort
 from loom_proxy.session.caller import Caller
 
-__all__ = ["CREDIT_BYTES", "CREDIT_MESSAGES", "Port", "PortLink"]
-
 R = TypeVar("R")
 
 CREDIT_MESSAGES = 16384

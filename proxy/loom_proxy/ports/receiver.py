@@ -22,8 +22,6 @@ from loom_proxy.futures.results import Raise, error_of
 from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, PortLink
 from loom_proxy.session.caller import Caller
 
-__all__ = ["PortReceiver", "Ports", "RankedPortReceiver", "receiver"]
-
 R = TypeVar("R")
 
 _NO_RANK = 0xFFFFFFFF

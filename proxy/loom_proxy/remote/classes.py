@@ -18,8 +18,6 @@ from loom_proxy.mesh.procs import ProcMeshProxy
 from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject, Service
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
 
-__all__ = ["RemoteClass", "RemoteFunctionMaker", "cls", "fn"]
-
 CONNECTION_MODES = ("websocket", "http")
 
 

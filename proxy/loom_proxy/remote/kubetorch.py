@@ -36,8 +36,6 @@ from loom.tls import client_context
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.remote.objects import call_options
 
-__all__ = ["DeployedFunction", "DeployedMethod", "DeployedObject", "Service"]
-
 SERIALIZATIONS = ("json", "pickle")
 
 

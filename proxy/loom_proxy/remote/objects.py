@@ -18,8 +18,6 @@ from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy
 
-__all__ = ["OWN_NAMES", "RemoteFunction", "RemoteMethod", "RemoteObject", "call_options"]
-
 O = TypeVar("O", bound="_Remote")  # noqa: E741
 
 OWN_NAMES = frozenset({"mesh", "name", "teardown"})

@@ -19,8 +19,6 @@ from loom.wire.waker import Bell
 from loom_proxy.session.handshake import Dialled
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
 
-__all__ = ["BulkConnection"]
-
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.1, 30.0, jitter=0.5)

@@ -15,8 +15,6 @@ from loom.wire.mux import BARRIER, OrderKey
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.waits import Waits
 
-__all__ = ["Caller"]
-
 
 class Caller(Waits, Protocol):
     """Sends the operations of one client. `loom_proxy.session.calls.Calls` is the only one."""

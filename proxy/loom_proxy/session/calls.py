@@ -33,8 +33,6 @@ from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.read_loop import Reading
 
-__all__ = ["Calls"]
-
 
 class Calls:
     """Sends operations, and completes their futures.

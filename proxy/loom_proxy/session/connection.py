@@ -31,8 +31,6 @@ from loom_proxy.session.read_loop import Reading
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
 from loom_proxy.transport.websocket import WebSocketTransport
 
-__all__ = ["Address", "Connection"]
-
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT = 10.0

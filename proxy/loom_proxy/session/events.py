@@ -13,8 +13,6 @@ from typing import Any
 
 from loom.errors import LoomError
 
-__all__ = ["Event", "FailureCallbacks", "MeshFailure", "SessionEvents"]
-
 logger = logging.getLogger(__name__)
 
 KEEP = 10_000

@@ -10,12 +10,11 @@ from loom._version import __version__
 from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch, RateLimited
 from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
+from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
-from loom.wire.stream import Stream, behind_length, unnumbered_frame
+from loom.wire.stream import Stream, unnumbered_frame
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport, open_http_instead, open_transport
 from loom_proxy.transport.websocket import NoUpgrade
-
-__all__ = ["TRANSIENT", "Dialled", "client_name", "delays", "dial"]
 
 TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
 """What may be otherwise in a moment: the network is away, a gateway restarts or is busy, something else answers."""

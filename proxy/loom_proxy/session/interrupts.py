@@ -11,8 +11,6 @@ import threading
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Uninterrupted"]
-
 # What `signal` wraps to return enums, which would take longer than the rest.
 _signal: Any = import_module("_signal")
 _handler, _handle = _signal.getsignal, _signal.signal

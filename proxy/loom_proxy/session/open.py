@@ -13,8 +13,6 @@ from loom_proxy.session.connection import Address, Connection
 from loom_proxy.session.handshake import client_name
 from loom_proxy.transport.websocket import normalise_url
 
-__all__ = ["connect"]
-
 MODES = ("drive", "watch")
 
 ATTEMPTS = 3

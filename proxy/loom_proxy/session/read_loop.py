@@ -17,8 +17,6 @@ from typing import Protocol
 from loom.wire.waker import Bell
 from loom_proxy.session.interrupts import Uninterrupted
 
-__all__ = ["REST", "Reading", "Source"]
-
 REST = 0.005
 """Seconds without a reading thread after which the reader thread reads again."""
 
@@ -85,8 +83,6 @@ class Reading:
         """It came, or the wait for it was given up."""
         self._awaited.discard(thing)
 
-    # -- a thread that waits --------------------------------------------------------------------------------
-
     def visit(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
         """Read until something has arrived; False if it has not within ``seconds``, None if others have to."""
         if self._poll is None or self._awaited or self._over or self._source.away:
@@ -121,8 +117,6 @@ class Reading:
             goes_on = not self._over and self._source.read(wait)
         finally:
             self._over = not goes_on
-
-    # -- the reader thread ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Read whenever no other thread does, until the source ends: the body of the reader thread."""

@@ -12,8 +12,6 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.caller import Caller
 
-__all__ = ["UndeliveredCall", "undelivered_calls"]
-
 
 class UndeliveredCall:
     """A call of a program that left before it had the answer. The driver keeps that until it is collected."""

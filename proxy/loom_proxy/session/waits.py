@@ -7,8 +7,6 @@ from typing import Protocol
 from loom_proxy.mesh.rank_states import MeshStates
 from loom_proxy.session.read_loop import Reading
 
-__all__ = ["Waits"]
-
 
 class Waits(Protocol):
     """Something that answers come over, and that a thread can wait on."""

@@ -24,8 +24,6 @@ from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, sp
 from loom.wire.messages import Buffer
 from loom_proxy.transport.websocket import PATH, connect, errors_of_opening, gateway_error, refused
 
-__all__ = ["HttpTransport"]
-
 PATIENCE = 10.0
 """Seconds of failing requests after which the connection is lost."""
 

@@ -17,8 +17,6 @@ import time
 from loom.wire.messages import Buffer
 from loom.wire.sender import try_send
 
-__all__ = ["TlsSocket"]
-
 FINISH_TIMEOUT = 1.0
 """Seconds that the rest of a last record has when the connection is closed."""
 
@@ -83,8 +81,6 @@ class TlsSocket:
         """The plain socket's. What is readable there may be half a record, which has no data yet."""
         return self._socket.fileno()
 
-    # -- receiving: one thread at a time --------------------------------------------------------------------
-
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Receive all data that has come, so that nothing stays where `select` does not see it; b"" at the end.
 
@@ -121,8 +117,6 @@ class TlsSocket:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             pass  # it was closed, or cut off, which a WebSocket notices by itself
         return b"".join(pieces), over
-
-    # -- sending: any thread --------------------------------------------------------------------------------
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes were taken.
@@ -174,8 +168,6 @@ class TlsSocket:
         with self._lock:
             self._tls.write(data)
             return self._outgoing.read()
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     def shutdown(self, how: int) -> None:
         """Shut the plain socket down, without TLS' own goodbye: a WebSocket has said one."""

@@ -11,8 +11,6 @@ from loom.wire.sender import Wire
 from loom_proxy.transport.http import HttpTransport
 from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
 
-__all__ = ["PING_AFTER", "SILENCE", "Transport", "open_http_instead", "open_transport"]
-
 logger = logging.getLogger("loom")
 
 PING_AFTER, SILENCE = 5.0, 15.0

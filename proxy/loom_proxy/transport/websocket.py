@@ -34,24 +34,13 @@ from loom.errors import (
 )
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
+from loom.wire.lane import LENGTH
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import keep_queues_short
-from loom.wire.stream import LENGTH
 from loom.wire.waker import Bell
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.transport.tls import TlsSocket
-
-__all__ = [
-    "PATH",
-    "NoUpgrade",
-    "WebSocketTransport",
-    "connect",
-    "errors_of_opening",
-    "gateway_error",
-    "normalise_url",
-    "refused",
-]
 
 S = TypeVar("S")
 

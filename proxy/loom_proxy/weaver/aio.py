@@ -11,8 +11,6 @@ from loom.weaver.views import WeaverEvent, WeaverUpdate
 from loom_proxy.weaver.command import CommandProxy
 from loom_proxy.weaver.feed import WeaverFeed
 
-__all__ = ["AsyncWeaverProxy"]
-
 
 class AsyncWeaverProxy:
     """The weaver of a gateway, for coroutines: every method of `WeaverProxy`, awaited or iterated over.

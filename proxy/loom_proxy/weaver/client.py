@@ -35,8 +35,6 @@ from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.feed import WeaverFeed
 from loom_proxy.weaver.session_way import SessionWeaver
 
-__all__ = ["WeaverProxy"]
-
 logger = logging.getLogger("loom")
 
 Target = str | Sequence[str]

@@ -14,8 +14,6 @@ from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
 
-__all__ = ["CommandProxy", "InjectionProxy"]
-
 ASK_FOR = 5.0
 """Seconds that one request waits for acknowledgements at most: an interrupt is held up no longer."""
 

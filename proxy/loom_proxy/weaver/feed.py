@@ -14,7 +14,6 @@ from loom_proxy.weaver.polling import poll
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
 
-__all__ = ["WeaverFeed"]
 
 PAGE = 1000
 """Events that one request reads."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 
-__all__ = ["poll"]
-
 EVERY = 1.0
 """Seconds between two questions."""
 

@@ -10,8 +10,6 @@ from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.wire.bodies import AskWeaver
 from loom_proxy.session.caller import Caller
 
-__all__ = ["SessionWeaver"]
-
 ANSWER_TIMEOUT = 10.0
 """Seconds that an answer may take, besides those of what is asked."""
 

@@ -25,8 +25,6 @@ from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import delays
 from loom_proxy.transport.websocket import NoUpgrade, normalise_url, refused
 
-__all__ = ["WeaverWatch"]
-
 V = TypeVar("V")
 
 _silent = logging.getLogger(f"{__name__}.socket")

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 import loom
 from loom import Actor, endpoint
 from loom.wire.codec import loads
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, ChunkInbox, ChunkOutbox, OrderKey
 from loom.wire.sender import FrameSender
-from loom.wire.stream import LENGTH, Stream
+from loom.wire.stream import Stream
 from loom_gateway.driver.clients.backlog import PACE, Backlog
 from tests.support.actors import Counter
 

@@ -34,8 +34,9 @@ from loom.token_file import TokenFile
 from loom.wire.batches import CONTENT_TYPE, MAX_BATCH, TUNNELS
 from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
-from loom.wire.stream import behind_length, unnumbered_frame
+from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport import http as http_transport
 from loom_proxy.transport.http import HttpTransport

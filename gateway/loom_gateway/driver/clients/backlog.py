@@ -13,8 +13,6 @@ from loom.wire.bodies import CancelOperation, OperationResult
 from loom.wire.codec import dumps
 from loom.wire.messages import Kind, Message
 
-__all__ = ["Backlog"]
-
 MOST_MESSAGES = 16_384
 """Messages that are read ahead at most."""
 

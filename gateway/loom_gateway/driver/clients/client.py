@@ -16,8 +16,6 @@ from loom.wire.stream import Stream
 from loom.wire.waker import Bell
 from loom_gateway.driver.clients.backlog import Backlog
 
-__all__ = ["Carrier", "Client", "Operations"]
-
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a client that is connected, and for one that is away."""
 

@@ -26,13 +26,12 @@ from loom.errors import LoomError, ProtocolMismatch
 from loom.wire.bodies import OpenSession
 from loom.wire.frames import MAX_FRAME
 from loom.wire.handshake import Hello, Welcome, refusal
+from loom.wire.lane import LENGTH, behind_length
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
-from loom.wire.stream import LENGTH, Stream, behind_length, unnumbered_frame
+from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.waker import Bell
 from loom_gateway.driver.clients.client import Client
-
-__all__ = ["ClientConnection", "ClientSession", "ConnectionServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +81,6 @@ class ClientConnection:
         self._bell: Bell | None = None
         self._poll = select.poll()
 
-    # -- what the sender sends over -------------------------------------------------------------------------
-
     @staticmethod
     def encode(frame: bytes) -> bytes:
         """A frame behind its length, as it is."""
@@ -97,8 +94,6 @@ class ClientConnection:
         """Send, waiting for room."""
         for piece in turns(data):
             self._socket.sendall(piece)
-
-    # -- receiving ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve the connection until it ends."""
@@ -200,8 +195,6 @@ class ClientConnection:
                 return
             self._take(client, frame)
 
-    # -- the bulk lane --------------------------------------------------------------------------------------
-
     def _serve_bulk(self, client: Client, hello: Hello, frames: Iterator[Buffer]) -> None:
         with client.bulk_turn:
             if self._over:
@@ -228,8 +221,6 @@ class ClientConnection:
             if self._over or not client.stream.holds:
                 return
             client.taken.wait()
-
-    # -- the socket -----------------------------------------------------------------------------------------
 
     def _frame_is_here(self) -> bool:
         """Whether the next frame can be had without waiting."""

@@ -21,8 +21,6 @@ from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client, Operations
 from loom_gateway.driver.clients.spill import SPILLED_FROM, spilled
 
-__all__ = ["Clients"]
-
 logger = logging.getLogger(__name__)
 
 WATCHER_IDS = 1 << 40
@@ -59,8 +57,6 @@ class Clients:
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
         self._watchers = 0
-
-    # -- coming and going -----------------------------------------------------------------------------------
 
     def admit(self, connection: Carrier, hello: Hello, operations: Operations) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is a new one.
@@ -152,8 +148,6 @@ class Clients:
         client.carry_by(None, instead_of=connection)
         if client.bulk is connection:
             client.bulk = None
-
-    # -- what is sent ---------------------------------------------------------------------------------------
 
     def send_to(self, client: Client, message: Message) -> None:
         """Send news to one client."""

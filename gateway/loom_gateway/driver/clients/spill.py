@@ -16,8 +16,6 @@ from typing import IO
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import Pieces
 
-__all__ = ["SPILLED_FROM", "spilled"]
-
 logger = logging.getLogger(__name__)
 
 SPILLED_FROM = 256 << 10

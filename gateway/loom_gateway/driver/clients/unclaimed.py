@@ -18,8 +18,6 @@ from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Asked, Handler
 
-__all__ = ["UnclaimedResults"]
-
 logger = logging.getLogger(__name__)
 
 MOST_CALLS = 10_000

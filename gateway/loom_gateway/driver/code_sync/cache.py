@@ -31,8 +31,6 @@ from loom.manifest import Blob, Entry, Manifest, bytes_from_environment
 from loom.wire.messages import Buffer
 from loom_gateway.driver.code_sync.trimming import discard, trim
 
-__all__ = ["BlobsMissing", "Hold", "TreeCache"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 16 << 30
@@ -105,8 +103,6 @@ class TreeCache:
             raise PermissionError(0, "it belongs to another user")
         for part in (self._blobs, self._trees, self._partial):
             part.mkdir(exist_ok=True)
-
-    # -- contents -------------------------------------------------------------------------------------------
 
     def missing(self, blobs: Iterable[Blob]) -> list[str]:
         """Digests of the contents that are not here, or were tampered with."""
@@ -186,8 +182,6 @@ class TreeCache:
             raise BlobsMissing([digest])
         with open(path, "rb") as file:
             return os.pread(file.fileno(), count, offset)
-
-    # -- trees ----------------------------------------------------------------------------------------------
 
     def tree(self, digest: str) -> Path:
         """Where a tree is, or would be."""
@@ -292,8 +286,6 @@ class TreeCache:
                 return  # somebody else was faster
             discard(tree, self._partial)
         raise SyncFailed(f"{tree} cannot be put in place: other processes replace it all the time")
-
-    # -- bounds ---------------------------------------------------------------------------------------------
 
     def check_fits(self, size: int) -> None:
         """Raise `TooLarge` if a tree of ``size`` bytes has no room here at all."""

@@ -10,8 +10,6 @@ from loom.manifest import Manifest
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.sys_path import shadowed
 
-__all__ = ["HELD", "Assembled", "FilePart", "TreeAgent"]
-
 HELD = 16
 """Trees that are kept from being removed, the newest. Processes hold their own besides."""
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from loom.errors import LoomError, SyncFailed
 from loom_gateway.driver.code_sync.cache import Hold, TreeCache
 
-__all__ = ["DriverPath", "OnPath", "SyncedTree", "shadowed"]
-
 
 class SyncedTree(NamedTuple):
     """A folder as it was synced."""

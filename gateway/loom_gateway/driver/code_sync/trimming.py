@@ -14,8 +14,6 @@ from pathlib import Path
 
 from loom.manifest import human_size
 
-__all__ = ["discard", "trim"]
-
 logger = logging.getLogger(__name__)
 
 PARTIAL_AGE = 24 * 3600.0

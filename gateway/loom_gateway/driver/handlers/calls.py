@@ -11,8 +11,6 @@ from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Calls"]
-
 _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items()}
 
 

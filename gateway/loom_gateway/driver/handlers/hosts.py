@@ -22,8 +22,6 @@ from loom_gateway.driver.session.replies import Handler
 from loom_gateway.workers.registry_file import WorkerList
 from loom_gateway.workers.sources import parse_worker_address
 
-__all__ = ["HostWatcher"]
-
 logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUTS = (1.0, 2.0, 4.0, 8.0)
@@ -58,8 +56,6 @@ class HostWatcher:
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
-    # -- going ----------------------------------------------------------------------------------------------
-
     def start(self, read: Callable[[], WorkerList | None]) -> None:
         """Notice it when a host goes, and when it has another address.
 
@@ -89,8 +85,6 @@ class HostWatcher:
         logger.warning("%s: %s", event, details)
         self._context.send(notice(event, details))
 
-    # -- moving ---------------------------------------------------------------------------------------------
-
     async def _follow(self, read: Callable[[], WorkerList | None]) -> None:
         while True:
             known = read()
@@ -108,8 +102,6 @@ class HostWatcher:
         if host not in self._hosts.lost:
             self._gone(host)
         self._hosts.move(host, address)
-
-    # -- coming back ----------------------------------------------------------------------------------------
 
     def _refresh(self, message: Message, started: float) -> None:
         self._context.replies.answer_with(message, started, self._take_back(self._hosts.lost))

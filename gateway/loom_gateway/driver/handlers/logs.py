@@ -12,8 +12,6 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Logs"]
-
 _INFO = 20
 
 

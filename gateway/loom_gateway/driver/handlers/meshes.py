@@ -28,8 +28,6 @@ from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["MeshOperations"]
-
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0

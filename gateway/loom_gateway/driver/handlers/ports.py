@@ -23,8 +23,6 @@ from loom_gateway.driver.monarch.receiver import Receiver, rank_of
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Ports"]
-
 MOST_THREADS = 64
 """Ports of a session that are read by a thread of their own; the event loop reads the others, more slowly."""
 
@@ -175,8 +173,6 @@ class _PortReader:
     def _has_credit(self) -> bool:
         return self._messages > 0 and self._bytes > 0
 
-    # -- in a thread ----------------------------------------------------------------------------------------
-
     def _read(self) -> None:
         while not self._closed:
             if not self._has_credit():
@@ -186,8 +182,6 @@ class _PortReader:
             message = self._receiver.wait()
             if not self._closed:
                 self._take(message)
-
-    # -- or on the event loop -------------------------------------------------------------------------------
 
     def _start_task(self) -> None:
         self._more = asyncio.Event()
@@ -210,8 +204,6 @@ class _PortReader:
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-
-    # -- passing on -----------------------------------------------------------------------------------------
 
     def _take(self, message: Any) -> None:
         rank = rank_of(message)

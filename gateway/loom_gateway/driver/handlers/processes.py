@@ -13,8 +13,6 @@ from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.notices import notice
 
-__all__ = ["Processes"]
-
 TOGETHER = 0.1
 """Seconds over which processes that start or are stopped are told of in one event: a mesh may have thousands."""
 

@@ -19,8 +19,6 @@ from loom_gateway.driver.runs.thread import RunThread
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Runs"]
-
 MOST_RUNNING = 1000
 """Functions that run at once; each has a thread."""
 
@@ -115,8 +113,6 @@ class Runs:
             )
         return run
 
-    # -- running --------------------------------------------------------------------------------------------
-
     def _run(self, message: Message, started: float) -> None:
         request = StartRun.from_body(message.body)
         run = Run(message.id, request.name, request.detached)
@@ -206,8 +202,6 @@ class Runs:
             size += run.answer.size
             if place >= KEPT_RUNS or (place > 0 and size > KEPT_BYTES):
                 del self._runs[run.ident]
-
-    # -- what clients ask -----------------------------------------------------------------------------------
 
     def _list(self, message: Message, started: float) -> None:
         listed = []

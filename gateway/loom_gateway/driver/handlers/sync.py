@@ -28,8 +28,6 @@ from loom_gateway.driver.monarch.mesh_table import HOST_MESH
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["Syncs"]
-
 logger = logging.getLogger(__name__)
 
 BATCH = 4 << 20
@@ -92,8 +90,6 @@ class Syncs:
         agents = [agent for host, agent in self._agents.items() if host not in self._context.hosts.lost]
         await asyncio.gather(*(agent.stop() for agent in agents))
 
-    # -- the laptop's side ----------------------------------------------------------------------------------
-
     def _sync(self, message: Message, started: float) -> None:
         manifest = Manifest.unpack(message.parts[0])
         check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
@@ -136,8 +132,6 @@ class Syncs:
 
     def _in_thread(self, message: Message, started: float, work: Callable[..., Any], *args: Any) -> None:
         self._context.replies.answer_when(message, started, self._thread.submit(_taking, work, *args))
-
-    # -- the hosts' side; on the event loop -----------------------------------------------------------------
 
     async def _distribute(self, upload: _Upload) -> dict[str, Any]:
         """Give the folder to every host, then to what is spawned from now on."""
@@ -188,8 +182,6 @@ class Syncs:
         assert self._lifeline is not None
         return _HostAgent(self._context, host, self._lifeline.address)
 
-    # -- what the agents' lifelines tell; of these the number of the proc mesh is the host's ------------------
-
     def process_started(self, procs: int, rank: int) -> None:
         """Nobody is told that an agent has started."""
 
@@ -206,8 +198,6 @@ class Syncs:
     async def weaver_address(self) -> str:
         """Return an empty text: an agent has no threadlet."""
         return ""
-
-    # -- giving -----------------------------------------------------------------------------------------------
 
     async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
         """Have a host assemble the tree; None if the host is lost."""

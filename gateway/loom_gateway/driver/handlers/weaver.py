@@ -14,8 +14,6 @@ from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-__all__ = ["WeaverOperations"]
-
 ASK_FOR = 30.0
 """Seconds that the weaver is asked to wait for acknowledgements at once."""
 

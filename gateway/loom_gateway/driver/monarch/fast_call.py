@@ -30,8 +30,6 @@ from loom_gateway.driver.monarch.receiver import Receiver
 from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
-__all__ = ["MOST_CHANNELS", "ReplyChannel", "ReplyChannels", "replies_once"]
-
 MOST_CHANNELS = 1024
 """Reply channels of a session. Each has a thread, and takes about 60 KiB."""
 
@@ -193,8 +191,6 @@ class ReplyChannel:
         self._closed = True
         self._receiver.port.send(None)  # the thread waits for a message
 
-    # -- the thread -----------------------------------------------------------------------------------------
-
     def _receive(self) -> None:
         with passing_on():
             while not self._closed:
@@ -213,8 +209,6 @@ class ReplyChannel:
             value, error = None, raised
         self._replies.answer(reply, value, error, False)
         self._replies.gathered(more=bool(self._waiting))
-
-    # -- whether the actor lives, on the event loop ---------------------------------------------------------
 
     def _watch(self) -> None:
         self._loop.call_later(UNEASY, self._look, self._received)

@@ -17,8 +17,6 @@ from typing import Any
 
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
-__all__ = ["PATIENCE", "Futures"]
-
 PATIENCE = 0.02
 """Seconds that the thread waits for one future before those behind it are waited for elsewhere."""
 
@@ -68,8 +66,6 @@ class Futures:
         """
         self._loop.call_soon_threadsafe(self._observe_in_order, iter(replies), futures)
 
-    # -- on the event loop ----------------------------------------------------------------------------------
-
     def _observe_in_order(self, replies: Iterator[ReplyId], futures: Sequence[Any]) -> None:
         for future in futures:
             future.as_asyncio().add_done_callback(lambda done: self._done(next(replies), done))
@@ -97,8 +93,6 @@ class Futures:
         elif not self._futures.empty():
             self._checking = True
             self._check_later()
-
-    # -- the thread -----------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         while True:

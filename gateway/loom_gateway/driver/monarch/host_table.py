@@ -12,8 +12,6 @@ from typing import Any
 from loom.errors import SupervisionError
 from loom_gateway.driver.monarch.root_client import attach
 
-__all__ = ["HostTable"]
-
 
 class HostTable:
     """The hosts of one session, by number. On any thread.

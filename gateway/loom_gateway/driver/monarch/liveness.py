@@ -26,8 +26,6 @@ from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output
 from loom_gateway.workers.sources import WorkerAddress
 
-__all__ = ["LifelineServer", "ProcessOwner", "ReplicaPlace", "bootstrap_on", "hold_on", "watch_host"]
-
 CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to answer a new process."""
 

@@ -15,8 +15,6 @@ from monarch.actor import as_endpoint
 from loom.errors import LoomError, NoSuchMesh
 from loom.wire.bodies import MakeView
 
-__all__ = ["HOST_MESH", "Entry", "MeshShape", "MeshTable", "shape_of"]
-
 NAME_TIMEOUT = 1.0
 """Seconds that a mesh has to tell Monarch's name of it; one that is being made has none."""
 

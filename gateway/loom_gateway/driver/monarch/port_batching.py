@@ -24,8 +24,6 @@ from monarch.actor import Port, context
 
 from loom.wire.codec import _is_plain
 
-__all__ = ["Batch", "LaptopPort"]
-
 logger = logging.getLogger(__name__)
 
 RUSH = 8

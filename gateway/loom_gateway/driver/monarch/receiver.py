@@ -6,8 +6,6 @@ from typing import Any
 
 from monarch.actor import Channel
 
-__all__ = ["Receiver", "rank_of"]
-
 
 class Receiver:
     """The receiver of a new Monarch port.

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Fault", "Place", "about_endpoint", "failed_element", "is_of_a_dead_mesh", "read_fault"]
-
 _CAME_BACK = re.compile(
     r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"
     r".*?: (?P<why>invalid reference [^\n]+)",

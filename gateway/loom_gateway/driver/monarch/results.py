@@ -11,8 +11,6 @@ from typing import Any
 
 from loom.wire.arrays import take_apart_near_top
 
-__all__ = ["send_large_results_apart"]
-
 LARGE = 1 << 20
 """Bytes of an array or a byte string in a result that is taken apart; a tensor always is."""
 

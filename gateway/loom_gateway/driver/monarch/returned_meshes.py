@@ -14,8 +14,6 @@ from loom.signatures import endpoints
 from loom.wire.codec import Made
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
 
-__all__ = ["ReturnedMeshes"]
-
 
 class ReturnedMeshes:
     """Gives ids to the meshes that results carry.

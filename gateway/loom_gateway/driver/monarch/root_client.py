@@ -15,7 +15,6 @@ from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
 
-__all__ = ["address_towards", "attach", "prepare", "probe"]
 
 PROBE_TIMEOUT = 3.0
 """Seconds that a worker has to accept a TCP connection."""

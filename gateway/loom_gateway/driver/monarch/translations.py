@@ -14,8 +14,6 @@ from monarch.actor import Point
 from loom.coordinates import for_laptop
 from loom.errors import ActorError, SupervisionError
 
-__all__ = ["TRANSLATIONS"]
-
 
 def _actor_error(error: MonarchActorError) -> tuple[Any, ...]:
     return ActorError, (error.exception, error.message, error.exception_formatted)

@@ -13,8 +13,6 @@ import threading
 
 from loom_gateway.driver.output import pump as log_pump
 
-__all__ = ["capture_output"]
-
 CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to accept the connection."""
 

@@ -19,8 +19,6 @@ from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
 from loom_gateway.driver.output.pump import Budget
 from loom_gateway.driver.output.spool import LogSpool
 
-__all__ = ["LogCollector"]
-
 WINDOW = 0.5
 """Seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise."""
 
@@ -125,8 +123,6 @@ class LogCollector:
         self._budget = Budget(RATE, BURST)
         self._unsent = 0
 
-    # -- who prints -----------------------------------------------------------------------------------------
-
     def add(self, source: str, stream: str, text: str) -> None:
         """Take what something else than a process of a mesh prints, such as ``driver``. On any thread.
 
@@ -195,8 +191,6 @@ class LogCollector:
         size, lines = log_pump.DROPPED.unpack(data)
         note = f"… {lines} lines ({size} bytes) were left out: this process printed more than {_rate_text()} …"
         self._lines(printer, stream, [*printer.splitters[stream].flush(), note], when)
-
-    # -- lines ----------------------------------------------------------------------------------------------
 
     def _feed(self, printer: _Printer, stream: str, data: bytes, when: float) -> None:
         splitter = printer.splitters[stream]
@@ -272,8 +266,6 @@ class LogCollector:
 
     def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:
         self._send(LogLines().message(parts=[msgpack.packb(list(batch))]))
-
-    # -- what the client wants ------------------------------------------------------------------------------
 
     def set_options(self, procs: int, stream: bool, window: float | None) -> None:
         """Say what the client wants to see of a proc mesh; what is held back goes out by the earlier options."""

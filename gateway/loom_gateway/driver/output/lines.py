@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Aggregate", "Aggregator", "LineSplitter"]
-
 LONGEST_LINE = 16 << 10
 """Characters; a longer line goes on as the next."""
 

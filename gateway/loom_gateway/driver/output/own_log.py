@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 
-__all__ = ["OutputFile"]
-
 LIMIT = 1 << 20
 """Bytes over which the file is cut."""
 

@@ -180,8 +180,6 @@ class Pump:
         self._send(source.kind, data)
         _copy(source.copy, data)
 
-    # -- the line to the driver -----------------------------------------------------------------------------
-
     def _send(self, kind: int, data: bytes = b"") -> None:
         if self._connected:
             self._backlog += HEADER.pack(kind, time.time(), len(data)) + data

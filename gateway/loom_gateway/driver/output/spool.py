@@ -13,8 +13,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-__all__ = ["LogSpool"]
-
 LIMIT = 8 << 20
 """Bytes of a file."""
 

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-__all__ = ["KEPT_OUTPUT", "RunOutput", "printing_to", "route_output"]
-
 KEPT_OUTPUT = 1 << 20
 """Characters of a run's output that are kept; the oldest go first."""
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from loom_gateway.driver.runs.output import RunOutput, printing_to
 
-__all__ = ["RunThread"]
-
 
 class Interruption(BaseException):
     """Raised inside a function that is to end. Not an `Exception`, so that few functions catch it."""

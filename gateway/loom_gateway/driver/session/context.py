@@ -17,8 +17,6 @@ from loom_gateway.driver.session.failures import Failures, Losses
 from loom_gateway.driver.session.replies import Replies, Send
 from loom_gateway.driver.weaver_link import WeaverLink
 
-__all__ = ["Context"]
-
 
 class Context:
     """The state of one session.

@@ -28,8 +28,6 @@ from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.replies import LIMITED, Handler
 
-__all__ = ["Dispatcher"]
-
 WEAVER_TIMEOUT = 1.0
 """Seconds that the weaver has to be told, when the session ends, of what has been stopped."""
 
@@ -81,8 +79,6 @@ class Dispatcher:
             **logs.handlers,
             **WeaverOperations(context).handlers,
         }
-
-    # -- what clients ask -----------------------------------------------------------------------------------
 
     @property
     def next_id(self) -> int:
@@ -141,8 +137,6 @@ class Dispatcher:
         """Keep an answer to a client that was let go of."""
         self._unclaimed.take(message)
 
-    # -- what the processes' lifelines tell, on the event loop ----------------------------------------------
-
     def process_started(self, procs: int, rank: int) -> None:
         """Note that a process has started."""
         self.processes.started(procs, rank)
@@ -160,8 +154,6 @@ class Dispatcher:
     async def weaver_address(self) -> str:
         """Return the weaver's address; an empty text if there is no weaver."""
         return await self._context.weaver.address()
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Start no more operations, stop the session's meshes, and take the last of what they printed."""

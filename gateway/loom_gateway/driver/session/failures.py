@@ -19,8 +19,6 @@ from loom_gateway.driver.monarch.reports import Fault, failed_element, read_faul
 from loom_gateway.driver.session.notices import notice
 from loom_gateway.driver.session.replies import Replies, Send
 
-__all__ = ["Failures", "Losses"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, Kind, Message
 
-__all__ = ["LARGE", "LargeCalls"]
-
 LARGE = 1 << 20
 """Bytes of arguments from which a call is started aside."""
 

@@ -13,8 +13,6 @@ from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry
 from loom_gateway.driver.session.context import Context
 
-__all__ = ["LocalSession"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_ID = 1 << 40

@@ -9,8 +9,6 @@ from loom.wire.bodies import Notice
 from loom.wire.messages import Message
 from loom.wire.texts import pack_texts
 
-__all__ = ["notice"]
-
 
 def notice(name: str, details: Mapping[str, Any]) -> Message:
     """Return the message that tells of an event."""

@@ -19,8 +19,6 @@ from loom.wire.mux import OrderKey
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.mesh_table import Entry
 
-__all__ = ["LIMITED", "Asked", "Handler", "Replies", "ReplyId", "Send"]
-
 logger = logging.getLogger(__name__)
 
 GRACE = 0.6
@@ -96,8 +94,6 @@ class Replies:
         self._flushed = 0.0
         self._flush_planned = False
 
-    # -- what is expected -----------------------------------------------------------------------------------
-
     @property
     def in_flight(self) -> int:
         """How many operations have not been answered."""
@@ -133,8 +129,6 @@ class Replies:
     def answered(self) -> dict[int, Asked]:
         """Return the operations of which some answer has been sent, as far back as they are remembered."""
         return dict(self._answered.copy())
-
-    # -- answers --------------------------------------------------------------------------------------------
 
     def answer(self, reply: ReplyId, value: Any, error: BaseException | None, eager: bool) -> None:
         """Answer an operation; an answer that is not eager waits for `gathered`."""
@@ -186,8 +180,6 @@ class Replies:
         """Tell the client that an operation, or one answer of several, failed."""
         self._send(error_message(ident, error, _since(started), self._encoder, index), eager)
 
-    # -- answers that go out together -----------------------------------------------------------------------
-
     def gathered(self, more: bool) -> None:
         """Note an answer that was not eager; ``more`` says whether another is expected."""
         now = time.perf_counter()
@@ -201,8 +193,6 @@ class Replies:
     def _flush_late(self) -> None:
         self._flush_planned = False
         self._flush()
-
-    # -- answers that will not come -------------------------------------------------------------------------
 
     def fail_calls(self, on: Callable[[Entry], bool]) -> None:
         """Fail the calls to meshes that will not answer, unless Monarch does so within `GRACE`. On the loop."""

@@ -26,8 +26,6 @@ from loom_gateway.driver.session.dispatcher import Dispatcher
 from loom_gateway.driver.weaver_link import WeaverLink
 from loom_gateway.workers.registry_file import WorkerList
 
-__all__ = ["Session"]
-
 
 class Session:
     """The session of a driver. Made on a client's thread, while the event loop runs on another.
@@ -88,8 +86,6 @@ class Session:
         reports = self._context.weaver.report_calls(self._context.replies.latencies)
         self._reporting = self._loop.create_task(reports)
 
-    # -- clients --------------------------------------------------------------------------------------------
-
     def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
         """Return the client that says hello, and whether it is new.
 
@@ -127,8 +123,6 @@ class Session:
         """Note that a connection is gone; the session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
         self._lifetime.client_left(connection)
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
         """Stop the session's meshes, and tell the clients. On the event loop."""

@@ -26,8 +26,6 @@ from loom.chaos.host.proc import ProcessId
 from loom.chaos.injected import Evidence
 from loom.errors import FaultRefused, UnknownInjection
 
-__all__ = ["keep", "remove"]
-
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
 """Names the folder in which the agents of a host are found; it is in ``/tmp`` by default."""
 
@@ -121,6 +119,7 @@ def _folder() -> Path:
 
 
 def main() -> int:
+    """Inject one fault and hold it until told to end; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loom.chaos.host.agent", description="Inject one fault and hold it."
     )

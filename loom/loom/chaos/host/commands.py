@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from loom.errors import FaultRefused
 
-__all__ = ["run", "run_at_end"]
-
 PROGRAM_WITHIN = 10.0
 """Seconds that ``ip``, ``tc`` or ``nft`` may take."""
 

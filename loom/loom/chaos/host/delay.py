@@ -26,8 +26,6 @@ from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["DelayQueue", "delay"]
-
 EMPTIED_WITHIN = 5.0
 """Seconds in which what is still delayed is sent at the end."""
 

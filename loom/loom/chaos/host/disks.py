@@ -12,8 +12,6 @@ from pathlib import Path
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["corrupt", "fill"]
-
 MEGABYTE = 1 << 20
 _PIECE = 4 * MEGABYTE
 

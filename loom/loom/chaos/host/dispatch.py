@@ -8,8 +8,6 @@ from typing import Any
 from loom.chaos.host import disks, lost_host, network, processes
 from loom.chaos.injected import Evidence, Injected
 
-__all__ = ["carry_out", "prepare"]
-
 _OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
     "sigkill": processes.kill,
     "sigstop": processes.stop,

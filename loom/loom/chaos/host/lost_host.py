@@ -13,8 +13,6 @@ from loom.chaos.host.processes import kill
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["WORKER_MODULE", "lose", "worker_of"]
-
 WORKER_MODULE = "loom_gateway.workers.host"
 
 

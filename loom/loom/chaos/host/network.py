@@ -22,8 +22,6 @@ from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["delay", "link_down", "lose", "narrow", "partition", "try_link_down", "try_partition"]
-
 NETEM_LIMIT = 100_000
 """Packets that netem keeps at most; without it 1,000, which is 12 ms of a billion bits a second."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from loom.errors import FaultRefused
 
-__all__ = ["ProcessId", "Start", "ancestors", "start_of", "state_of"]
-
 
 class ProcessId(NamedTuple):
     """A process, which is told from a later one with the same number by when it started."""

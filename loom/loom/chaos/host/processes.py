@@ -10,8 +10,6 @@ from loom.chaos.host.proc import ProcessId, state_of
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-__all__ = ["kill", "stop"]
-
 SEEN_WITHIN = 5.0
 """Seconds within which the kernel has to have done what it was told."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from loom.chaos.durations import parse_time
 from loom.errors import WrongArguments
 
-__all__ = ["Expectation", "ExpectationKind", "parse_expectation"]
-
 
 class ExpectationKind(str, Enum):
     """What is expected."""

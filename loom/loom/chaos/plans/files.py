@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from loom.chaos.plans.plan import Mark, Plan, PlannedFault, Target, When
+from loom.chaos.plans.plan import Mark, Plan, PlannedFault, When
+from loom.chaos.targets import Target
 from loom.errors import BadPlan
-
-__all__ = ["parse_plan", "read_plan"]
 
 Place = tuple[int | str, ...]
 """The names and numbers that lead to a value of a plan."""

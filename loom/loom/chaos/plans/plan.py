@@ -27,8 +27,6 @@ from loom.chaos.plans.expectations import Expectation, parse_expectation
 from loom.chaos.targets import Target
 from loom.errors import BadPlan, LoomError, WrongArguments
 
-__all__ = ["Mark", "Plan", "PlannedFault", "Target", "When"]
-
 RECOVERED = "recovered"
 """The event that the fault before has been recovered from; all others are the weaver's."""
 

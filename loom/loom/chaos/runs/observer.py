@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
     from loom_proxy.weaver.client import WeaverProxy
 
-__all__ = ["AWAY", "Life", "Observer", "Outage"]
 
 AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
 """Errors that say that the weaver or the gateway is away."""

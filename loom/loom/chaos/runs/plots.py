@@ -7,8 +7,6 @@ from typing import Any
 
 from loom.chaos.runs.run import Run
 
-__all__ = ["draw"]
-
 METRIC = "loss"
 
 

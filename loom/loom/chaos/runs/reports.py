@@ -16,8 +16,6 @@ from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, compute_share, goodput, judge
 
-__all__ = ["Report"]
-
 GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one, or to the end."
 
 

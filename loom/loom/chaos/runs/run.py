@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loom.chaos.faults import FaultKind, Place
-from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault, Target
+from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault
 from loom.chaos.runs.observer import AWAY, Observer
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
-from loom.chaos.targets import ENDED, check_target, chosen, living, matching
+from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matching
 from loom.errors import LoomError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from loom_proxy.weaver.client import WeaverProxy
     from loom_proxy.weaver.command import InjectionProxy
 
-__all__ = ["Run"]
 
 logger = logging.getLogger("loom")
 
@@ -106,8 +105,6 @@ class Run:
         for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=True):
             struck.spent = _between(*times)
 
-    # -- when -----------------------------------------------------------------------------------------------
-
     def _plan(self, index: int, fault: PlannedFault) -> _Pending:
         times: list[float] = []
         if fault.when.time is not None:
@@ -155,8 +152,6 @@ class Run:
         since = earlier[-1].at if earlier else self.began
         events = self.observer.since(since, str(pending.planned.when.event))
         return events[0].time if events else None
-
-    # -- whom -----------------------------------------------------------------------------------------------
 
     def _inject(self, pending: _Pending, found: list[ReplicaInfo]) -> None:
         fault, kind = pending.planned, pending.planned.kind
@@ -212,8 +207,6 @@ class Run:
 
     def _has_ended(self, replica: str) -> bool:
         return replica not in self.observer.replicas or self.observer.replicas[replica].state in ENDED
-
-    # -- the end --------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
         now = self.observer.now()

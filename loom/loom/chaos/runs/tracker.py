@@ -10,8 +10,6 @@ from loom.chaos.plans.plan import PlannedFault
 from loom.chaos.runs.observer import DETECTS, Observer
 from loom.chaos.targets import ENDED
 
-__all__ = ["Struck", "Tracker", "Victim"]
-
 MAIN_METRIC = "loss"
 """The metric whose history has the steps of a replica, if the replica reports it."""
 

@@ -14,8 +14,6 @@ from loom.chaos.runs.observer import Life
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 
-__all__ = ["Verdict", "compute_share", "goodput", "judge", "lost_twice"]
-
 LEAST_POINTS = 4
 """Values of a metric that it takes to say whether it falls or rises."""
 

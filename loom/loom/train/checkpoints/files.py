@@ -19,8 +19,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Aside", "Manifest", "named", "numbered", "remove", "remove_leftovers", "sync_folder", "whats_wrong"]
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 

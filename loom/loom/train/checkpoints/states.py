@@ -14,8 +14,6 @@ import torch
 
 from loom.errors import UnstorableState
 
-__all__ = ["join", "split"]
-
 _TENSOR, _TUPLE, _BIG_INT = 1, 2, 3
 """Codes of the types that msgpack lacks."""
 

@@ -40,8 +40,6 @@ from loom.errors import CheckpointBroken, CheckpointNotWritten, WaitTimeout, Wro
 from loom.train.checkpoints.files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
 from loom.train.checkpoints.states import join, split
 
-__all__ = ["CheckpointStore", "FoundCheckpoint", "PendingCheckpoint", "SkippedCheckpoint"]
-
 _log = logging.getLogger("loom")
 
 # torch says so with each checkpoint, and it is intended.

@@ -19,8 +19,6 @@ from loom.train.controller.support import Support
 from loom.train.settings import Ending
 from loom.train.spec import JobSpec
 
-__all__ = ["Controller", "controller_of"]
-
 _log = logging.getLogger("loom")
 
 TICK = 0.05

@@ -13,8 +13,6 @@ from loom.beside import Session
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment, JobSpec
 
-__all__ = ["GroupState", "ReplicaGroup"]
-
 _log = logging.getLogger("loom")
 
 REPORT_EVERY = 0.25

@@ -14,8 +14,6 @@ from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.job_events import JobEvents
 from loom.train.spec import JobSpec
 
-__all__ = ["GroupPool"]
-
 _log = logging.getLogger("loom")
 
 SPARE_RETRY = 1.0

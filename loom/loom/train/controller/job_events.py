@@ -13,8 +13,6 @@ from typing import Any
 from loom.beside import Session
 from loom.errors import LoomError, WeaverUnavailable
 
-__all__ = ["JobEvent", "JobEvents"]
-
 _log = logging.getLogger("loom")
 
 RETRY_EVERY = 0.5

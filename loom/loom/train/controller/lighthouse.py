@@ -14,8 +14,6 @@ from loom.errors import MissingDependency
 from loom.train.addresses import own_address
 from loom.train.settings import Timeouts
 
-__all__ = ["LighthouseActor"]
-
 QUORUM_TICK_MS = 20
 
 

@@ -10,8 +10,6 @@ from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.settings import Ending, TrainerReport
 from loom.train.spec import Assignment
 
-__all__ = ["LeaveReason", "ReplicaSlot", "SlotState"]
-
 
 class SlotState(Enum):
     """The state of a slot."""

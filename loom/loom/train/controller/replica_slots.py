@@ -15,8 +15,6 @@ from loom.train.controller.support import Support
 from loom.train.settings import Ending, Restore, TrainerReport
 from loom.train.spec import Assignment, JobSpec
 
-__all__ = ["ReplicaSlots"]
-
 
 @dataclass
 class ReplicaSlots:

@@ -9,8 +9,6 @@ from loom.train.controller.group import ReplicaGroup
 from loom.train.controller.job_events import JobEvent
 from loom.train.settings import TrainerReport
 
-__all__ = ["GroupStatus", "JobStatus", "JobSummary"]
-
 
 @dataclass(frozen=True)
 class GroupStatus:

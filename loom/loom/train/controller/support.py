@@ -18,8 +18,6 @@ from loom.train.controller.job_events import JobEvents
 from loom.train.controller.lighthouse import LighthouseActor
 from loom.train.spec import JobSpec
 
-__all__ = ["HostAgent", "Support"]
-
 _log = logging.getLogger("loom")
 
 OPEN_TIMEOUT = 60.0

@@ -19,8 +19,6 @@ from loom.errors import WrongArguments
 from loom.threadlet import Deferred, Threadlet
 from loom.train.settings import Averaging, LiveConfig
 
-__all__ = ["AgreedConfig", "Agreement"]
-
 
 @dataclass(frozen=True)
 class _Adopted:

@@ -13,8 +13,6 @@ from loom.train.loop.step_clock import StepClock
 from loom.train.loop.tensors import flatten, local, unflatten
 from loom.train.loop.training_state import TrainingState
 
-__all__ = ["LocalSteps", "NotFinite", "SharedSteps", "StepStrategy"]
-
 MOST_SKIPPED = 20
 """Steps in a row without a finite gradient, after which the training is given up."""
 

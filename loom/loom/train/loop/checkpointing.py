@@ -7,8 +7,6 @@ import contextlib
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.training_state import TrainingState
 
-__all__ = ["Checkpointing"]
-
 
 class Checkpointing:
     """The checkpoints of one process; the first process of a group writes them, all take part."""

@@ -14,8 +14,6 @@ from loom.train.loop.tensors import flatten
 from loom.train.loop.training_state import FROM_THE_BEGINNING, TrainingState
 from loom.train.settings import Batch, Ending, Restore
 
-__all__ = ["Exchange", "NoPeers"]
-
 
 class NoPeers(Exception):
     """No group is left that has the state which was to be taken over."""

@@ -22,8 +22,6 @@ from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, Ending, Restore, TrainerReport
 from loom.train.spec import Assignment
 
-__all__ = ["TrainingLoop"]
-
 _log = logging.getLogger("loom")
 
 KEPT_HASHES = 200

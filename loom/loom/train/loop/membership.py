@@ -17,8 +17,6 @@ from loom.train.addresses import address_towards
 from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
 from loom.train.loop.training_state import TrainingState
 
-__all__ = ["Membership"]
-
 _log = logging.getLogger("loom")
 
 RETRY_EVERY = 0.2

@@ -18,8 +18,6 @@ from torchft.checkpointing.http_transport import HTTPTransport
 # torch warns of the state that a peer sends, which is only read.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
-__all__ = ["GlooGroup", "NcclGroup", "PeerTransport"]
-
 
 class _Addressed:
     """A torchft group whose store is found by an address; a base class before torchft's own."""

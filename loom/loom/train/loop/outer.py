@@ -9,8 +9,6 @@ import torch
 
 from loom.train.loop.tensors import local, unflatten
 
-__all__ = ["OuterOptimizer", "ParameterMean"]
-
 
 class ParameterMean:
     """The outer step of local SGD: the mean of all groups' parameters."""

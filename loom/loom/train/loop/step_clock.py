@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 from loom.threadlet import Threadlet
 
-__all__ = ["Baseline", "StepClock"]
-
 REMEMBERED = 200
 """Newest waits that make a baseline."""
 

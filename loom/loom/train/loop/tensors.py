@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["flatten", "hash_of", "load_model", "load_optimizer", "local", "plain", "unflatten", "whole"]
-
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this process has of a tensor."""

@@ -14,8 +14,6 @@ from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, TrainerReport
 from loom.train.spec import Assignment
 
-__all__ = ["FROM_THE_BEGINNING", "TrainingState"]
-
 FROM_THE_BEGINNING = "the beginning"
 """`TrainerReport.restored` of a process that took over no state."""
 

@@ -23,8 +23,6 @@ from loom.weaver.goodput.unsaved import UnsavedRows
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
-__all__ = ["Goodput"]
-
 MAX_FAULTS = 1000
 """Deaths that are remembered of a job: the newest."""
 
@@ -49,8 +47,6 @@ class Goodput:
         self._jobs: dict[str, JobTime] = {}
         self._unsaved = UnsavedRows()
         self._load()
-
-    # -- what happens -----------------------------------------------------------------------------------------
 
     def registered(self, job: str, replica: str, now: float, last_sign: float) -> None:
         """Take note that a new process is a replica; the one before it was last heard of at ``last_sign``."""
@@ -190,8 +186,6 @@ class Goodput:
                 if not job.samples or now >= job.samples[-1][0] + job.sample_every:
                     self._sample(job, now)
 
-    # -- what is told -----------------------------------------------------------------------------------------
-
     def jobs(self) -> list[str]:
         """Return the names of the jobs, the one that began last at the end."""
         return list(self._jobs)
@@ -214,8 +208,6 @@ class Goodput:
             course=tuple(CoursePoint(time, spent) for time, spent in samples),
         )
 
-    # -- the store --------------------------------------------------------------------------------------------
-
     def save(self, now: float) -> None:
         """Put what has changed into the store, for the next commit: deaths at once, and accounts now and then."""
         for key in self._unsaved.due(now):
@@ -235,8 +227,6 @@ class Goodput:
         for key, row in rows:
             if len(key) == 2:
                 self._jobs[key[0]].restore(Place.from_dict(row))
-
-    # -- bookkeeping ------------------------------------------------------------------------------------------
 
     def _find(self, job: str, replica: str) -> tuple[JobTime, Place | None]:
         known = self._jobs.get(job)

@@ -8,8 +8,6 @@ from typing import Any
 from loom.control.time_account import MAX_REASONS, OTHER, REASONS
 from loom.weaver.views import FaultRecord
 
-__all__ = ["JobTime", "Place"]
-
 SAMPLE_EVERY = 1.0
 """Seconds between two of the first points."""
 

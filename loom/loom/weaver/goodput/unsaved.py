@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnsavedRows"]
-
 SAVE_AFTER = 30.0
 """Seconds after which what a living replica has told is written; it would tell it again."""
 

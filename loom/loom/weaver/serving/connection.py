@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from loom.control.framing import MAX_FRAME, Splitter, pack
 
-__all__ = ["Connection"]
-
 MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read; a frame has to fit."""
 

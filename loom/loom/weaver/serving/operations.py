@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["MAX_WAIT", "OPERATIONS", "STACK_WAIT", "AsksWeaver", "Operation", "takes"]
-
 MAX_WAIT = 300.0
 """Seconds that one request may wait for acknowledgements."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["find_process", "is_alive", "py_spy"]
-
 _PY_SPY_WITHIN = 10.0
 
 

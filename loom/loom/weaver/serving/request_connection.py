@@ -14,8 +14,6 @@ from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.weaver import Weaver
 
-__all__ = ["RequestConnection", "RequestServer"]
-
 _log = logging.getLogger(__name__)
 
 MAX_UNREAD_BY_WATCHER = 8 << 20

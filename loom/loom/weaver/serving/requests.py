@@ -16,8 +16,6 @@ from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
-__all__ = ["RequestHandler", "timeout_of"]
-
 MAX_TIMEOUT = 3600.0
 """Seconds that an operation waits at most."""
 

@@ -33,8 +33,6 @@ from loom.weaver.states import ReplicaState
 from loom.weaver.views import CommandState
 from loom.weaver.weaver import Weaver
 
-__all__ = ["Server"]
-
 _log = logging.getLogger(__name__)
 
 COMMIT_EVERY = 0.1

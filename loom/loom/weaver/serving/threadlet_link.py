@@ -16,8 +16,6 @@ from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.processes import find_process
 from loom.weaver.weaver import Weaver
 
-__all__ = ["ThreadletLink", "ThreadletServer"]
-
 HELLO_WITHIN = 10.0
 """Seconds in which a threadlet has to show its key."""
 

@@ -9,8 +9,6 @@ import msgpack
 
 from loom.weaver.views import WeaverEvent
 
-__all__ = ["EventStore"]
-
 
 class EventStore:
     """The last events, in the store's file. Of more than ``keep``, the older ones are dropped."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from loom.control.address import WeaverAddress
 from loom.process.held_folder import hold
 
-__all__ = ["WeaverFolder"]
-
 
 class WeaverFolder:
     """A folder that only this user can open, held by one weaver at a time."""

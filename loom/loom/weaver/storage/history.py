@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from loom.errors import ProtocolMismatch
 
-__all__ = ["CHUNK", "LEVELS", "History", "Level"]
-
 CHUNK = 128
 """Points of a full chunk."""
 

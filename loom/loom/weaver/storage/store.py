@@ -21,8 +21,6 @@ import msgpack
 
 from loom.errors import UnsafeStateFolder
 
-__all__ = ["Store"]
-
 _VERSION = 1
 
 _KEYED = ("replicas", "devices", "policies", "commands", "goodput")

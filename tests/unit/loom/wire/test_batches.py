@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
 from loom.wire.batches import split_batch
-from loom.wire.stream import behind_length
+from loom.wire.lane import behind_length
 
 
 @given(st.lists(st.binary()))

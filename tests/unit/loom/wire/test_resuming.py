@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loom.errors import ProtocolMismatch
 from loom.wire import lane, mux, stream
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
-from loom.wire.stream import LENGTH, Stream
+from loom.wire.stream import Stream
 
 CHUNK = 16
 WINDOW = 300

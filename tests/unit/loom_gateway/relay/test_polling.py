@@ -13,7 +13,7 @@ import pytest
 
 from loom.errors import ProtocolMismatch
 from loom.wire.batches import TUNNELS, split_batch
-from loom.wire.stream import behind_length
+from loom.wire.lane import behind_length
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority

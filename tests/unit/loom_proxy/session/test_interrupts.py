@@ -13,7 +13,8 @@ import pytest
 
 from loom.wire.bodies import Call, EndRun
 from loom.wire.handshake import Welcome
-from loom.wire.stream import LENGTH, Stream
+from loom.wire.lane import LENGTH
+from loom.wire.stream import Stream
 from loom_proxy.session.connection import Address, Connection
 from loom_proxy.session.handshake import Dialled
 from loom_proxy.session.interrupts import Uninterrupted

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from loom.errors import WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
-from loom.wire.stream import LENGTH, Stream
+from loom.wire.stream import Stream
 from loom_gateway.driver.clients.backlog import PACE
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.clients.registry import WATCHER_ROOM, Clients
