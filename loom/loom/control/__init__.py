@@ -1,8 +1,8 @@
-"""What the weaver and the threadlets say to each other, in one package that both import and that imports neither.
+"""The protocol between the weaver and the threadlets. Both import this package; it imports neither.
 
 `loom.control.address` is where a threadlet finds the weaver, `loom.control.framing` how frames share a connection.
-Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``, whose docstring says what it means and
-how it is laid out:
+Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``; its docstring explains its meaning and
+its layout:
 
 - from a threadlet: `ThreadletHello`, `Handlers` and `Bye` in `loom.control.introduction`; `StatusReports`,
   `Heartbeat`, `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.time_account`;
@@ -10,12 +10,12 @@ how it is laid out:
 - to a threadlet: `ThreadletWelcome` and `Refusal` in `loom.control.introduction`; `Stored` and `StackRequest` in
   `loom.control.reports`; `Command` in `loom.control.commands`.
 
-Why not Monarch's messages, which carry everything else in a mesh: Monarch (0.7) numbers the messages of each sender
-to each address. A weaver that is killed and started again begins at one, so that processes which knew the one
-before never hear it again, nor it them; but training goes on until the weaver is back. A script that ``torchrun``
-started has no Monarch at all.
+Monarch's messages, which carry everything else in a mesh, do not fit here: Monarch (0.7) numbers the messages of
+each sender to each address. A weaver that is killed and restarted begins at one, so that it and the processes that
+knew the weaver before never hear each other again, but training has to go on until the weaver is back. A script
+that ``torchrun`` started has no Monarch at all.
 
-Status reports are sent again after a reconnect until they are stored, and commands until they are acknowledged;
-each side drops what it has had before. A frame is checked once, by ``from_body`` when it comes; the code behind
-that trusts it.
+A threadlet sends status reports again after a reconnect until they are stored, and the weaver sends commands again
+until they are acknowledged; each side drops repetitions. ``from_body`` checks a frame once, when it arrives; the
+code behind it trusts the frame.
 """

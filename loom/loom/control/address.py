@@ -1,4 +1,4 @@
-"""Where a threadlet finds the weaver: ``tcp://HOST:PORT/KEY``."""
+"""The weaver's address for threadlets: ``tcp://HOST:PORT/KEY``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADDRESS = re.compile(
 
 
 class WeaverAddress(NamedTuple):
-    """Where the weaver listens for threadlets, and the secret that lets them in."""
+    """The host and port on which the weaver listens for threadlets, and the key that authenticates them."""
 
     host: str
     port: int
@@ -28,10 +28,11 @@ class WeaverAddress(NamedTuple):
 
 
 def parse_weaver_address(text: str) -> WeaverAddress:
-    """Read ``tcp://HOST:PORT/KEY``.
+    """Parse ``tcp://HOST:PORT/KEY``.
 
     Raises:
-        InvalidAddress: the text has another form, or the port is not in 1 to 65535. It does not show the key.
+        InvalidAddress: the text has another form, or the port is not in 1 to 65535. The error does not show the
+            key.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:

@@ -1,4 +1,4 @@
-"""What replicas can be told to do, and what they make of it."""
+"""The commands that replicas take, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loom.errors import ProtocolMismatch, WrongArguments
 
 
 class CommandKind(str, Enum):
-    """What a replica can be told to do, under the same names in Python, REST, NATS and the CLI."""
+    """The kind of a command, with the same names in Python, REST, NATS and the CLI."""
 
     UPDATE_CONFIG = "update_config"
     """Take new values of configuration keys; the parameters are the keys and values."""
@@ -25,25 +25,25 @@ class CommandKind(str, Enum):
     DRAIN = "drain"
     """Make one more step, and leave."""
     DEVICE_FAILED = "device_failed"
-    """Hear that a ``device`` has failed, and the ``reason``."""
+    """Notify the replica that a ``device`` has failed, and of the ``reason``."""
     DEACTIVATE_DEVICE = "deactivate_device"
-    """Use a ``device`` no longer."""
+    """Stop using a ``device``."""
     REACTIVATE = "reactivate"
     """Use a ``device`` again."""
     INJECT = "inject"
-    """Suffer a ``fault`` with its ``params`` for a ``duration``; see `loom.chaos`."""
+    """Inject a ``fault`` with its ``params`` for a ``duration``; see `loom.chaos`."""
     REMOVE_FAULT = "remove_fault"
-    """End the fault that was injected as ``injection``."""
+    """Remove the fault that was injected as ``injection``."""
 
     def __str__(self) -> str:
         return self.value
 
     @classmethod
     def read(cls, kind: Any) -> CommandKind:
-        """Return the kind of a name.
+        """Return the kind with a name.
 
         Raises:
-            WrongArguments: there is none of that name.
+            WrongArguments: there is no kind of that name.
         """
         try:
             return cls(kind)
@@ -53,18 +53,18 @@ class CommandKind(str, Enum):
 
 
 FAULT_COMMANDS = frozenset((CommandKind.INJECT, CommandKind.REMOVE_FAULT))
-"""Commands that only replicas take which are marked as injectable."""
+"""Commands that only replicas marked as injectable take."""
 
 DEVICE_COMMANDS = frozenset((CommandKind.DEVICE_FAILED, CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE))
 """Commands about a ``device``."""
 
 
 USER_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - {CommandKind.DEVICE_FAILED}
-"""Commands that people give; the others follow from a fault that is injected, or from a device's failure."""
+"""Commands that users give; the others follow from an injected fault or a device's failure."""
 
 
 class UnknownCommandKind(ProtocolMismatch):
-    """A weaver that is newer than this threadlet sent a command of a kind that the threadlet does not know."""
+    """A newer weaver sent a command of a kind that this threadlet does not know."""
 
     def __init__(self, id: str, kind: str) -> None:
         super().__init__(f"this replica knows no command {kind!r:.80}")
@@ -75,7 +75,7 @@ class UnknownCommandKind(ProtocolMismatch):
 class Command(Frame):
     """``["command", id, kind, params]``, to a threadlet: do something at the next step boundary.
 
-    The weaver sends it again after each reconnect, until an `Acknowledged` with its id comes.
+    The weaver sends the frame again after each reconnect, until an `Acknowledged` with its id comes.
     """
 
     KIND: ClassVar[str] = "command"
@@ -96,14 +96,14 @@ class Command(Frame):
 
 
 class Change(NamedTuple):
-    """A value that was changed. ``old`` is None also if it was not known."""
+    """A changed value. ``old`` is also None if the old value is unknown."""
 
     old: Any
     new: Any
 
 
 class _JsonObject:
-    """Tells pydantic that a `Change` is an object with two keys in JSON, not a list."""
+    """The pydantic schema of a `Change`, which is an object with two keys in JSON, not a list."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, Any]:
@@ -112,36 +112,36 @@ class _JsonObject:
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """What a replica made of a command.
+    """A replica's acknowledgement of a command.
 
-    As JSON and on the link it is an object of these fields, a `Change` being ``{"old": …, "new": …}``; ``waiting``
-    and ``evidence`` are left out while they say nothing.
+    As JSON and on the link it is an object of these fields, a `Change` being ``{"old": …, "new": …}``. ``waiting``
+    and ``evidence`` are left out while they are false or empty.
     """
 
-    # Read by pydantic, which the gateway describes REST with: what has a default here may be missing.
+    # For pydantic, with which the gateway describes REST: fields with a default here may be missing in JSON.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"json_schema_serialization_defaults_required": False}
 
     ok: bool
     step: int | None = None
-    """The step at which it was applied."""
+    """The step at which the command was applied."""
     changes: Mapping[str, Annotated[Change, _JsonObject]] = field(default_factory=dict)
-    """What was changed, by key."""
+    """The changed values, by key."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """What was not, by key, and why."""
+    """The reason for each value that was not changed, by key."""
     reason: str | None = None
-    """Why it was not applied, or not all of it."""
+    """Why the command was not applied, or only in part."""
     waiting: bool = False
-    """Whether the replica has not answered yet, and may."""
+    """Whether the replica has not answered yet, but may still do so."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What shows that a fault is there."""
+    """Evidence that a fault is present."""
 
     @classmethod
     def failed(cls, reason: str, waiting: bool = False) -> Acknowledgement:
-        """Return what stands for a replica that did not apply a command."""
+        """Return the acknowledgement of a replica that did not apply a command."""
         return cls(False, reason=reason, waiting=waiting)
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it in JSON, on the link and in the store."""
+        """Return the object for JSON, for the link and for the store."""
         body = {
             "ok": self.ok,
             "reason": self.reason,
@@ -157,10 +157,10 @@ class Acknowledgement:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Acknowledgement:
-        """Check such an object and return what it stands for.
+        """Check an object and return the acknowledgement that it holds.
 
         Raises:
-            ProtocolMismatch: it is something else.
+            ProtocolMismatch: the object is not an acknowledgement.
         """
         match body:
             case {"ok": bool(ok), **rest}:
@@ -185,7 +185,8 @@ def _read_change(change: Any) -> Change:
 class Acknowledged(Frame):
     """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", "evidence"}]``, from a threadlet.
 
-    It is sent when the command has been applied or refused, and again if the command comes again.
+    A threadlet sends the frame when it has applied or refused the command, and again whenever the command comes
+    again.
     """
 
     KIND: ClassVar[str] = "ack"
@@ -207,9 +208,9 @@ class Acknowledged(Frame):
 
 @dataclass(frozen=True, slots=True)
 class FaultRemoved(Frame):
-    """``["fault", injection id, evidence]``, from a threadlet: a fault that was injected is gone.
+    """``["fault", injection id, evidence]``, from a threadlet: an injected fault is gone.
 
-    ``evidence`` is a map of what shows that it is gone.
+    ``evidence`` is a map of what shows that the fault is gone.
     """
 
     KIND: ClassVar[str] = "fault"
@@ -226,10 +227,10 @@ class FaultRemoved(Frame):
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Check that values of a configuration can be told to the weaver.
+    """Check that values of a configuration can be sent to the weaver.
 
     Raises:
-        WrongArguments: there is none, or one is no plain value.
+        WrongArguments: there is no value, or a value is not plain data.
     """
     if not config:
         raise WrongArguments("give at least one key and its value, such as learning_rate=0.002")

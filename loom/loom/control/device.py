@@ -1,4 +1,4 @@
-"""A device as a threadlet describes it and everybody else sees it."""
+"""`Device`: a device, as a threadlet describes it to the weaver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Device:
     """A GPU, or the CPU slot of a host that has none."""
 
     uuid: str
-    """NVML's uuid of a GPU, ``CPU-host-slot`` of a CPU slot: the same again after a restart."""
+    """NVML's uuid of a GPU, ``CPU-host-slot`` for a CPU slot: the same after a restart."""
     kind: str
     """``gpu`` or ``cpu``."""
     server: str
@@ -22,18 +22,18 @@ class Device:
     type: str
     """The model, such as ``NVIDIA H100 80GB HBM3``."""
     memory: int
-    """Bytes; 0 if it is not known."""
+    """Bytes; 0 if unknown."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it on the link and in the store."""
+        """Return the object for the link and the store."""
         return asdict(self)
 
     @classmethod
     def from_body(cls, body: Any) -> Device:
-        """Check such an object and return what it stands for.
+        """Check an object and return the device that it describes.
 
         Raises:
-            ProtocolMismatch: it is something else.
+            ProtocolMismatch: the object does not describe a device.
         """
         if type(body) is not dict:
             raise ProtocolMismatch(f"a device is described by a map, not {body!r:.80}")

@@ -1,4 +1,4 @@
-"""`Frame`: the base of everything that is said on the link, and the checks that several kinds of frames share."""
+"""`Frame`: the base of every message on the link, and checks that several kinds of frames share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire.fields import check_fields
 
 MAX_COUNT = 1 << 53
-"""Steps, epochs and sequence numbers are below it, so that a double holds them."""
+"""The bound of steps, epochs and sequence numbers, so that a double holds them exactly."""
 
 MAX_NAME = 200
 """Characters of the longest name."""
@@ -34,10 +34,10 @@ class Frame:
 
     @classmethod
     def from_body(cls: type[F], body: Sequence[Any]) -> F:
-        """Check what came and return it as a frame.
+        """Check a received list and return it as a frame.
 
         Raises:
-            ProtocolMismatch: it is not a frame of this kind.
+            ProtocolMismatch: the list is not a frame of this kind.
         """
         try:
             made = cls(*body[1:])
@@ -53,10 +53,10 @@ class Frame:
 
 
 def check_count(field: str, value: Any) -> int | None:
-    """Return a count such as a step, or None.
+    """Return a count, such as a step, or None.
 
     Raises:
-        ProtocolMismatch: it is neither.
+        ProtocolMismatch: the value is neither.
     """
     if value is not None and (type(value) is not int or not 0 <= value < MAX_COUNT):
         raise ProtocolMismatch(f"{field} is a count or None, not {value!r:.80}")
@@ -67,7 +67,7 @@ def optional_text(body: dict[str, Any], field: str) -> str | None:
     """Return a text of at most `MAX_NAME` characters, or None if the field is missing.
 
     Raises:
-        ProtocolMismatch: it is something else.
+        ProtocolMismatch: the field is something else.
     """
     value = body.get(field)
     if value is not None and (type(value) is not str or len(value) > MAX_NAME):
@@ -79,7 +79,7 @@ def printable(body: dict[str, Any], field: str) -> str:
     """Return a printable text of 1 to `MAX_NAME` characters.
 
     Raises:
-        ProtocolMismatch: it is something else.
+        ProtocolMismatch: the field is something else.
     """
     value = optional_text(body, field)
     if not value or not value.isprintable():
@@ -91,7 +91,7 @@ def values(field: str, value: Any) -> dict[str, Any]:
     """Return a map of at most `MAX_VALUES` keys, such as a configuration.
 
     Raises:
-        ProtocolMismatch: it is something else.
+        ProtocolMismatch: the value is something else.
     """
     if type(value) is not dict or len(value) > MAX_VALUES:
         raise ProtocolMismatch(f"{field} is keys and values, not {value!r:.80}")

@@ -1,6 +1,6 @@
-"""Frames on a stream of bytes: a length (4 bytes, big endian), and a msgpack list that begins with a kind.
+"""The framing of a stream of bytes: a length (4 bytes, big endian), then a msgpack list that begins with a kind.
 
-Threadlets talk to the weaver so over TCP, and the gateway and the drivers over the weaver's unix socket.
+Threadlets use it with the weaver over TCP; the gateway and the drivers use it over the weaver's unix socket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgpack
 from loom.errors import ProtocolMismatch, TooLarge
 
 MAX_FRAME = 16 << 20
-"""Bytes of the largest frame, without its length."""
+"""Bytes of the largest frame, not counting its length field."""
 
 MAX_HELLO = 1 << 20
 """Bytes of the largest frame from a peer that has not shown its key."""
@@ -26,9 +26,9 @@ def pack(frame: Sequence[Any]) -> bytes:
     """Return the bytes of a frame. Characters that are not Unicode, as in some file names, become question marks.
 
     Raises:
-        TooLarge: it has more than `MAX_FRAME` bytes.
-        TypeError: something in it is no text, number, bytes, None, list or dict.
-        OverflowError: a number in it has more than 64 bits.
+        TooLarge: the frame has more than `MAX_FRAME` bytes.
+        TypeError: the frame holds something other than text, numbers, bytes, None, lists and dicts.
+        OverflowError: a number in the frame has more than 64 bits.
     """
     body: bytes = msgpack.packb(frame, unicode_errors="replace")
     if len(body) > MAX_FRAME:
@@ -37,7 +37,7 @@ def pack(frame: Sequence[Any]) -> bytes:
 
 
 class Splitter:
-    """Finds the frames in a stream of bytes, however it is cut.
+    """A splitter of a stream of bytes into frames, however the stream is cut.
 
     Args:
         limit: bytes of the largest frame to accept; ``limit`` may be set again at any time.
@@ -52,7 +52,8 @@ class Splitter:
         """Take bytes; return the frames that they complete, in order.
 
         Raises:
-            ProtocolMismatch: the bytes are no frames, or one is too large. Nothing after it can be understood.
+            ProtocolMismatch: the bytes are no frames, or a frame is too large. The rest of the stream is
+                unreadable.
         """
         whole = data
         if self._begun:

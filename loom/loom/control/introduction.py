@@ -1,4 +1,4 @@
-"""How a connection between a threadlet and the weaver begins, and how the threadlet ends it."""
+"""The beginning and the end of a connection between a threadlet and the weaver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PROTOCOL = 1
 """The version that both sides name in their first frame."""
 
 MAX_APPLIED = 1024
-"""Commands applied that a threadlet remembers, and names in its hello."""
+"""Applied commands that a threadlet remembers, and lists in its hello."""
 
 _MAX_DEVICES = 1024
 _LONGEST_BEAT = 3600.0
 
 
 class Activity(str, Enum):
-    """What a training loop does when its threadlet connects."""
+    """The activity of a training loop when its threadlet connects."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -31,7 +31,7 @@ class Activity(str, Enum):
 
 
 class Ending(str, Enum):
-    """How a training ended."""
+    """The way in which a training ended."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -40,7 +40,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ThreadletHello(Frame):
-    """``["hello", {…}]``, the first frame from a threadlet: who it is, and the key that lets it in.
+    """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
     The map has the fields of this class and ``protocol``. Fields of newer versions are ignored.
     """
@@ -51,13 +51,13 @@ class ThreadletHello(Frame):
     replica: str
     """Id of the replica, unique in the weaver."""
     instance: str
-    """Tells this process from those that had the replica's name before."""
+    """Id of the process, to tell it from earlier processes with the replica's name."""
     group: str
-    """The replica's id if it was given none."""
+    """The group; the replica's id if it has none."""
     pid: int
     host: str
     procs: str | None
-    """The proc mesh of a process that a session spawned, and its rank in it."""
+    """The proc mesh of a process that a session spawned; ``rank`` is the process's rank in it."""
     rank: int | None
     actors: str | None
     session: str | None
@@ -66,14 +66,14 @@ class ThreadletHello(Frame):
     """Configuration keys that can be changed, and the names of their types."""
     config: dict[str, Any]
     state: Activity | None
-    """None if the threadlet does not say."""
+    """None if the threadlet leaves the state open."""
     step: int | None
     injectable: bool
     """Whether failures may be injected into the process."""
     removed: dict[str, Mapping[str, Any]]
-    """Injected faults that are gone, and what shows it: the weaver may not have heard of it."""
+    """Injected faults that are gone, with the evidence: the weaver may not have heard of them."""
     applied: tuple[str, ...] = ()
-    """Ids of the last commands that were applied, the oldest first."""
+    """Ids of the last applied commands, the oldest first."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -125,7 +125,7 @@ class ThreadletHello(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Handlers(Frame):
-    """``["handlers", {key: type name}]``, from a threadlet: configuration keys that can be changed by now."""
+    """``["handlers", {key: type name}]``, from a threadlet: the configuration keys that can be changed now."""
 
     KIND: ClassVar[str] = "handlers"
 
@@ -149,9 +149,9 @@ class ThreadletWelcome(Frame):
     beat: float
     """Seconds between two heartbeats."""
     weaver: str
-    """Tells this process of the weaver from those before."""
+    """Id of the weaver's process, to tell it from earlier ones."""
     seq: int
-    """The last status report of this instance that is stored."""
+    """The number of this instance's last status report that is stored."""
     spent: bool = False
     """Whether the weaver takes time accounts."""
 
@@ -180,12 +180,12 @@ class Refusal(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Bye(Frame):
-    """``["bye", reason, ending]``, the last frame from a threadlet; the weaver closes the connection then."""
+    """``["bye", reason, ending]``, the last frame from a threadlet. The weaver then closes the connection."""
 
     KIND: ClassVar[str] = "bye"
 
     reason: str
-    """For people."""
+    """A text for users."""
     ending: Ending
 
     @classmethod

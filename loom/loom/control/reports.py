@@ -1,4 +1,4 @@
-"""What a threadlet reports while its training runs, and what the weaver says of that."""
+"""The reports of a threadlet while its training runs, and the weaver's replies to them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from loom.control.frame import Frame, check_count
 from loom.errors import ProtocolMismatch
 
 MAX_KEPT_REPORTS = 8192
-"""Status reports that a threadlet keeps for a weaver that has not stored them; the oldest go first."""
+"""Status reports that a threadlet keeps while the weaver has not stored them; the oldest are dropped first."""
 
 _MAX_DEVICES = 1024
 _DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
 
 Row: TypeAlias = list[Any]
-"""A status report as it travels and as the weaver's journal keeps it:
-``[seq, time, step or None, epoch or None, max_step or None, {metric: float}, {config} or None]``.
+"""A status report, as it travels and as the weaver's journal keeps it.
 
-It stays a list: thousands come each second, and the weaver checks each field where it takes it.
+Its items are ``[seq, time, step or None, epoch or None, max_step or None, {metric: float}, {config} or None]``. A
+report stays a list because thousands come each second; the weaver checks each field as it takes it.
 """
 
 
 class Phase(str, Enum):
-    """Where a training loop is."""
+    """The phase of a training loop."""
 
     STEP = "step"
     BETWEEN = "between"
@@ -36,9 +36,9 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StatusReports(Frame):
-    """``["status", [row, …]]``, from a threadlet: what its training has reached; see `Row`.
+    """``["status", [row, …]]``, from a threadlet: the progress of its training; see `Row`.
 
-    A report is sent again after a reconnect until a `Stored` covers its number.
+    A threadlet sends a report again after a reconnect until a `Stored` covers its number.
     """
 
     KIND: ClassVar[str] = "status"
@@ -54,7 +54,7 @@ class StatusReports(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Stored(Frame):
-    """``["stored", seq]``, to a threadlet: its status reports up to a number are committed."""
+    """``["stored", seq]``, to a threadlet: its status reports up to this number are committed."""
 
     KIND: ClassVar[str] = "stored"
 
@@ -63,7 +63,7 @@ class Stored(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Frame):
-    """``["beat", time, step or None, phase]``, from a threadlet, as often as the weaver's welcome says."""
+    """``["beat", time, step or None, phase]``, from a threadlet, at the interval that the welcome gives."""
 
     KIND: ClassVar[str] = "beat"
 
@@ -85,7 +85,7 @@ _PHASES = {phase.value: phase for phase in Phase}
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport(Frame):
-    """``["devices", time, {uuid: {number: float or None}}]``, from a threadlet: how its devices are.
+    """``["devices", time, {uuid: {number: float or None}}]``, from a threadlet: the status of its devices.
 
     The numbers are ``utilization`` (0 to 1), ``memory_used`` (bytes), ``temperature`` (°C) and ``power`` (W).
     """

@@ -1,4 +1,4 @@
-"""What a threadlet tells of how its process spends its time; goodput is made of it."""
+"""`TimeAccount`: a threadlet's account of its process's time, from which the weaver computes goodput."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 from loom.control.frame import MAX_COUNT, Frame
 
 REASONS = ("compute", "lost", "checkpoint", "waiting", "detection", "respawn", "idle")
-"""What time is spent on; a training may name more.
+"""The reasons for which time is spent; a training may name more.
 
-compute: steps that count. lost: steps that were made again, that raised, or that died with their process. waiting:
+compute: steps that count. lost: steps that were repeated, that raised, or that died with their process. waiting:
 between the start and the first step, for a pause, for peers. detection: from the last sign of a process to the
-weaver's knowing that it is dead. respawn: from then until another has its place. idle: everything else.
+weaver's notice of its death. respawn: from then until another process has its place. idle: everything else.
 """
 
 RESERVED_REASONS = frozenset(("compute", "lost", "detection", "respawn", "idle"))
-"""Reasons that a training cannot name: Loom finds them out."""
+"""Reasons that a training cannot name, because Loom determines them."""
 
 OTHER = "other"
 """The reason for time that is spent on more reasons than a process may name."""
@@ -43,15 +43,15 @@ class TimeAccount(Frame):
     KIND: ClassVar[str] = "spent"
 
     seconds: float
-    """All of them. Those in no reason and not open were spent idle."""
+    """Seconds since the process began. Those neither in a reason nor open were spent idle."""
     first_at: float | None
-    """When the first step began; later by what was spent with reasons in that step."""
+    """When the first step began, plus the seconds spent with reasons in that step."""
     first: int | None
-    """The number of the first step that was made."""
+    """The number of the first step."""
     highest: int | None
-    """The highest number of a step that was made."""
+    """The highest number of a finished step."""
     open: float
-    """Seconds in the step that is being made."""
+    """Seconds in the unfinished step."""
     by_reason: dict[str, float]
 
     def to_body(self) -> list[Any]:
@@ -59,7 +59,7 @@ class TimeAccount(Frame):
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> TimeAccount:
-        # For every replica every second: loops, as generators take twice the time.
+        # This runs for every replica every second: loops, because generators take twice the time.
         try:
             _, (seconds, first_at, first, highest, open, by_reason) = body
             for time in (seconds, open, 0.0 if first_at is None else first_at, *by_reason.values()):

@@ -1,5 +1,5 @@
-"""The weaver: sees every replica and device, and changes them while they run.
+"""The weaver: it watches every replica and device, and commands them while they run.
 
-It is a process of its own (``python -m loom.weaver``), one to a gateway. Threadlets in training processes talk to
-it over the link of `loom.control`; the gateway asks it over a unix socket.
+The weaver is a process of its own (``python -m loom.weaver``), one for each gateway. Threadlets in training
+processes talk to the weaver over the link of `loom.control`; the gateway talks to it over a unix socket.
 """

@@ -1,4 +1,4 @@
-"""``python -m loom.weaver``: the weaver's process. A gateway starts it."""
+"""``python -m loom.weaver``: the weaver's process, which a gateway starts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from loom.weaver.weaver import Weaver
 _log = logging.getLogger("loom.weaver")
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the folder is still there."""
+"""Seconds between two checks that the folder still exists."""
 
 
 def main() -> int:
-    """Run the weaver until it is told to end; return the exit code."""
+    """Run the weaver until SIGTERM, SIGINT or an end of its own; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
     parser.add_argument("--folder", required=True, help="of its store and its socket")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",
@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     if options.exit_with_parent:
-        # As SIGTERM does.
+        # End the same way as on SIGTERM, so that there is one way to stop.
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     _allow_many_connections()
     try:
@@ -76,7 +76,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     clock = monotonic_clock()
     weaver = Weaver(Registry(store, clock()), address.key, clock(), LivenessTimeouts(beat=options.beat))
-    # What was loaded stays: looking through it again and again finds nothing.
+    # Imported modules live as long as the process: keep the garbage collector from scanning them again and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     server = Server(weaver, clock, address=str(address), linger=options.linger)
@@ -93,7 +93,10 @@ async def _serve(
 
 
 async def _end_with(folder: WeaverFolder, server: Server) -> None:
-    """End where the folder is removed: no gateway would find this weaver, and no weaver what it stores."""
+    """End the server when the folder is removed.
+
+    No gateway could find this weaver then, and no later weaver its store.
+    """
     while True:
         await asyncio.sleep(LOOK_EVERY)
         if not folder.is_there():
@@ -103,7 +106,7 @@ async def _end_with(folder: WeaverFolder, server: Server) -> None:
 
 
 def _allow_many_connections() -> None:
-    """Each replica has one."""
+    """Raise the limit of open files: each replica has a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -116,7 +119,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 def _listen_as_before(host: str, port: int, before: WeaverAddress | None) -> socket.socket:
-    """Listen where threadlets look for the weaver, if there was one and no port is asked for."""
+    """Listen on the address of the weaver before this one, where threadlets look for it, unless a port is given."""
     if port == 0 and before is not None and before.host == host:
         try:
             return listen(host, before.port)

@@ -1,7 +1,7 @@
-"""`WeaverClient`: asks the weaver over its unix socket, for the gateway and the drivers.
+"""`WeaverClient`: the client of the weaver's unix socket, for the gateway and the drivers.
 
-A request that comes while the weaver is away waits a moment for it, since one that died is started again at once.
-What was only asked is asked again where the answer was lost. A command is not: it would be given twice.
+A request made while the weaver is away waits a moment, because a weaver that died is restarted at once. A read
+whose answer was lost is sent again. A command is not, because it might be given twice.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArg
 from loom.weaver.serving.operations import OPERATIONS, takes
 
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
-"""Operations that give a command, whose state is their result."""
+"""Operations that give a command and return the command's state."""
 
 _READS = frozenset(("numbers", *(name for name, operation in OPERATIONS.items() if operation.method == "GET")))
 """Operations that change nothing."""
 
 BETWEEN_ATTEMPTS = 0.02
-"""Seconds between two attempts to connect to a weaver that is said to be there."""
+"""Seconds between two attempts to connect to a weaver that its supervisor says is up."""
 
 PATIENCE = 3.0
-"""Seconds that a question waits for a weaver that is away."""
+"""Seconds that a request waits for a weaver that is away."""
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds that the weaver has to answer, besides those that it was asked to wait."""
+"""Seconds that the weaver has to answer, in addition to those that the caller asked it to wait."""
 
 
 class WeaverClient:
-    """Asks the weaver, over one connection; a watch has one of its own.
+    """A client of the weaver, with one connection for requests and one for each watch.
 
-    Nothing is asked before `came` was called.
+    Requests wait until `came` was called.
 
     Args:
-        path: of its socket.
-        patience: seconds that a question waits for a weaver that is away.
+        path: of the weaver's socket.
+        patience: seconds that a request waits for a weaver that is away.
     """
 
     def __init__(self, path: str, patience: float = PATIENCE) -> None:
@@ -51,32 +51,32 @@ class WeaverClient:
         self._watching: set[_Link] = set()
 
     def came(self) -> None:
-        """Take note that the weaver listens."""
+        """Note that the weaver listens."""
         self._there.set()
 
     def went(self, why: str) -> None:
-        """Take note that the weaver is away."""
+        """Note that the weaver is away."""
         self._there.clear()
         self._why_away = why
 
     def close(self) -> None:
-        """Close every connection; nothing is asked any more, and nobody waits."""
+        """Close every connection and refuse further requests."""
         self._closed = True
         self.went("the gateway is ending")
         for link in [*self._watching, *([self._link] if self._link else [])]:
             link.close()
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result, which `AsksWeaver` describes.
+        """Do one of `OPERATIONS` for a user, and return its result, as `AsksWeaver` describes it.
 
         Args:
             operation: its name.
-            by: who asks, for the weaver's events.
+            by: the user who asks, for the weaver's events.
             arguments: of the operation.
 
         Raises:
             WrongArguments: users cannot ask for the operation.
-            LoomError: as `ask`.
+            LoomError: any error that `ask` raises.
         """
         if operation not in OPERATIONS:
             raise WrongArguments(
@@ -92,7 +92,7 @@ class WeaverClient:
         return await self.ask(operation, timeout, by=by, **arguments)
 
     async def ask(self, operation: str, within: float = ANSWER_TIMEOUT, /, **arguments: Any) -> Any:
-        """Ask the weaver to do an operation, and return what it gives.
+        """Ask the weaver to do an operation, and return its result.
 
         Args:
             operation: its name.
@@ -100,9 +100,10 @@ class WeaverClient:
             arguments: of the operation.
 
         Raises:
-            WeaverUnavailable: it is away, or went away before it had answered, and may have done it.
-            WrongArguments: the weaver cannot be told of such arguments.
-            LoomError: what the weaver answered.
+            WeaverUnavailable: the weaver is away, or went away before it had answered. It may have done the
+                operation.
+            WrongArguments: the arguments cannot be encoded for the weaver.
+            LoomError: the error that the weaver answered with.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
@@ -118,7 +119,7 @@ class WeaverClient:
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """What there is now, as ``("snapshot", …)``, and then ``("event", …)`` for each push.
+        """Yield the current state as ``("snapshot", …)``, and then ``("event", …)`` for each push.
 
         Raises:
             WeaverUnavailable: the weaver is away, or goes away.
@@ -133,7 +134,7 @@ class WeaverClient:
             link.close()
 
     async def available(self) -> None:
-        """Wait until the weaver is there."""
+        """Wait until the weaver is up."""
         await self._there.wait()
 
     async def _available(self) -> None:

@@ -1,7 +1,8 @@
 """The commands that were given: the replicas that each is for, and those that have acknowledged it.
 
-A command has an id. It is stored before it is sent, sent again whenever the replica is connected again, and done
-when every replica it names has acknowledged it or cannot any more. A second acknowledgement changes nothing.
+A command has an id. The weaver stores a command before sending it, and sends it again whenever the replica
+reconnects. A command is done when each of its replicas has acknowledged it or has ended. A second acknowledgement
+changes nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ Target = str | list[str]
 
 
 def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica], dict[str, Acknowledgement]]:
-    """Return the replicas that a target names, and for each name of none the acknowledgement that says so.
+    """Return the replicas that a target names, and a failed acknowledgement for each name that no replica has.
 
-    A glob, a group's name or a short name means those of its replicas that live, an id the replica in whatever
-    state it is.
+    A glob, a group's name or a short name selects only living replicas; an id selects its replica in any state.
 
     Raises:
         WrongArguments: the target is neither text nor a list of texts.
@@ -51,10 +51,10 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
 
 
 def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], target: Target) -> None:
-    """Check that a fault strikes only replicas that are marked for it, and at least one.
+    """Check that every living replica of a target is marked as injectable, and that there is at least one.
 
     Raises:
-        UnknownReplica: nobody who lives is named by the target.
+        UnknownReplica: the target names no living replica.
         NotInjectable: a replica is not marked.
     """
     if unknown:
@@ -76,13 +76,13 @@ def _matching(pattern: str, replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def unknown(id: str, replicas: dict[str, Replica]) -> str:
-    """Return the text of the error that there is no replica of a name."""
+    """Return the text of the error that no replica has this id."""
     return f'no replica named "{id:.80}"; registered: {few(replicas)}'
 
 
 @dataclass(slots=True)
 class GivenCommand:
-    """A command, the replicas that it was given to, and what they have made of it."""
+    """A command, the replicas that it was given to, and their acknowledgements."""
 
     command: Command
     target: Target
@@ -90,10 +90,10 @@ class GivenCommand:
     time: float
     replicas: list[str]
     event: int = 0
-    """The id of the event that says that it was given."""
+    """The id of the event that logged the command."""
     acknowledgements: dict[str, Acknowledgement] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
-    """The replicas that have not acknowledged it, in order."""
+    """The replicas that have not acknowledged the command, in order."""
 
     @property
     def id(self) -> str:
@@ -102,16 +102,16 @@ class GivenCommand:
 
     @property
     def kind(self) -> CommandKind:
-        """What it tells replicas to do."""
+        """The command's kind."""
         return self.command.kind
 
     @property
     def done(self) -> bool:
-        """Whether no replica has to acknowledge it any more."""
+        """Whether the command waits for no further acknowledgement."""
         return not self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as it is stored, without the acknowledgements."""
+        """Return the command as it is stored, without the acknowledgements."""
         what = {"id": self.command.id, "kind": self.command.kind.value, "params": self.command.params}
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 
@@ -124,7 +124,7 @@ class GivenCommand:
 
 
 class Commands:
-    """The commands that are not done, and the last ones that are; of these ``keep`` are remembered."""
+    """The commands that are not done, and the last ``keep`` commands that are."""
 
     def __init__(self, keep: int = 1000) -> None:
         self._keep = keep
@@ -139,14 +139,14 @@ class Commands:
         return iter(self._commands.values())
 
     def get(self, id: str) -> GivenCommand | None:
-        """Return a command; None if there is none with that id, or it was done long ago."""
+        """Return a command; None if no command has that id, or if the command was done long ago."""
         return self._commands.get(id)
 
     def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> list[str]:
-        """Take a new command, or one from the store, with the acknowledgements that are known already, by replica.
+        """Add a command with the acknowledgements known already, by replica.
 
         Returns:
-            The ids of commands that are forgotten for it.
+            The ids of the commands that are forgotten in exchange.
         """
         self._commands[command.id] = command
         command.acknowledgements.update(acknowledgements)
@@ -157,17 +157,17 @@ class Commands:
         return self._finish(command) if command.done else []
 
     def unacknowledged(self, replica: str) -> list[GivenCommand]:
-        """Return the commands that a replica has to acknowledge, in the order in which they were given."""
+        """Return the commands that a replica has not acknowledged, in the order in which they were given."""
         return [self._commands[id] for id in self._unacknowledged.get(replica, ())]
 
     def acknowledge(
         self, id: str, replica: str, acknowledgement: Acknowledgement
     ) -> tuple[GivenCommand | None, list[str]]:
-        """Take what a replica made of a command.
+        """Record a replica's acknowledgement of a command.
 
         Returns:
-            The command, or None if the replica does not have to acknowledge it, or has; and the ids of commands
-            that are forgotten.
+            The command, or None if it does not wait for this replica; and the ids of the commands that are
+                forgotten.
         """
         command = self._commands.get(id)
         if command is None or replica not in command.waiting:
@@ -192,10 +192,10 @@ class Commands:
 
 
 def check_command(kind: CommandKind, params: Any) -> None:
-    """Check that a command makes sense before any replica is told.
+    """Check that a command makes sense, before any replica gets it.
 
     Raises:
-        WrongArguments: its parameters are not those of the kind.
+        WrongArguments: the parameters do not fit the kind.
     """
     if not isinstance(params, dict) or not all(isinstance(key, str) for key in params):
         raise WrongArguments(f"the parameters of {kind} are names and values, not {params!r:.80}")

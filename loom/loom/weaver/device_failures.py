@@ -1,4 +1,4 @@
-"""What follows when a device fails: who is on it is told, and what their groups' policies say is done."""
+"""Device failures: every replica on the device is notified, and its group's policy is carried out."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from loom.weaver.views import WeaverEvent
 
 
 class DeviceFailures:
-    """Devices that have failed since the weaver's start."""
+    """The handling of device failures, and the failures since the weaver's start."""
 
     def __init__(self, known: Registry, outbox: Outbox, dispatcher: Dispatcher) -> None:
         self._known = known
         self._outbox = outbox
         self._dispatcher = dispatcher
         self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
-        """By device the event, and the processes that were told."""
+        """For each device the event of its failure, and the process instances that were notified."""
 
     def fail(self, device: str, reason: str, by: str, now: float) -> WeaverEvent:
-        """Take note that a device has failed: find the replicas on it, tell them, and do what their policies say.
+        """Record that a device has failed, notify the replicas on it, and carry out their policies.
 
-        Monitors may say so again and again: that changes nothing unless other processes are on it by then.
+        Monitors may report a failure again and again; a repeated report changes nothing unless new processes use
+        the device.
 
         Returns:
-            The event that shows it all: the device, the replicas, and what was done with each.
+            The event that shows the device, the replicas, and the action taken for each.
 
         Raises:
-            UnknownDevice: no replica has registered it.
+            UnknownDevice: no replica has registered the device.
         """
         known = self._known.devices.device(device)
         affected = [self._known.replicas[id] for id in self._known.devices.replicas_of(device)]
@@ -76,7 +77,7 @@ class DeviceFailures:
 def want_respawn(
     known: Registry, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None
 ) -> None:
-    """Log that a replica has to be put elsewhere."""
+    """Log that a replica needs a respawn elsewhere."""
     about = {"session": replica.session, "procs": replica.procs, "rank": replica.rank, "group": replica.group}
     devices = known.devices.devices_of(replica.id)
     known.events.append(

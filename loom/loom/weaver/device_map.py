@@ -1,7 +1,7 @@
-"""Which replica runs on which devices: the map that turns a broken GPU into the processes to tell.
+"""The map of replicas and devices, which turns a broken GPU into the processes to notify.
 
-It is many to many: a replica may span devices, and a device may serve several replicas. A device is on the list of
-a replica exactly when the replica is on the list of the device, whatever happens to either.
+The relation is many to many: a replica may span devices, and a device may serve several replicas. A device is on
+the list of a replica exactly when the replica is on the list of the device, whatever happens to either.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _KnownDevice:
 
 
 class DeviceReplicaMap:
-    """Devices, replicas and which belongs to which.
+    """A many-to-many map of devices and replica ids.
 
-    Replicas are known here by their ids. A device stays known, and failed if it has failed, when its last replica
-    leaves, so that whoever registers it next is not told that it is well; `forget` ends that.
+    A device stays known, with its state, when its last replica leaves, so that a failed device is not taken for a
+    healthy one when another replica registers it. `forget` removes it.
 
     Methods raise `UnknownDevice` for a device that no replica has registered, unless they say otherwise.
     """
@@ -54,11 +54,11 @@ class DeviceReplicaMap:
         return self._find(uuid).state
 
     def reason(self, uuid: str) -> str | None:
-        """Return why a device is not active; None if it is."""
+        """Return why a device is not active; None if it is active."""
         return self._find(uuid).reason
 
     def replicas_of(self, uuid: str) -> list[str]:
-        """Return the replicas on a device, in the order in which they came; none on one that is not known."""
+        """Return the replicas on a device, in the order in which they came; an unknown device has none."""
         return list(self._known[uuid].replicas) if uuid in self._known else []
 
     def devices_of(self, replica: str) -> list[str]:
@@ -66,7 +66,7 @@ class DeviceReplicaMap:
         return list(self._devices_of.get(replica, ()))
 
     def register(self, replica: str, devices: Iterable[Device]) -> None:
-        """Let a replica run on these devices and no others, as it says when it registers."""
+        """Assign exactly these devices to a replica."""
         wanted = {device.uuid: device for device in devices}
         for uuid in self.devices_of(replica):
             if uuid not in wanted:
@@ -75,14 +75,14 @@ class DeviceReplicaMap:
             self.add(replica, device)
 
     def add(self, replica: str, device: Device) -> None:
-        """Let a replica run on one more device, whose description replaces an older one."""
+        """Assign one more device to a replica; the device's description replaces an older one."""
         known = self._known.setdefault(device.uuid, _KnownDevice(device))
         known.device = device
         known.replicas[replica] = None
         self._devices_of.setdefault(replica, {})[device.uuid] = None
 
     def remove(self, replica: str, uuid: str) -> None:
-        """Take a replica off a device; harmless if it is not on it."""
+        """Take a replica off a device; do nothing if the replica is not on it."""
         if uuid in self._known:
             self._known[uuid].replicas.pop(replica, None)
         ours = self._devices_of.get(replica, {})
@@ -98,27 +98,27 @@ class DeviceReplicaMap:
         return uuids
 
     def fail(self, uuid: str, reason: str) -> None:
-        """Note that a device has failed. Its replicas stay on it until they leave."""
+        """Mark a device as failed. Its replicas stay on it until they leave."""
         known = self._find(uuid)
         known.state, known.reason = DeviceState.FAILED, reason
 
     def deactivate(self, uuid: str, reason: str) -> None:
-        """Note that a device is not used any more, unless it has failed, which is worse."""
+        """Mark a device as inactive, unless it has failed, which is worse."""
         known = self._find(uuid)
         if known.state is not DeviceState.FAILED:
             known.state, known.reason = DeviceState.INACTIVE, reason
 
     def reactivate(self, uuid: str) -> None:
-        """Note that a device is well again."""
+        """Mark a device as active again."""
         known = self._find(uuid)
         known.state, known.reason = DeviceState.ACTIVE, None
 
     def restore(self, device: Device, state: DeviceState, reason: str | None) -> None:
-        """Put back a device as it was stored, with no replica."""
+        """Restore a stored device, without replicas."""
         self._known[device.uuid] = _KnownDevice(device, state, reason)
 
     def forget(self, uuid: str) -> None:
-        """Know nothing of a device any more; its replicas are taken off it."""
+        """Forget a device, and take its replicas off it."""
         for replica in self.replicas_of(uuid):
             self.remove(replica, uuid)
         self._known.pop(uuid, None)

@@ -1,4 +1,4 @@
-"""Giving commands to replicas, and taking their acknowledgements."""
+"""The dispatch of commands to replicas, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _CAUSES = {
     CommandKind.REACTIVATE: Cause.RESUMED,
     CommandKind.DRAIN: Cause.DRAINED,
 }
-"""What happens to a replica by applying a command."""
+"""The state change that follows from an applied command."""
 
 
 class Dispatcher:
-    """Gives commands."""
+    """The part of the weaver that gives commands and takes acknowledgements."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
         self._outbox = outbox
         self.latencies = Latencies()
-        """From giving a command to its acknowledgement."""
+        """Seconds from giving a command to its acknowledgement."""
 
     def give(
         self,
@@ -41,12 +41,13 @@ class Dispatcher:
         now: float,
         cause: int | None = None,
     ) -> GivenCommand:
-        """Tell replicas to do something; ``cause`` is the event that led to it.
+        """Give a command to the replicas of a target; ``cause`` is the event that led to it.
 
         Raises:
-            WrongArguments: it makes no sense with these parameters or this target.
-            NotInjectable, UnknownReplica: it is a fault, and the target is not marked for that, or nobody.
-            UnknownDevice: it names a device that no replica has registered.
+            WrongArguments: the command makes no sense with these parameters or this target.
+            NotInjectable: the command is a fault, and a replica is not marked for faults.
+            UnknownReplica: the command is a fault, and the target names no living replica.
+            UnknownDevice: the command names a device that no replica has registered.
         """
         check_command(kind, params)
         there, acknowledgements = select(target, self._known.replicas)
@@ -75,11 +76,13 @@ class Dispatcher:
         return given
 
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
-        """Remove a fault before its time is over, by a replica that can: one that it has stopped cannot.
+        """Remove a fault early, through any injectable replica on its hosts.
+
+        The replica that the fault has stopped cannot do so itself.
 
         Raises:
-            UnknownInjection: no fault of that id was injected, or it was long ago.
-            UnknownReplica: no replica that could lives.
+            UnknownInjection: no fault with that id was injected, or it was long ago.
+            UnknownReplica: no such replica lives.
         """
         command = self._known.commands.get(injection)
         if command is None or command.kind is not CommandKind.INJECT:
@@ -91,7 +94,7 @@ class Dispatcher:
         return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
     def take(self, replica: Replica, frame: list[Any], now: float) -> None:
-        """Take what a replica made of a command."""
+        """Take a replica's acknowledgement of a command."""
         told = Acknowledged.from_body(frame)
         made = told.acknowledgement
         command = self._acknowledge(replica, told.command, made)
@@ -117,14 +120,14 @@ class Dispatcher:
         return command
 
     def end_all(self, replica: Replica, reason: str, now: float) -> None:
-        """Note that a replica will not acknowledge the commands that it has not acknowledged."""
+        """Fail the commands that a replica has not acknowledged and never will."""
         for command in self._known.commands.unacknowledged(replica.id):
             self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
             about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
             self._known.events.append(now, "unanswered", replica.id, **about)
 
     def why_ended(self, replica: Replica) -> str:
-        """Return why a replica that does not live takes no commands."""
+        """Return why a replica that has ended takes no commands."""
         if replica.state is ReplicaState.FINISHED:
             return f"replica {replica.id!r} has finished"
         return f"replica {replica.id!r} has failed: {replica.died_of}"

@@ -1,6 +1,6 @@
-"""A picture of a job's goodput: where its time went, as it went on, and when processes died.
+"""A plot of a job's goodput: the use of its time over its life, and the deaths of its processes.
 
-It needs matplotlib, which is imported when a picture is made and not before: extra ``plot``.
+The plot needs matplotlib (extra ``plot``), which is imported only when a plot is made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COLOURS = {
     "idle": "#c8ccd0",
 }
 MORE_COLOURS = ("#16a3b8", "#7f6b4f", "#d977b0", "#5b6770")
-"""For what a training names besides."""
+"""For the reasons that a training names in addition."""
 
 BARS = 120
-"""At most; a bar is the mean over its time."""
+"""Bars in a plot at most; a bar is the mean over its time."""
 
 
 def save_plot(record: GoodputRecord, path: str | Path) -> Path:
-    """Write a PNG: the share of each reason over time as stacked bars, deaths as lines, and all of it as one bar.
+    """Write a PNG: the share of each reason over time as stacked bars, deaths as lines, and the total as one bar.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -90,7 +90,7 @@ def _draw_faults(axes: Any, record: GoodputRecord) -> None:
 
 
 def _grown(reason: str, before: CoursePoint, after: CoursePoint) -> float:
-    # A process that was taken for dead and was not gets its time back.
+    # The sum falls when a process that was taken for dead reconnects and gets its time back.
     return max(0.0, after.seconds.get(reason, 0.0) - before.seconds.get(reason, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Which replicas live: connections that are lost, silence, stalls, and ends."""
+"""The liveness of replicas: lost connections, silence, stalls, and ends."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ _MAX_STALL_STACKS = 16
 
 @dataclass(frozen=True)
 class LivenessTimeouts:
-    """How long the weaver waits for replicas, in seconds."""
+    """The times that the weaver waits for replicas, in seconds."""
 
     beat: float = 1.0
-    """Between two heartbeats of a replica."""
+    """Seconds between two heartbeats of a replica."""
     missed_beats: int = 3
-    """A replica that has not been connected for as many has failed; a connection on which nothing comes for as many
-    is given up."""
+    """Heartbeats after which a replica without a connection has failed, and a silent connection is closed."""
     grace: float = 1.0
-    """In which a replica may be connected again before anybody is told."""
+    """Seconds in which a replica may reconnect before its state changes."""
     restart_grace: float = 10.0
-    """After the weaver's start, in which no replica fails because it is not connected yet."""
+    """Seconds after the weaver's start in which no replica fails for want of a connection."""
     stall_factor: float = 10.0
-    """A running replica counts as stalled after this many median step times without a step,"""
+    """A running replica counts as stalled after this many median step times without a step."""
     stall_least: float = 2.0
-    """but never before this many seconds."""
+    """Seconds without a step before which no replica counts as stalled."""
 
 
 class Liveness:
-    """Looks after replicas."""
+    """The part of the weaver that decides which replicas live."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class Liveness:
         self._dispatcher = dispatcher
         self._stacks = stacks
         self._checks: list[tuple[float, int, Replica]] = []
-        """Replicas by when to look after them; entries that a later one of the replica replaced are passed over."""
+        """A heap of (time, number, replica) checks. A check is skipped if a later `schedule` replaced it."""
         self._check_number = itertools.count()
 
     def tick(self, now: float) -> None:
-        """Look after the replicas whose time has come."""
+        """Check the replicas whose time has come."""
         checks = self._checks
         while checks and checks[0][0] <= now:
             at, _, replica = heapq.heappop(checks)
@@ -105,7 +104,7 @@ class Liveness:
             self._stacks.want(replica, event)
 
     def unlink(self, replica: Replica, now: float) -> None:
-        """Note that a replica has lost its connection."""
+        """Record that a replica has lost its connection."""
         replica.link = None
         if replica.state in LIVING:
             replica.link_lost = now
@@ -113,7 +112,7 @@ class Liveness:
         self._known.touch(replica)
 
     def fail(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
-        """Note that a replica has failed, and do what its group's policy says."""
+        """Record that a replica has failed, and carry out its group's policy."""
         action = self._known.policy.action(replica.group)
         devices = self._known.devices.devices_of(replica.id)
         about = {"reason": reason, "step": replica.step, "devices": devices, "action": action.value}
@@ -126,7 +125,7 @@ class Liveness:
             want_respawn(self._known, replica, reason, event, now)
 
     def finish(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
-        """Note that a replica came to its end as it was meant to."""
+        """Record that a replica ended as it was meant to."""
         self._known.move(replica, cause, now, by, {"reason": reason, "step": replica.step})
         self._known.drain(replica)
         self._known.goodput.finished(replica.job, replica.id, now)
@@ -138,6 +137,6 @@ class Liveness:
         self._known.forget_surplus()
 
     def schedule(self, replica: Replica, at: float) -> None:
-        """Look after a replica at a time, and not before."""
+        """Check a replica at a time, and not before."""
         replica.check_at = at
         heapq.heappush(self._checks, (at, next(self._check_number), replica))

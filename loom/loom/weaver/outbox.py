@@ -1,4 +1,4 @@
-"""What the weaver has to say: it is put aside here, and leaves when what it is about is stored."""
+"""The outbox of the weaver: output waits here until the state that it reports is stored."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from loom.weaver.views import WeaverEvent
 
 
 class Peer:
-    """A connection with a threadlet, as the weaver sees it. ``replica`` is None until it has said hello."""
+    """A connection with a threadlet, as the weaver sees it. ``replica`` is None until the threadlet's hello."""
 
     replica: Replica | None = None
 
 
 @dataclass(slots=True)
 class Output:
-    """What the weaver says after a commit, when all that it is about is stored."""
+    """The output of the weaver after a commit, when everything that it reports is stored."""
 
     frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
-    """For threadlets, in order; None: close the connection."""
+    """Frames for threadlets, in order; None closes the connection."""
     events: list[WeaverEvent] = field(default_factory=list)
-    """For watchers."""
+    """Events for watchers."""
     done: list[GivenCommand] = field(default_factory=list)
-    """For those that wait for them."""
+    """Commands that are done, for the callers that wait for them."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)
-    """Stacks to get: the id to give to `loom.weaver.stacks.Stacks.take`, and the replica."""
+    """Stacks to get: the id for `loom.weaver.stacks.Stacks.take`, and the replica."""
 
 
 class Outbox:
@@ -40,19 +40,19 @@ class Outbox:
         """Whether a peer or a caller waits for the next commit."""
 
     def send(self, replica: Replica, frame: Frame) -> None:
-        """Send a frame to a replica that is connected."""
+        """Send a frame to a connected replica."""
         self.output.frames.append((replica.link, frame))
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
-        """Say why a connection is closed, and close it."""
+        """Send the reason why a connection is closed, and close it."""
         self.output.frames += [(peer, Refusal(code, text)), (peer, None)]
         self.urgent = True
 
     def close(self, peer: Peer) -> None:
-        """Close a connection, behind the frames for it."""
+        """Close a connection after the frames for it are sent."""
         self.output.frames.append((peer, None))
 
     def take(self) -> Output:
-        """Return the output, and begin again with nothing."""
+        """Return the output, and start an empty one."""
         output, self.output, self.urgent = self.output, Output(), False
         return output

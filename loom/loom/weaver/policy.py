@@ -1,6 +1,6 @@
-"""What follows when a device fails: for each group of replicas, what is done with those on the device.
+"""The policy for device failures: for each group of replicas, the action for those on a failed device.
 
-Every replica on the device is told that it has failed, whatever the policy; the policy says what else.
+Every replica on the device is notified, whatever the policy.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from loom.errors import WrongArguments
 
 
 class Action(str, Enum):
-    """What is done with a replica whose device has failed."""
+    """The action for a replica whose device has failed."""
 
     NOTIFY = "notify"
-    """No more than telling it."""
+    """Only notify the replica."""
     PAUSE = "pause"
     STOP = "stop"
     RESPAWN = "respawn"
-    """Log an event ``respawn_wanted``, for whoever can put the replica elsewhere."""
+    """Log an event ``respawn_wanted``, for a program that can respawn the replica elsewhere."""
 
 
 class Policy:
-    """The action for each group. A group without one of its own has that of the newest glob that matches it."""
+    """The action for each group.
+
+    A group without an action of its own has that of the newest glob that matches it.
+    """
 
     def __init__(self) -> None:
         self._actions: dict[str, Action] = {}
@@ -33,7 +36,7 @@ class Policy:
         return iter(self._actions.items())
 
     def set(self, group: str, action: str) -> Action:
-        """Choose the action for a group, or for all that a glob matches (``"*"``: all).
+        """Set the action of a group, or of all groups that a glob matches (``"*"`` matches all).
 
         Raises:
             WrongArguments: there is no such action.
@@ -46,7 +49,7 @@ class Policy:
         return self._actions[group]
 
     def action(self, group: str) -> Action:
-        """The action for a group; `Action.NOTIFY` unless one was chosen."""
+        """Return the action of a group; the default is `Action.NOTIFY`."""
         if group in self._actions:
             return self._actions[group]
         for pattern, action in reversed(self._actions.items()):

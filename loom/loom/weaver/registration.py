@@ -1,4 +1,4 @@
-"""How processes become replicas and cease to be: hellos, goodbyes, and what drivers tell of their meshes."""
+"""The registration of processes as replicas, and their ends: hellos, goodbyes, and reports of drivers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CAUSES = {
 
 
 class Registration:
-    """Takes hellos and goodbyes."""
+    """The part of the weaver that takes hellos and goodbyes."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Registration:
         self._reports = reports
 
     def hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
-        """Take a threadlet's first frame: welcome or refuse it."""
+        """Take a threadlet's first frame; welcome or refuse the threadlet."""
         if not hmac.compare_digest(hello.key.encode(), self._key):
             return self._outbox.refuse(
                 peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another"
@@ -110,10 +110,10 @@ class Registration:
             self._liveness.finish(replica, Cause.SAID_FINISHED, bye.reason, now)
 
     def supervision(self, report: dict[str, Any], now: float) -> list[str]:
-        """Take a driver's word that processes of its meshes have ended; return the ids of their replicas.
+        """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
 
-        The report has ``session``, ``procs``, ``rank`` (None: all of them), ``what`` (``"stopped"`` if they were
-        meant to end) and ``reason``.
+        The report has ``session``, ``procs``, ``rank`` (None: all ranks), ``what`` (``"stopped"`` if the processes
+        were meant to end) and ``reason``.
         """
         session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
         reason = str(report.get("reason") or what or "its process is dead")
@@ -134,6 +134,6 @@ class Registration:
         return [replica.id for replica in ended]
 
     def spawned(self, report: dict[str, Any], now: float) -> None:
-        """Take a driver's word that it has started processes, whose threadlets will say hello."""
+        """Log a driver's report that it has started processes, whose threadlets will say hello."""
         about = {name: report.get(name) for name in ("session", "procs", "rank", "host", "what")}
         self._known.events.append(now, "spawned", None, **about)

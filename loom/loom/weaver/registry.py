@@ -1,7 +1,6 @@
-"""What the weaver knows, and keeps: replicas, devices, policies, commands, events and history.
+"""The weaver's persistent state: replicas, devices, policies, commands, events and history.
 
-Whatever changes here is written by the next `Registry.commit`, and is there again when a registry is made from the
-same store.
+The next `Registry.commit` writes every change. A registry made from the same store has them all.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from loom.weaver.views import WeaverEvent
 
 
 class Registry:
-    """Replicas and devices, and all that is said and done about them.
+    """The replicas and devices, with their policies, commands, events and history.
 
     Args:
-        store: where everything is kept; what is there already is taken up.
+        store: the store of the state, from which the registry loads what is there.
         now: the time.
-        keep_ended: how many replicas to remember that have failed or finished.
-        save_after: seconds after which a replica's newest status is written outside the journal.
+        keep_ended: how many failed or finished replicas to remember.
+        save_after: seconds after which a replica's newest status is also written outside the journal.
     """
 
     def __init__(
@@ -46,17 +45,17 @@ class Registry:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.states: Counter[ReplicaState] = Counter()
-        """How many replicas are in each."""
+        """How many replicas are in each state."""
         self.devices = DeviceReplicaMap()
         self.device_status: dict[str, dict[str, Any]] = {}
-        """What was last said of each device; not stored."""
+        """The newest report on each device; not stored."""
         self.events = EventStore(store.db)
         self.history = History(store.db)
         self.commands = Commands()
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
-        """Whether `take_changes` will be called."""
+        """Whether there are watchers, for whom `take_changes` will be called."""
         self._store = store
         self._keep_ended = keep_ended
         self._save_after = save_after
@@ -66,7 +65,7 @@ class Registry:
         self._touched: dict[Replica, None] = {}
         self._touched_devices: dict[str, None] = {}
         self._unsaved: dict[Replica, tuple[int, float]] = {}
-        """Replicas whose newest status is only in the journal: its first row with some of it, and when that was."""
+        """Replicas whose newest status is only in the journal: the first such row, and when it was written."""
         self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
         self._written = now
         self._load()
@@ -74,10 +73,10 @@ class Registry:
         self._replay(now)
 
     def replica(self, id: str) -> Replica:
-        """A replica, by its id or by its short name where only one that lives has that.
+        """Return a replica by its id, or by its short name if only one living replica has that name.
 
         Raises:
-            UnknownReplica: none has the id.
+            UnknownReplica: no replica has the id.
         """
         try:
             return self.replicas[id]
@@ -88,17 +87,17 @@ class Registry:
             raise UnknownReplica(unknown(id, self.replicas)) from None
 
     def in_procs(self, session: str | None, procs: str) -> list[Replica]:
-        """The replicas in the processes of a mesh."""
+        """Return the replicas in the processes of a proc mesh."""
         return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]
 
     def add(self, id: str) -> Replica:
-        """A new replica."""
+        """Add a new replica and return it."""
         replica = self.replicas[id] = Replica(id)
         self.states[replica.state] += 1
         return replica
 
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
-        """Take over what a hello says of its replica."""
+        """Update a replica from its threadlet's hello."""
         self._leave_procs(replica)
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
@@ -123,9 +122,9 @@ class Registry:
         by: int | None = None,
         about: dict[str, Any] | None = None,
     ) -> int | None:
-        """Let something happen to a replica; return the event that says that its state is another, or None.
+        """Apply a cause to a replica; return the id of the event that logs the new state, None if there is none.
 
-        ``by`` is the event that led to it, ``about`` what else the event says.
+        ``by`` is the event that led to it; ``about`` is further data for the event.
         """
         before = replica.move(cause, now)
         if before is None:
@@ -143,17 +142,17 @@ class Registry:
         return self.events.append(now, after.value, replica.id, **said).id
 
     def save(self, replica: Replica) -> None:
-        """Write a replica with the next commit, as it is then."""
+        """Write a replica with the next commit, in the state that it has then."""
         self._changed[replica] = None
         self.touch(replica)
 
     def touch(self, replica: Replica) -> None:
-        """Tell watchers how a replica is, with the next push."""
+        """Include a replica in the next push to watchers."""
         if self.watching:
             self._touched[replica] = None
 
     def keep_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
-        """Write a replica's status reports, which it and the history have taken, into the journal."""
+        """Write a replica's status reports, already applied to the replica and the history, into the journal."""
         self._store.log([replica.id, replica.instance, reports])
         if replica not in self._unsaved:
             self._unsaved[replica] = self._store.journal_id, now
@@ -161,23 +160,23 @@ class Registry:
 
     @property
     def journal_id(self) -> int:
-        """The row of the journal in which reports will be that are taken now."""
+        """The id of the journal row for the reports taken before the next commit."""
         return self._store.journal_id
 
     def forget_surplus(self) -> None:
-        """Forget the replicas that have ended first, where there are too many."""
+        """Forget the replicas that ended first, if more than ``keep_ended`` have ended."""
         while len(self._ended) > self._keep_ended:
             self._forget(self.replicas[next(iter(self._ended))])
 
     def set_device_status(self, device: str, status: dict[str, Any]) -> None:
-        """Note how a device is now, unless nobody has registered it."""
+        """Set the newest status of a device, if a replica has registered it."""
         if device in self.devices:
             self.device_status[device] = status
             if self.watching:
                 self._touched_devices[device] = None
 
     def take_changes(self) -> dict[str, dict[str, Any]]:
-        """What has changed since this was last called, of what changes often: replicas and devices, by id."""
+        """Return the frequent changes of replicas and devices, by id, since the last call."""
         replicas = {replica.id: replica.changing() for replica in self._touched}
         devices = {uuid: self.device_status[uuid] for uuid in self._touched_devices if uuid in self.device_status}
         self._touched.clear()
@@ -196,7 +195,7 @@ class Registry:
         self.save(replica)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
-        """Choose what is done with the replicas of a group, or of those that a glob matches, when a device fails.
+        """Set the action for the replicas of a group, or of all groups that a glob matches, when a device fails.
 
         Raises:
             WrongArguments: there is no such action.
@@ -206,14 +205,14 @@ class Registry:
         self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
 
     def add_command(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
-        """Take a new command, and those acknowledgements that are known already, by replica."""
+        """Add a command, with the acknowledgements known already, by replica."""
         self._store.put("commands", command.id, command.to_dict())
         for id, one in acknowledgements.items():
             self._store.put_acknowledgement(command.id, id, one.to_body())
         self._drop_commands(self.commands.add(command, acknowledgements))
 
     def acknowledge(self, replica: Replica, id: str, acknowledgement: Acknowledgement) -> GivenCommand | None:
-        """Take what a replica made of a command; return the command, or None if nobody waits for that."""
+        """Record a replica's acknowledgement of a command; return the command, None if none was expected."""
         command, forgotten = self.commands.acknowledge(id, replica.id, acknowledgement)
         if command is not None:
             self._store.put_acknowledgement(id, replica.id, acknowledgement.to_body())
@@ -221,10 +220,10 @@ class Registry:
         return command
 
     def commit(self, now: float) -> list[WeaverEvent]:
-        """Write what has changed; return the events that are new or say more than before.
+        """Write the changes; return the events that are new or were amended.
 
         Raises:
-            sqlite3.Error: it cannot be written.
+            sqlite3.Error: the store cannot be written.
         """
         for replica in self._changed:
             self._put(replica)
@@ -269,7 +268,7 @@ class Registry:
         self._forgotten.append(replica.id)
 
     def _forget_unused(self, devices: Iterable[str]) -> None:
-        """Forget those devices that nobody uses and of which there is nothing to remember."""
+        """Forget the active devices that no replica uses. Failed and inactive ones are remembered."""
         for device in devices:
             if not self.devices.replicas_of(device) and self.devices.state(device) is DeviceState.ACTIVE:
                 self.devices.forget(device)
@@ -309,7 +308,7 @@ class Registry:
             self._drop_commands(self.commands.add(GivenCommand.from_dict(stored), known.get(stored["id"], {})))
 
     def _replay(self, now: float) -> None:
-        """Take what the journal has, but for what is also elsewhere."""
+        """Apply the status reports of the journal that are not stored elsewhere yet."""
         for row, entries in self._store.journal():
             for id, instance, reports in entries:
                 replica = self.replicas.get(id)

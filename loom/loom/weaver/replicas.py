@@ -21,23 +21,23 @@ from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
 
 class Cause(str, Enum):
-    """What makes a replica go from one state to another."""
+    """The cause of a replica's change from one state to another."""
 
     REGISTERED = "registered"
-    """A new process says that it is this replica."""
+    """A new process registered as this replica."""
     RESUMED = "resumed"
-    """It says that it runs: a resume was applied, or it is connected again."""
+    """The replica reports that it runs: a resume was applied, or it has reconnected."""
     STEPPED = "stepped"
     PAUSED = "paused"
     DRAINED = "drained"
     """A drain was applied."""
     NO_STEP = "no step"
-    """It took none in many times its usual step time, while its heartbeats went on."""
+    """The replica took no step in many times its baseline step time, while its heartbeats went on."""
     LINK_LOST = "link lost"
     SILENT = "silent"
-    """It was not connected for several heartbeats."""
+    """The replica was not connected for several heartbeats."""
     DIED = "died"
-    """Whoever looks after its process says that it is dead."""
+    """The driver or the weaver found that its process is dead."""
     SAID_FAILED = "said that it failed"
     SAID_FINISHED = "said that it finished"
 
@@ -61,8 +61,11 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
     Cause.SAID_FAILED: dict.fromkeys(LIVING, _R.FAILED),
     Cause.SAID_FINISHED: dict.fromkeys(LIVING, _R.FINISHED),
 }
-"""Where each cause leads from each state. Where it is not listed, the cause changes nothing: a step that a paused
-replica reports was taken before it paused."""
+"""The next state for each cause and state.
+
+A pair that is not listed changes nothing: for example, a step that a paused replica reports was taken before the
+pause.
+"""
 
 _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
@@ -70,9 +73,9 @@ _REMEMBERED_STEPS = 32
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What the weaver knows of one training process. Times are seconds since the epoch.
+    """The weaver's record of one training process. Times are seconds since the epoch.
 
-    What others see of it is described in `ReplicaInfo`.
+    `ReplicaInfo` describes the fields that others see.
     """
 
     id: str
@@ -99,17 +102,17 @@ class Replica:
     changed: float = 0.0
     died_of: str | None = None
 
-    # What is not stored:
+    # The fields from here on are not stored.
     short_name: str = field(init=False)
-    """Without the session, which tells replicas of several sessions apart."""
+    """The id without the session, which tells replicas of several sessions apart."""
     link: Any = None
     """The replica's connection; None while it has none."""
     heard: float = 0.0
     progress: float = 0.0
-    """When it was last seen to take a step, by the weaver's clock."""
+    """When the replica was last seen to take a step, by the weaver's clock."""
     link_lost: float = 0.0
     check_at: float = 0.0
-    """When the weaver looks after it next."""
+    """When the weaver checks the replica's liveness next."""
     _stepped: float = 0.0
     _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
 
@@ -118,11 +121,11 @@ class Replica:
 
     @property
     def job(self) -> str:
-        """What its goodput is counted for: its group, of the session that spawned it if one did."""
+        """The job in whose goodput the replica counts: its group, with the session if one spawned it."""
         return f"{self.group}@{self.session}" if self.session else self.group
 
     def move(self, cause: Cause, now: float) -> ReplicaState | None:
-        """Let something happen to it; return the state that it left, or None where nothing changed."""
+        """Apply a cause; return the state that the replica left, or None if nothing changed."""
         after = TRANSITIONS[cause].get(self.state)
         if after is None or after is self.state:
             return None
@@ -132,10 +135,10 @@ class Replica:
         return before
 
     def take_step(self, step: int, time: float, now: float) -> bool:
-        """Note the step that it has reached; return whether that is progress.
+        """Record the step that the replica has reached; return whether that is progress.
 
-        A lower one than before is one after a restart from a checkpoint. ``time`` is by its own clock, which
-        measures its steps, ``now`` by the weaver's.
+        A lower step than before follows a restart from a checkpoint. ``time`` is by the replica's clock, which
+        measures its step times, ``now`` by the weaver's.
         """
         before = self.step
         if step == before:
@@ -148,13 +151,16 @@ class Replica:
         return True
 
     def baseline_step_time(self) -> float | None:
-        """Return the median seconds of the last steps, which one slow step does not move; None before a few."""
+        """Return the median seconds of the last steps, or None before there are a few.
+
+        One slow step does not move a median.
+        """
         if len(self._step_times) < _FEW_STEPS:
             return None
         return statistics.median(self._step_times)
 
     def begin_instance(self, instance: str) -> None:
-        """Begin again for a new process: nothing that the one before reported holds for it."""
+        """Start over for a new process: the reports of the process before it no longer hold."""
         self.instance = instance
         self.seq = 0
         self.step = self.epoch = self.max_step = self.reported = None
@@ -168,22 +174,22 @@ class Replica:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Replica:
-        """A replica as it was stored; a newer version than that may have more fields."""
+        """Return a stored replica. Fields that only a newer version knows are ignored."""
         known = {name: stored[name] for name in _STORED if name in stored}
         return cls(**known, state=ReplicaState(stored["state"]))
 
     @property
     def connected(self) -> bool:
-        """Whether it has a connection."""
+        """Whether the replica has a connection."""
         return self.link is not None
 
     def info(self, devices: list[str]) -> ReplicaInfo:
-        """Return it as others see it, with the uuids of its devices."""
+        """Return the replica as others see it, with the uuids of its devices."""
         shown = {name: getattr(self, name) for name in (*_STORED, "state", "connected")}
         return ReplicaInfo(**shown, devices=tuple(devices), step_time=self.baseline_step_time())
 
     def changing(self) -> dict[str, Any]:
-        """Return what changes often, as a `loom.weaver.views.Delta` has it."""
+        """Return the fields that change often, for a `loom.weaver.views.Delta`."""
         return {name: getattr(self, name) for name in CHANGING_FIELDS}
 
 

@@ -1,4 +1,4 @@
-"""What replicas report: their status, heartbeats, time accounts, handlers and devices, and faults that are gone."""
+"""The reports of replicas: status, heartbeats, time accounts, handlers, devices, and removed faults."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import ReplicaState
 
 _STORED_AFTER = 0.25
-"""Seconds from a report to telling its threadlet what is stored: once for several, and soon for one that ends.
+"""Seconds from a report to the `Stored` frame for it: few, for a threadlet that ends, but enough to cover several.
 
-Each has its own time: to tell thousands at once would hold up commands.
+Each threadlet has its own time, because a burst to thousands at once would delay commands.
 """
 
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 
 class Reports:
-    """Takes reports."""
+    """The part of the weaver that takes reports."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
@@ -35,7 +35,7 @@ class Reports:
         self.taken = 0
         """Status reports taken since the start."""
         self._unacknowledged: dict[Replica, float] = {}
-        """When each began to report anew, the earliest first; until it is told what is stored."""
+        """When each replica sent its first report that no `Stored` frame covers yet, the earliest first."""
         self.takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             StatusReports.KIND: self._status,
             Heartbeat.KIND: self._beat,
@@ -44,10 +44,10 @@ class Reports:
             Handlers.KIND: self._handlers,
             FaultRemoved.KIND: self._fault_removed,
         }
-        """What takes each kind of report, with the time."""
+        """The method for each kind of report."""
 
     def tell_stored(self, now: float) -> None:
-        """Tell threadlets, now that it is committed, up to where their reports are stored."""
+        """Send threadlets, after a commit, the number of their last stored report."""
         while self._unacknowledged:
             replica, since = next(iter(self._unacknowledged.items()))
             if since > now - _STORED_AFTER:
@@ -65,12 +65,12 @@ class Reports:
         except (TypeError, ValueError) as error:
             raise StatusReports.mismatch(frame) from error
         finally:
-            # Where one of them is refused, those before it are taken.
+            # If a report is refused, those before it still count.
             if replica.seq > before:
                 self._keep_reports(replica, reports, before, now)
 
     def _keep_reports(self, replica: Replica, reports: list[Row], before: int, now: float) -> None:
-        """Keep those reports that were not there and have been taken."""
+        """Keep the reports that are new and were taken."""
         if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
             taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
             reports = [report for report in taken if report[0] > before]
@@ -139,7 +139,7 @@ class Reports:
         self.note_removed(replica, fault.injection, fault.evidence, now)
 
     def note_removed(self, replica: Replica, injection: str, evidence: Mapping[str, Any], now: float) -> None:
-        """Log that a fault is gone, unless that is logged already: it is said again with each hello."""
+        """Log that a fault is gone, unless it is logged already: each hello repeats it."""
         command = self._known.commands.get(injection)
         cause = None if command is None else command.event
         logged = self._known.events.after(cause or 0, MAX_COUNT, replica.id, "fault_removed")
@@ -151,7 +151,7 @@ class Reports:
 
 
 def _number(report: Any) -> int:
-    """Return the number of a status report; one over all others if it has none."""
+    """Return the number of a status report, or one above all others if it has none."""
     return report[0] if type(report) is list and report and type(report[0]) is int else MAX_COUNT
 
 

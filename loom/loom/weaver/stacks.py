@@ -1,4 +1,4 @@
-"""Stacks of training processes: who wants one, and what it is added to."""
+"""The stacks of training processes: requests for them, and their delivery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Wanted(NamedTuple):
 
 
 class Stacks:
-    """Stacks that are wanted."""
+    """The stacks that were requested and have not come yet."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
@@ -34,7 +34,7 @@ class Stacks:
         return len(self._wanted)
 
     def want(self, replica: Replica, event: int | None = None, tell: Callable[[str], None] | None = None) -> str:
-        """Order the stack of a replica's process; return the id to give to `take`."""
+        """Request the stack of a replica's process; return the id for `take`."""
         id = uuid.uuid4().hex
         self._wanted[id] = _Wanted(replica, event, tell)
         self._outbox.output.stacks.append((id, replica))
@@ -42,7 +42,7 @@ class Stacks:
         return id
 
     def ask_threadlet(self, id: str) -> bool:
-        """Ask the threadlet itself for a stack; False if it is not connected."""
+        """Ask the threadlet itself for a stack; return False if the threadlet is not connected."""
         wanted = self._wanted.get(id)
         if wanted is None or wanted.replica.link is None:
             return False
@@ -51,7 +51,7 @@ class Stacks:
         return True
 
     def take(self, id: str, text: str) -> None:
-        """Take a stack, and add it to the event that it was got for."""
+        """Take a stack, add it to its event and pass it to its caller."""
         wanted = self._wanted.pop(id, None)
         if wanted is None:
             return
@@ -62,7 +62,7 @@ class Stacks:
             wanted.tell(text[:_LONGEST])
 
     def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
-        """Take what a threadlet sent, unless nobody wants it of this replica."""
+        """Take a stack from a threadlet, unless it was not requested of this replica."""
         stack = Stack.from_body(frame)
         if stack.id in self._wanted and self._wanted[stack.id].replica is replica:
             self.take(stack.id, stack.text)

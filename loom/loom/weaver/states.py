@@ -1,4 +1,4 @@
-"""The states of replicas and devices, under the same names in Python, REST, the CLI and the metrics."""
+"""The states of replicas and devices, with the same names in Python, REST, the CLI and the metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ReplicaState(str, Enum):
-    """What a replica does."""
+    """The state of a replica."""
 
     REGISTERING = "registering"
     RUNNING = "running"
@@ -22,11 +22,11 @@ class ReplicaState(str, Enum):
 
 
 class DeviceState(str, Enum):
-    """What a device may be used for."""
+    """The state of a device: what it may be used for."""
 
     ACTIVE = "active"
     INACTIVE = "inactive"
-    """Somebody has deactivated it."""
+    """A user deactivated the device."""
     FAILED = "failed"
 
     def __str__(self) -> str:
@@ -34,4 +34,4 @@ class DeviceState(str, Enum):
 
 
 LIVING = frozenset(ReplicaState) - {ReplicaState.FAILED, ReplicaState.FINISHED}
-"""The states of a replica that can be sent commands, now or when it is connected again."""
+"""The states of a replica that can take commands, now or after it has reconnected."""

@@ -1,7 +1,7 @@
-"""What the weaver shows of replicas, devices, commands and goodput.
+"""The weaver's view of replicas, devices, commands and goodput, for users.
 
-The weaver makes these, REST and its WebSocket pass them on as JSON, and programs read them back. Each is an object
-in JSON with the fields of its class.
+The weaver makes these objects, REST and its WebSocket pass them on as JSON, and programs read them back. Each is a
+JSON object with the fields of its class.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ C = TypeVar("C", bound="CommandState")
 
 
 class _View:
-    """An object of JSON. Fields that a newer weaver adds are ignored."""
+    """A JSON object. Fields that only a newer weaver knows are ignored."""
 
-    # Read by pydantic, which the gateway describes REST with: fields that have a default here are always there.
+    # For pydantic, with which the gateway describes REST: fields with a default here are always present in JSON.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"json_schema_serialization_defaults_required": True}
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it in JSON."""
+        """Return the JSON object."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_body(cls: type[V], body: Mapping[str, Any]) -> V:
-        """Return what such an object stands for."""
+        """Return the view that a JSON object holds."""
         names = {one.name for one in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: value for name, value in body.items() if name in names})
 
 
 class _JsonNumber:
-    """Tells pydantic that JSON has texts for floats that are no number."""
+    """The pydantic schema of a float, for which JSON has texts if it is not finite."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, Any]:
@@ -61,20 +61,20 @@ class WeaverStatus(_View):
     """The weaver at a glance."""
 
     weaver: str
-    """Id of this process of it; another after a restart."""
+    """Id of the weaver's process; a restarted weaver has another."""
     started: float
     """Seconds since the epoch."""
     time: float
-    """Now, by the weaver's clock."""
+    """The current time by the weaver's clock."""
     replicas: Mapping[str, int]
-    """How many are in each state; states with none are left out."""
+    """The number of replicas in each state; states without replicas are left out."""
     devices: int
     commands: int
     """Commands that some replica has not acknowledged."""
     event: int
     """Id of the newest event."""
     reports: int
-    """Status reports taken since it started."""
+    """Status reports taken since the weaver started."""
 
 
 @dataclass(frozen=True)
@@ -87,42 +87,42 @@ class ReplicaInfo(_View):
     host: str = ""
     pid: int = 0
     session: str | None = None
-    """The session that spawned it; None for one that Loom did not spawn."""
+    """The session that spawned the replica; None if Loom did not spawn it."""
     procs: str | None = None
-    """The proc mesh of its process."""
+    """The proc mesh of the replica's process."""
     rank: int | None = None
-    """The rank of its process in the proc mesh."""
+    """The rank of the replica's process in the proc mesh."""
     actors: str | None = None
     devices: tuple[str, ...] = ()
     handlers: Mapping[str, str] = field(default_factory=dict)
-    """Configuration keys that it takes, and the names of their types."""
+    """Configuration keys that the replica takes, and the names of their types."""
     config: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
     epoch: int | None = None
     max_step: int | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     reported: float | None = None
-    """When it made its last status report, by its own clock."""
+    """When the replica made its last status report, by its own clock."""
     phase: str = ""
     """step, between or paused."""
     registered: float = 0.0
     changed: float = 0.0
-    """When its state changed."""
+    """When the replica's state last changed."""
     died_of: str | None = None
-    """Why it has failed; None unless it has."""
+    """Why the replica has failed; None unless it has."""
     injectable: bool = False
-    """Whether failures may be injected into it."""
+    """Whether failures may be injected into the replica."""
     connected: bool = False
     step_time: float | None = None
-    """Seconds that one of its steps usually takes; None before there are a few."""
+    """Median seconds of the replica's last steps; None before there are a few."""
     instance: str = ""
-    """Which process of those that have been this replica."""
+    """Id of the process; each process that takes the replica's name has another."""
     seq: int = 0
-    """Number of its last status report."""
+    """Number of the replica's last status report."""
 
     @property
     def job(self) -> str:
-        """The job that its time is counted for; see `GoodputRecord`."""
+        """The job in whose goodput the replica counts; see `GoodputRecord`."""
         return f"{self.group}@{self.session}" if self.session else self.group
 
     @property
@@ -132,12 +132,12 @@ class ReplicaInfo(_View):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ReplicaInfo:
-        """Return what such an object stands for."""
+        """Return the replica that a JSON object holds."""
         read = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
         return super().from_body({**body, **read, "metrics": read_metrics(body["metrics"])})
 
     def changed_by(self, changes: Mapping[str, Any]) -> ReplicaInfo:
-        """Return the replica as it is after the changes that a `Delta` has for it."""
+        """Return the replica with the changes of a `Delta` applied."""
         known = {name: changes[name] for name in CHANGING_FIELDS if name in changes}
         if "state" in known:
             known["state"] = ReplicaState(known["state"])
@@ -162,22 +162,22 @@ class DeviceInfo(_View):
     memory: int = 0
     """Bytes."""
     reason: str | None = None
-    """Why it is not active."""
+    """Why the device is not active."""
     replicas: tuple[str, ...] = ()
-    """Ids of those that use it."""
+    """Ids of the replicas that use the device."""
     status: Mapping[str, Any] | None = None
-    """The newest that was said of it: utilization (0 to 1), memory_used (bytes), temperature (°C), power (W)."""
+    """The newest report on the device: utilization (0 to 1), memory_used (bytes), temperature (°C), power (W)."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> DeviceInfo:
-        """Return what such an object stands for."""
+        """Return the device that a JSON object holds."""
         read = {"state": DeviceState(body["state"]), "replicas": tuple(body.get("replicas", ()))}
         return super().from_body({**body, **read})
 
 
 @dataclass(frozen=True)
 class WeaverEvent(_View):
-    """Something that happened. In JSON what is in ``data`` stands beside the other fields."""
+    """Something that happened. In JSON the items of ``data`` are fields next to the others."""
 
     id: int
     """Later events have greater ids."""
@@ -185,17 +185,17 @@ class WeaverEvent(_View):
     """Seconds since the epoch."""
     kind: str
     replica: str | None
-    """The replica that it is about, if it is about one."""
+    """The replica that the event is about, if it is about one."""
     data: dict[str, Any]
-    """What more there is to say, by its kind. ``cause`` is the id of the event that led to it."""
+    """Further fields, by the event's kind. ``cause`` is the id of the event that led to this one."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it in JSON."""
+        """Return the JSON object."""
         return {"id": self.id, "time": self.time, "kind": self.kind, "replica": self.replica, **self.data}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> WeaverEvent:
-        """Return what such an object stands for."""
+        """Return the event that a JSON object holds."""
         data = {name: value for name, value in body.items() if name not in ("id", "time", "kind", "replica")}
         return cls(body["id"], body["time"], body["kind"], body["replica"], data)
 
@@ -210,74 +210,74 @@ class WeaverEvent(_View):
 
 @dataclass(frozen=True)
 class CommandState(_View):
-    """A command that was given, and what replicas have made of it."""
+    """A command that was given, and the replicas' acknowledgements."""
 
     id: str
     replicas: tuple[str, ...]
-    """Whom it is for."""
+    """Ids of the replicas that the command is for."""
     done: bool
-    """Whether each of them has acknowledged it, or cannot any more."""
+    """Whether each replica has acknowledged the command, or no longer can."""
     outcomes: Mapping[str, Acknowledgement]
-    """By replica; of one that has not answered yet, an acknowledgement that is ``waiting``."""
+    """The acknowledgements by replica; one that is ``waiting`` for a replica that has not answered yet."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it in JSON."""
+        """Return the JSON object."""
         return {**super().to_body(), "outcomes": {id: one.to_body() for id, one in self.outcomes.items()}}
 
     @classmethod
     def from_body(cls: type[C], body: Mapping[str, Any]) -> C:
-        """Return what such an object stands for."""
+        """Return the command's state that a JSON object holds."""
         outcomes = {id: Acknowledgement.from_body(one) for id, one in body["outcomes"].items()}
         return super().from_body({**body, "replicas": tuple(body["replicas"]), "outcomes": outcomes})
 
 
 @dataclass(frozen=True)
 class InjectionState(CommandState):
-    """A fault that was injected. ``outcomes`` have the evidence of each replica."""
+    """An injected fault. ``outcomes`` have the evidence of each replica."""
 
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What shows that a process of Loom is gone, if that was the fault."""
+    """Evidence that a process of Loom is gone, if the fault ended one."""
 
 
 @dataclass(frozen=True)
 class FaultRecord(_View):
-    """The death of a process, and what it cost. Times are seconds since the epoch."""
+    """The death of a process, and its cost. Times are seconds since the epoch."""
 
     replica: str
     reason: str
     time: float
     """When the process was last heard of."""
     detected: float
-    """When the weaver knew."""
+    """When the weaver noticed the death."""
     registered: float | None = None
-    """When the process came that has its place now; None as long as there is none."""
+    """When the next process in the replica's place registered; None while there is none."""
     stepped: float | None = None
-    """When that began its first step."""
+    """When the next process began its first step."""
 
     @property
     def detection(self) -> float:
-        """Seconds until the weaver knew."""
+        """Seconds from the last sign of the process to the weaver's notice of its death."""
         return self.detected - self.time
 
     @property
     def respawn(self) -> float | None:
-        """Seconds from then until another process had its place."""
+        """Seconds from the notice of the death until another process took the place."""
         return None if self.registered is None else self.registered - self.detected
 
     @property
     def waiting(self) -> float | None:
-        """Seconds from then until the first step."""
+        """Seconds from the next process's registration to its first step."""
         return None if self.registered is None or self.stepped is None else self.stepped - self.registered
 
     @property
     def recovery(self) -> float | None:
-        """Seconds from the last sign of the one process to the first step of the other."""
+        """Seconds from the last sign of the dead process to the first step of the next."""
         return None if self.stepped is None else self.stepped - self.time
 
 
 @dataclass(frozen=True)
 class CoursePoint(_View):
-    """What the sums of a job were at a time."""
+    """The sums of a job at a time."""
 
     time: float
     """Seconds since the epoch."""
@@ -286,24 +286,27 @@ class CoursePoint(_View):
 
 @dataclass(frozen=True)
 class GoodputRecord(_View):
-    """How much of a job's time was spent on steps that count. A second of it is a second of one of its replicas."""
+    """The share of a job's time that was spent on steps that count.
+
+    A second of it is a second of one of its replicas.
+    """
 
     job: str
     """The replicas' group; ``GROUP@SESSION`` if a session spawned them."""
     since: float
-    """When its first replica registered, in seconds since the epoch."""
+    """When the job's first replica registered, in seconds since the epoch."""
     until: float
-    """Now, or when its last replica ended."""
+    """The current time, or when the job's last replica ended."""
     replicas: int
-    """How many live."""
+    """The number of living replicas."""
     ratio: float | None
-    """The share of ``compute``, from 0 to 1. None before there is anything."""
+    """The share of ``compute``, from 0 to 1; None before any time has passed."""
     seconds: Mapping[str, float]
-    """By what they were spent on: `loom.control.time_account.REASONS`, and what the training names besides."""
+    """Seconds by reason: `loom.control.time_account.REASONS`, and the reasons that the training names itself."""
     faults: tuple[FaultRecord, ...] = ()
-    """Deaths of processes, the first first."""
+    """Deaths of processes, the earliest first."""
     course: tuple[CoursePoint, ...] = ()
-    """What ``seconds`` were since the beginning, at several times, the last of them ``until``."""
+    """The timeline of ``seconds``: their values at several times, the last of them ``until``."""
 
     def share(self, reason: str) -> float:
         """Return the share of a reason, from 0 to 1."""
@@ -311,13 +314,13 @@ class GoodputRecord(_View):
         return self.seconds.get(reason, 0.0) / whole if whole > 0 else 0.0
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object that stands for it in JSON."""
+        """Return the JSON object."""
         faults, course = [one.to_body() for one in self.faults], [one.to_body() for one in self.course]
         return {**super().to_body(), "faults": faults, "course": course}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> GoodputRecord:
-        """Return what such an object stands for."""
+        """Return the record that a JSON object holds."""
         faults = tuple(map(FaultRecord.from_body, body["faults"]))
         return super().from_body(
             {**body, "faults": faults, "course": tuple(map(CoursePoint.from_body, body["course"]))}
@@ -326,7 +329,7 @@ class GoodputRecord(_View):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that there is: the first thing a watcher gets, and again after the weaver or the connection was away."""
+    """The whole state: a watcher's first update, and the next one after the weaver or the connection was away."""
 
     status: Mapping[str, Any]
     """The fields of `WeaverStatus`."""
@@ -336,17 +339,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Delta:
-    """What has been reported since the last one."""
+    """The changes that were reported since the last update of this kind."""
 
     replicas: Mapping[str, Mapping[str, Any]]
     """For each id the fields of `ReplicaInfo` that change often; see `ReplicaInfo.changed_by`."""
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each uuid its `DeviceInfo.status`."""
+    """For each uuid the new `DeviceInfo.status`."""
 
 
 @dataclass(frozen=True)
 class Away:
-    """The weaver or the connection to the gateway is away, and what comes next is a `Snapshot`."""
+    """The weaver, or the connection to the gateway, is away. The next update is a `Snapshot`."""
 
     reason: str
 
@@ -355,7 +358,7 @@ WeaverUpdate = Snapshot | WeaverEvent | Delta | Away
 
 
 def read_update(body: Mapping[str, Any]) -> WeaverUpdate | None:
-    """Return what a message of ``/ws/v1/weaver`` says; None for a kind that this version does not know."""
+    """Return the update in a message of ``/ws/v1/weaver``, or None for a kind that this version does not know."""
     match body["type"]:
         case "snapshot":
             replicas = {one["id"]: ReplicaInfo.from_body(one) for one in body["replicas"]}
@@ -378,5 +381,5 @@ def few(names: Collection[str]) -> str:
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return values of metrics, of which those that are no number are texts in JSON, such as ``"NaN"``."""
+    """Return the values of metrics as floats; JSON has texts, such as ``"NaN"``, for those that are not finite."""
     return {name: float(value) for name, value in metrics.items()}

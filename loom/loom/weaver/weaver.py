@@ -1,8 +1,8 @@
-"""The weaver's core: what it makes of what it hears, without sockets and without a clock of its own.
+"""The weaver's core, without sockets and without a clock of its own.
 
-Methods take ``now``, in seconds since the epoch. Nothing that they have to say leaves before what it is about is
-stored: they put it into the outbox, and `Weaver.commit` returns it. The cost of a message does not grow with the
-number of replicas; what grows with it happens when a caller asks for all of them.
+Methods take ``now``, in seconds since the epoch. They put their output into the outbox, and `Weaver.commit` returns
+it, so that no output leaves before the state that it reports is stored. The cost of a message does not grow with
+the number of replicas, except if a caller asks for all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from loom.weaver.views import WeaverEvent
 
 
 class Weaver:
-    """Knows replicas and devices, and tells them what to do. Threadlets show the ``key``."""
+    """The core of the weaver: it knows replicas and devices, and commands them.
+
+    Threadlets have to show the ``key``.
+    """
 
     def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known
@@ -51,7 +54,7 @@ class Weaver:
             Stack.KIND: self.stacks.take_from,
             Bye.KIND: self.registration.bye,
         }
-        """What takes each kind of frame from a threadlet that has said hello."""
+        """The method for each kind of frame from a threadlet that has said hello."""
         for replica in known.replicas.values():
             if replica.state in LIVING:
                 replica.link_lost = now
@@ -62,7 +65,7 @@ class Weaver:
         """Take frames from a threadlet.
 
         Raises:
-            ProtocolMismatch: one is not of the protocol. Refuse the connection.
+            ProtocolMismatch: a frame violates the protocol. The caller refuses the connection.
         """
         for frame in frames:
             replica = peer.replica
@@ -78,28 +81,28 @@ class Weaver:
                 return
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
-        """Say why a connection is closed, and close it."""
+        """Send the reason why a connection is closed, and close it."""
         self._outbox.refuse(peer, code, text)
 
     def lost(self, peer: Peer, now: float) -> None:
-        """Take note that a connection has ended."""
+        """Record that a connection has ended."""
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
             replica.heard = now  # the last that is heard of a process is that its sockets are closed
             self._liveness.unlink(replica, now)
 
     def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:
-        """Take note that the process of a replica is dead, unless another has become the replica meanwhile."""
+        """Record that a replica's process is dead, unless another process has become the replica meanwhile."""
         if replica.instance == instance and replica.state in LIVING:
             self._liveness.fail(replica, Cause.DIED, reason, now)
 
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
-        """Log what a job says has happened to it."""
+        """Log an event that a job reports."""
         self._outbox.urgent = True
         return self.known.events.append(now, kind, replica, **data)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
-        """Choose what is done with the replicas of a group, or of those that a glob matches, when a device fails.
+        """Set the action for the replicas of a group, or of all groups that a glob matches, when a device fails.
 
         Raises:
             WrongArguments: there is no such action.
@@ -108,7 +111,7 @@ class Weaver:
         self._outbox.urgent = True
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Do the periodic work that is due."""
         self.known.goodput.tick(now)
         self._liveness.tick(now)
 
@@ -118,10 +121,10 @@ class Weaver:
         return self._outbox.urgent
 
     def commit(self, now: float) -> Output:
-        """Store what has happened; return what the weaver says about it.
+        """Store the changes; return the output about them.
 
         Raises:
-            sqlite3.Error: it cannot be stored. Nothing can be promised to anybody any more: end.
+            sqlite3.Error: the changes cannot be stored. The weaver has to end: it can acknowledge nothing.
         """
         self._outbox.output.events = self.known.commit(now)
         self.reports.tell_stored(now)

@@ -1,1 +1,1 @@
-"""How much of the time that replicas had was spent on steps that count."""
+"""Goodput: the share of the replicas' time that was spent on steps that count."""

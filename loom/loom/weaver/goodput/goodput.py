@@ -1,15 +1,15 @@
-"""Goodput: how much of the time that replicas had was spent on steps that count, and what on everything else.
+"""Goodput: the share of the replicas' time that was spent on steps that count, and what took the rest.
 
-A job is the replicas of a group, in one session where Loom spawned them. Each of its replicas has a place in it,
-which is vacant from a process's death until another takes it: under the same name, or under a new one of the same
-job. A second of a job is a second of one place. What a living process does in its seconds it says itself
-(`loom.control.time_account`), and counts from its first step on, with what came before: there are processes that
-take none. What the weaver sees better is the time around a death::
+A job is the replicas of a group, and of one session if Loom spawned them. Each replica has a place in its job. The
+place is vacant from a process's death until another process takes it, under the same name or under a new one of the
+same job. A second of a job is a second of one place. A living process accounts for its own seconds
+(`loom.control.time_account`). They count once it has made its first step, the time before included, because some
+processes never make one. The weaver itself measures the time around a death::
 
     … steps …│ last sign        │ failed            │ registered     │ first step
              │ <── detection ─> │ <─── respawn ───> │ <─ waiting ──> │ … steps …
 
-Nothing here has a clock of its own; ``now`` is in seconds since the epoch.
+The classes have no clock of their own; ``now`` is in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
 MAX_FAULTS = 1000
-"""Deaths that are remembered of a job: the newest."""
+"""The newest deaths that are kept for a job."""
 
 MAX_JOBS = 200
-"""Jobs that are remembered. The oldest one without living replicas is forgotten first."""
+"""Jobs that are kept. The oldest job without living replicas is forgotten first."""
 
 MAX_SAMPLES = 600
-"""Points of a job's course. When there are more, every second one is dropped, and they come half as often."""
+"""Points in a job's timeline. Beyond that, every second point is dropped and new ones come half as often."""
 
 ACCOUNTS_A_SECOND = 2000
-"""Time accounts that are taken of a job, at most. One takes about 10 µs."""
+"""Time accounts taken for a job each second, at most. Taking one costs about 10 µs."""
 
 NEW_RUN_AFTER = 600.0
-"""A job whose replicas are all dead for as many seconds was given up: those that come then are a new run of it."""
+"""Seconds without living replicas after which a job counts as given up.
+
+Replicas that register later are a new run.
+"""
 
 
 class Goodput:
-    """The goodput of every job. What the store has already is taken up."""
+    """The goodput of every job, loaded from the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -49,7 +52,7 @@ class Goodput:
         self._load()
 
     def registered(self, job: str, replica: str, now: float, last_sign: float) -> None:
-        """Take note that a new process is a replica; the one before it was last heard of at ``last_sign``."""
+        """Record that a new process is a replica. ``last_sign`` is when the process before it was last heard of."""
         known = self._jobs.get(job)
         if known is None:
             self._forget_surplus()
@@ -76,7 +79,7 @@ class Goodput:
         self._touch(known, fresh, now, soon=True)
 
     def back(self, job: str, replica: str, now: float) -> None:
-        """Take note that the process of a replica is connected again: it lives, if it was taken for dead."""
+        """Record that a replica's process has reconnected: it lives, even if it was taken for dead."""
         known, place = self._find(job, replica)
         if place is None or place.vacant is None:
             return
@@ -86,19 +89,20 @@ class Goodput:
             known.add("detection", place.fault.time - place.fault.detected)
             known.update_fault(place, registered=now)
             place.fault = None
-        # What it told was taken for over when it was taken for dead; it tells all of it again.
+        # Its seconds were added for good when it was taken for dead. Its next account repeats them all, so take
+        # them back.
         for reason, seconds in place.counted.items():
             known.add(reason, -seconds)
         place.counted, place.before = {}, place.reached
         self._touch(known, place, now, soon=True)
 
     def wants(self, job: str, replica: str, now: float) -> bool:
-        """Return whether to take an account of a replica: of thousands of replicas, not every account is taken."""
+        """Return whether to take a replica's account now: with thousands of replicas, some accounts are skipped."""
         known, place = self._find(job, replica)
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, told: TimeAccount, now: float) -> None:
-        """Take what a process tells of its time."""
+        """Take a process's time account."""
         known, place = self._find(job, replica)
         if place is None:
             self.registered(job, replica, now - told.seconds, now)
@@ -117,14 +121,14 @@ class Goodput:
         spent["idle"] = idle if idle > 0.0 else 0.0
         if place.overlap is None:
             place.overlap = max(0.0, told.seconds - (now - place.registered))
-            # It cannot have lived long while its place was vacant, but without a weaver that knew.
+            # A process that lived while its place counted as vacant did so without a weaver that knew of it.
             longer = min(place.respawn, max(0.0, place.overlap - spent.get("waiting", 0.0)))
             known.add("respawn", -longer)
         spent["waiting"] = max(0.0, spent.get("waiting", 0.0) - place.overlap)
         self._count(known, place, spent)
         place.heard = now
-        # What it took to make up for what was lost is written once it is known: a weaver that begins again would
-        # have to find it from more steps, of which it does not know how long each took.
+        # The cost of repeated steps is written as soon as it is known. A restarted weaver would have to estimate it
+        # from more steps, without knowing how long each took.
         changed = was_behind and not place.behind
         if told.first_at is not None and place.fault is not None:
             known.update_fault(place, stepped=max(place.registered, now - told.seconds + told.first_at))
@@ -142,16 +146,16 @@ class Goodput:
         last_step: float = 0.0,
         step: int | None = None,
     ) -> None:
-        """Take note that a replica's process is known to be dead.
+        """Record that a replica's process is known to be dead.
 
-        It was last heard of at ``last_sign``, and last known to have made a step, ``step``, at ``last_step``.
+        The process was last heard of at ``last_sign``. Its last known step is ``step``, made at ``last_step``.
         """
         known, place = self._find(job, replica)
         if place is None or place.vacant is not None:
             return
         last_sign = min(now, max(place.heard, last_sign))
         if spent := dict(place.counted):
-            # The step that it died in is lost. Of its last second only the steps are known that it reported.
+            # The step in which it died is lost. After its last account only the steps are known that it reported.
             made = min(last_sign, last_step) - place.heard
             if made > 0.0 and (place.before is None or (place.reached or 0) >= place.before):
                 spent["compute"] = spent.get("compute", 0.0) + made
@@ -171,7 +175,7 @@ class Goodput:
         self._touch(known, place, now, soon=True)
 
     def finished(self, job: str, replica: str, now: float) -> None:
-        """Take note that a replica came to its end, as it was meant to."""
+        """Record that a replica ended as it was meant to."""
         known, place = self._find(job, replica)
         if place is not None and place.vacant is None:
             self._end(known, place)
@@ -179,7 +183,7 @@ class Goodput:
             self._touch(known, None, now, soon=True)
 
     def tick(self, now: float) -> None:
-        """Note the course of the jobs that go on."""
+        """Add a point to the timeline of each living job, if one is due."""
         for job in self._jobs.values():
             if job.living:
                 job.alive = now
@@ -187,11 +191,11 @@ class Goodput:
                     self._sample(job, now)
 
     def jobs(self) -> list[str]:
-        """Return the names of the jobs, the one that began last at the end."""
+        """Return the names of the jobs, in the order in which they began."""
         return list(self._jobs)
 
     def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
-        """Return the goodput of a job; with ``course``, also its faults, and its sums at times."""
+        """Return the goodput of a job; with ``course``, also its faults and its timeline."""
         known = self._jobs[job]
         seconds = known.seconds(now)
         whole = sum(seconds.values())
@@ -209,7 +213,7 @@ class Goodput:
         )
 
     def save(self, now: float) -> None:
-        """Put what has changed into the store, for the next commit: deaths at once, and accounts now and then."""
+        """Put changed rows into the store for the next commit: deaths at once, accounts after `SAVE_AFTER` s."""
         for key in self._unsaved.due(now):
             job = self._jobs.get(key[0])
             kept: JobTime | Place | None = job
@@ -235,9 +239,9 @@ class Goodput:
         return known, known.places.get(replica)
 
     def _tell_repeated(self, place: Place, told: TimeAccount, spent: dict[str, float]) -> None:
-        """Take those steps for lost that a process before this one had made.
+        """Count the steps as lost that an earlier process had made already.
 
-        It is not told how long each step took: those between two accounts are taken for equally long.
+        The durations of single steps are unknown: all steps between two accounts count as equally long.
         """
         compute = spent.get("compute", 0.0)
         done = place.reached if place.reached is not None else None if told.first is None else told.first - 1
@@ -265,7 +269,10 @@ class Goodput:
         place.counted = spent
 
     def _end(self, job: JobTime, place: Place) -> None:
-        """Add a process's seconds to those that are over. They stay in ``counted``, in case it lives after all."""
+        """Add a dead process's seconds to the job for good.
+
+        They stay in ``counted``, in case the process lives after all.
+        """
         for reason, seconds in place.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
 

@@ -1,4 +1,4 @@
-"""What is known of the time of a job: its places, and the deaths of processes in them."""
+"""The time of a job: its places, and the deaths of processes in them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from loom.control.time_account import MAX_REASONS, OTHER, REASONS
 from loom.weaver.views import FaultRecord
 
 SAMPLE_EVERY = 1.0
-"""Seconds between two of the first points."""
+"""Seconds between the first points of a timeline."""
 
 
 @dataclass(slots=True)
 class Place:
-    """What is known of a replica in a job."""
+    """The place of a replica in a job."""
 
     replica: str
     registered: float
     heard: float
-    """When its last account came, or else when it registered."""
+    """When the last account came; before the first one, when the process registered."""
     counted: dict[str, float] = field(default_factory=dict)
-    """Seconds of the living process, by reason, as they are in the job's sum."""
+    """Seconds of the living process, by reason, as they are included in the job's sum."""
     open: float = 0.0
-    """Counted seconds of the step that is not finished."""
+    """Counted seconds of the unfinished step."""
     compute: float = 0.0
-    """What it has told of steps, and which of that it had done before."""
+    """Seconds of steps that the process has reported."""
     again: float = 0.0
+    """Seconds of those steps that repeated steps of an earlier process."""
     before: int | None = None
-    """The highest step that a process had made in this place before the living one."""
+    """The highest step that an earlier process had made in this place."""
     reached: int | None = None
-    """The highest step that the living one has made."""
+    """The highest step that the living process has made."""
     overlap: float | None = None
     """Seconds that the process lived before it registered; None before its first account."""
     respawn: float = 0.0
-    """Seconds for which the place was vacant before this process."""
+    """Seconds for which the place was vacant before this process came."""
     vacant: float | None = None
-    """Since when no process has the place; None while one has."""
+    """When the place became vacant; None while a process has it."""
     fault: FaultRecord | None = None
-    """The last one, until the process after it has made a step."""
+    """The last fault, until the process after it has made a step."""
 
     @property
     def behind(self) -> bool:
-        """Whether the process makes steps that one before it had made."""
+        """Whether the process repeats steps of an earlier one."""
         return self.before is not None and (self.reached is None or self.reached < self.before)
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class Place:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Place:
-        """A place as it was stored."""
+        """Return a stored place."""
         fault = stored["fault"]
         return cls(**{**stored, "fault": None if fault is None else FaultRecord(**fault)})
 
@@ -63,13 +64,13 @@ class JobTime:
     name: str
     since: float
     base: dict[str, float] = field(default_factory=dict)
-    """Seconds of what is over, by reason."""
+    """Seconds of ended processes and vacant places, by reason."""
     total: dict[str, float] = field(default_factory=dict)
-    """Seconds by reason, those of living processes included: ``base`` and the sum of ``counted``."""
+    """Seconds by reason, with those of living processes: ``base`` plus the sum of ``counted``."""
     until: float = 0.0
-    """When something last happened to it."""
+    """When the job last changed."""
     alive: float = 0.0
-    """When it last had a living process."""
+    """When the job last had a living process."""
     places: dict[str, Place] = field(default_factory=dict)
     faults: list[FaultRecord] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
@@ -77,20 +78,20 @@ class JobTime:
     vacant: dict[str, None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as it is stored: without its places."""
+        """Return the job as it is stored, without its places."""
         left_out = ("places", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
         return {**stored, "faults": [fault.to_body() for fault in self.faults]}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> JobTime:
-        """A job as it was stored."""
+        """Return a stored job, without its places."""
         faults = [FaultRecord(**fault) for fault in stored["faults"]]
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
     def restore(self, place: Place) -> None:
-        """Take up a place as it was stored."""
+        """Add a stored place."""
         self.places[place.replica] = place
         if place.vacant is not None:
             self.vacant[place.replica] = None
@@ -99,7 +100,7 @@ class JobTime:
                 self.total[reason] = self.total.get(reason, 0.0) + seconds
 
     def update_fault(self, place: Place, **known: Any) -> None:
-        """Note what is known now of the last fault of a place."""
+        """Update the last fault of a place with new facts."""
         before = place.fault
         assert before is not None
         place.fault = replace(before, **known)
@@ -115,10 +116,10 @@ class JobTime:
         self.total[reason] = self.total.get(reason, 0.0) + seconds
 
     def seconds(self, now: float) -> dict[str, float]:
-        """By reason, with the time for which places are vacant by now."""
+        """Return the seconds by reason, with the time for which places are vacant so far."""
         spent = dict.fromkeys(REASONS, 0.0)
         for reason, seconds in self.total.items():
-            # A sum of many differences may be a little less than nothing.
+            # A sum of many float differences may be slightly negative.
             known = reason if reason in spent or len(spent) < len(REASONS) + MAX_REASONS else OTHER
             spent[known] = spent.get(known, 0.0) + max(0.0, seconds)
         if self.living:

@@ -1,16 +1,19 @@
-"""Which rows of goodput are written by the next commit."""
+"""The rows of goodput that a commit writes."""
 
 from __future__ import annotations
 
 SAVE_AFTER = 30.0
-"""Seconds after which what a living replica has told is written; it would tell it again."""
+"""Seconds after which a living replica's account is written.
+
+Losing a newer one does no harm: accounts are cumulative.
+"""
 
 MAX_SAVED = 200
-"""Rows that are written by one commit, besides those that cannot wait: it must not take long."""
+"""Rows that one commit writes in addition to the urgent ones, so that it does not take long."""
 
 
 class UnsavedRows:
-    """Keys of rows that are to be written: some at once, others a while after they have changed first."""
+    """Keys of unsaved rows: some are written at once, others a while after their first change."""
 
     def __init__(self) -> None:
         self._at_once: dict[tuple[str, ...], None] = {}
@@ -23,7 +26,7 @@ class UnsavedRows:
         self._at_once[key] = None
 
     def due(self, now: float) -> list[tuple[str, ...]]:
-        """Return the keys of the rows that are due; they count as written from then on."""
+        """Return the keys of the rows that are due, and count them as written."""
         due, self._at_once = self._at_once, {}
         for key in due:
             self._later.pop(key, None)

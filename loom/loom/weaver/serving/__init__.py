@@ -1,1 +1,1 @@
-"""The sockets of the weaver: threadlets over TCP, the gateway and the drivers over a unix socket."""
+"""The weaver's sockets: TCP for threadlets, a unix socket for the gateway and the drivers."""

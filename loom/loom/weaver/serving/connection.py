@@ -1,4 +1,4 @@
-"""Frames on a connection of the weaver."""
+"""`Connection`: the base of the weaver's connections, which carry frames."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, cast
 from loom.control.framing import MAX_FRAME, Splitter, pack
 
 MAX_UNREAD = 2 * MAX_FRAME
-"""Bytes that may wait for a peer that does not read; a frame has to fit."""
+"""Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""
 
 
 class Connection(asyncio.Protocol):
-    """Frames on a stream."""
+    """A connection that carries frames on a stream."""
 
     transport: asyncio.Transport
 
@@ -20,7 +20,7 @@ class Connection(asyncio.Protocol):
         self.splitter = Splitter(limit)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not asyncio's classes
 
     def send(self, frame: list[Any]) -> None:
         self.write(pack(frame))

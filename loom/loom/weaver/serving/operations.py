@@ -1,4 +1,4 @@
-"""What users can ask of the weaver, over a session or by REST."""
+"""The operations that users can ask of the weaver, over a session or by REST."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ MAX_WAIT = 300.0
 """Seconds that one request may wait for acknowledgements."""
 
 STACK_WAIT = 30.0
-"""Seconds that it may take to get a stack, besides those of any request."""
+"""Seconds that getting a stack may take, in addition to those of any request."""
 
 
 class Operation(NamedTuple):
-    """Where REST has an operation. Arguments that are not in the path are in the query or the posted object."""
+    """The REST route of an operation. Arguments that are not in the path are in the query or the posted object."""
 
     method: str
     path: str
-    """Behind ``/api/v1/weaver/``; a name in braces stands for an argument."""
+    """The path behind ``/api/v1/weaver/``; a name in braces stands for an argument."""
     has: str
-    """A key that the answer's object has."""
+    """A key that the object in the response has."""
     only: bool = False
     """Whether the result is the value of that key, and not the whole object."""
 
@@ -45,22 +45,22 @@ OPERATIONS = {
 
 
 class AsksWeaver(Protocol):
-    """A way to the weaver. `loom.rest.Gateway` is one; a session is another."""
+    """A client of the weaver: `loom.rest.Gateway` is one, a session is another."""
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS`; return its result, of which `loom.weaver.views` says what it is.
+        """Do one of `OPERATIONS`; return its result, in the form that `loom.weaver.views` describes.
 
         Args:
             operation: its name.
-            arguments: of the operation; ``wait`` is the seconds to wait for acknowledgements of a command. One that
-                is None counts as not given.
+            arguments: of the operation; ``wait`` is the seconds to wait for acknowledgements of a command. An
+                argument that is None counts as not given.
 
         Raises:
             WeaverUnavailable: the weaver is away.
-            LoomError: what the weaver answers.
+            LoomError: the error that the weaver answers with.
         """
 
 
 def takes(operation: str, arguments: dict[str, Any]) -> float:
-    """Return the seconds that an operation may take by what is asked."""
+    """Return the seconds that an operation may take because of its arguments."""
     return STACK_WAIT if operation == "stacks" else arguments.get("wait", 0.0)

@@ -1,4 +1,4 @@
-"""Training processes on the weaver's own host: whether they live, and where they are in their code."""
+"""Training processes on the weaver's own host: whether they live, and their stacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PY_SPY_WITHIN = 10.0
 
 
 def find_process(pid: int) -> psutil.Process | None:
-    """Return a process, which knows when it started: a later one with the same number is another."""
+    """Return a process, with its start time: a later process with the same pid is a different one."""
     try:
         return psutil.Process(pid)
     except (psutil.Error, OverflowError):
@@ -23,7 +23,7 @@ def find_process(pid: int) -> psutil.Process | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; one that only its parent has not waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -31,7 +31,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 async def py_spy(pid: int) -> str | None:
-    """The stacks of a process' threads; None where py-spy is not installed or may not look."""
+    """Return the stacks of a process' threads, or None if py-spy is not installed or not permitted."""
     program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""The connection of a gateway or a driver: requests, and watching."""
+"""The connection of a gateway or a driver: requests, and watches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from loom.weaver.weaver import Weaver
 _log = logging.getLogger(__name__)
 
 MAX_UNREAD_BY_WATCHER = 8 << 20
-"""Bytes that may wait for a watcher besides its snapshot."""
+"""Bytes that may wait for a watcher in addition to its snapshot."""
 
 
 class RequestServer(Protocol):
-    """What such a connection needs of the server."""
+    """The part of the server that a `RequestConnection` uses."""
 
     weaver: Weaver
     clock: Callable[[], float]
@@ -37,7 +37,7 @@ class RequestServer(Protocol):
 
 
 class RequestConnection(Connection):
-    """The gateway, or whoever else may open the socket."""
+    """The connection of the gateway, or of another client that can open the socket."""
 
     def __init__(self, server: RequestServer) -> None:
         super().__init__(MAX_FRAME)
@@ -64,13 +64,13 @@ class RequestConnection(Connection):
         self.server.plan_commit()
 
     def flush(self) -> None:
-        """Send the answers that had to wait for a commit."""
+        """Send the answers that waited for a commit."""
         answers, self._answers = self._answers, []
         for answer in answers:
             self._send_answer(answer)
 
     def push(self, update: dict[str, Any]) -> None:
-        """Tell a watcher something, unless it does not listen."""
+        """Send an update for each watch of this connection; disconnect a watcher that does not read."""
         if self.transport.is_closing():
             return
         for number in self._watches:
@@ -99,8 +99,8 @@ class RequestConnection(Connection):
         except LoomError as error:
             self._answer("error", number, error.code, str(error))
         except sqlite3.Error:
-            raise  # nothing can be promised any more
-        except Exception as error:  # noqa: BLE001 - of ours, and the gateway waits for an answer
+            raise  # the store is broken, so the weaver has to end
+        except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
             _log.exception("%s cannot be answered", operation)
             self._answer("error", number, LoomError.code, f"the weaver failed: {error!r}")
 
@@ -111,7 +111,7 @@ class RequestConnection(Connection):
             self._answer("error", number, error.code, str(error))
 
     def _answer(self, *answer: Any) -> None:
-        """Send an answer: after the next commit, if what it says is not stored yet."""
+        """Send an answer, after the next commit if it reports something that is not stored yet."""
         self._answers.append([*answer])
         if not self.server.weaver.urgent:
             self.flush()

@@ -1,4 +1,4 @@
-"""What the gateway can ask of the weaver: operations by name, with their arguments checked."""
+"""The requests of the gateway: operations by name, with their arguments checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loom.weaver.views import DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 MAX_TIMEOUT = 3600.0
-"""Seconds that an operation waits at most."""
+"""Seconds that an operation may wait."""
 
 _MAX_EVENTS = 10_000
 _MAX_SESSIONS = 1_000
@@ -25,14 +25,14 @@ _MAX_POINTS = 20_000
 
 
 class RequestHandler:
-    """Answers what needs no wait; the server sees to ``command_state``, ``replicas_in`` and ``stacks``."""
+    """The operations that answer at once; the server handles ``command_state``, ``replicas_in`` and ``stacks``."""
 
     def __init__(self, weaver: Weaver, address: str = "") -> None:
         self._weaver = weaver
         self._address = address
         self._known = weaver.known
         self._calls: dict[str, dict[str, Any]] = {}
-        """How long the calls of each session took, those of sessions that told it last."""
+        """The call latencies of each session; sessions that reported last come last."""
         self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
             "status": self.status,
             "replicas": self._replicas,
@@ -57,11 +57,11 @@ class RequestHandler:
         }
 
     def answer(self, operation: str, arguments: dict[str, Any], now: float) -> Any:
-        """Do an operation and return what it gives.
+        """Do an operation and return its result.
 
         Raises:
             WrongArguments: there is no such operation, or its arguments are wrong.
-            LoomError: it cannot be done.
+            LoomError: the operation cannot be done.
         """
         found = self._operations.get(operation)
         if found is None:
@@ -70,7 +70,7 @@ class RequestHandler:
         return found(arguments, now)
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return all that there is now, for a watcher, which is told of changes from here on."""
+        """Return the whole current state, for a watcher, which gets every later change as a push."""
         return {
             "status": self.status({}, now),
             "replicas": self._replicas({}, now),
@@ -78,7 +78,7 @@ class RequestHandler:
         }
 
     def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        """The weaver in short."""
+        """Return a summary of the weaver."""
         return WeaverStatus(
             weaver=self._weaver.instance,
             started=self._weaver.started,
@@ -171,7 +171,7 @@ class RequestHandler:
     def replicas_in(self, arguments: dict[str, Any]) -> list[tuple[int | None, str]]:
         """Return rank and id of each replica in the processes of a mesh."""
         found = self._weaver.known.in_procs(_text(arguments, "session"), str(_count(arguments, "procs", 0)))
-        # Those that have ended come first, so that another that has their rank counts.
+        # Ended replicas come first, so that a living replica of the same rank replaces them in the caller's dict.
         return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]
 
     def _note(self, arguments: dict[str, Any], now: float) -> int:
@@ -212,7 +212,7 @@ def timeout_of(arguments: dict[str, Any], default: float) -> float:
     """Return the seconds that an operation waits.
 
     Raises:
-        WrongArguments: they are negative, or too many.
+        WrongArguments: the timeout is negative or above `MAX_TIMEOUT`.
     """
     timeout = _time(arguments, "timeout", default)
     if not 0 <= timeout <= MAX_TIMEOUT:

@@ -1,7 +1,7 @@
-"""The weaver's sockets: threadlets over TCP, the gateway over a unix socket.
+"""The weaver's server: threadlets connect over TCP, the gateway over a unix socket.
 
-What comes in goes to `loom.weaver.weaver.Weaver` at once. What it has to say goes out after a commit, which happens
-every 100 ms while there is something to store, and right away if a peer or a caller waits for it.
+Input goes to `loom.weaver.weaver.Weaver` at once. Output leaves after a commit, which happens every 100 ms while
+there is something to store, and right away if a peer or a caller waits for it.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _log = logging.getLogger(__name__)
 
 COMMIT_EVERY = 0.1
 SOONEST_COMMIT = 0.005
-"""Seconds between two commits at least, so that many urgent things share one."""
+"""Seconds between two commits at least, so that many urgent changes share one."""
 
 STACK_WITHIN = 15.0
 
 CHANGES_EVERY = 0.5
-"""Seconds between two pushes of what replicas report to watchers."""
+"""Seconds between two pushes of replicas' reports to watchers."""
 
 
 class Server:
-    """Serves a weaver on two listening sockets.
+    """A server of a weaver on two listening sockets.
 
     Args:
         weaver: the weaver.
-        clock: gives the time, in seconds since the epoch, and never goes back.
-        address: where threadlets find it, for those who ask.
-        linger: seconds without a gateway, a driver or a threadlet after which it has ended.
+        clock: returns the time in seconds since the epoch, and never goes back.
+        address: where threadlets find the weaver, for clients that ask for it.
+        linger: seconds without a gateway, a driver or a threadlet after which the server ends.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Server:
             "stacks": self._stack,
         }
         self.ended = asyncio.Event()
-        """Set when nothing can be stored any more, when nobody needs it any more, or `stop` was called."""
+        """Set when the store is broken, nothing has been connected for ``linger`` seconds, or `stop` was called."""
         self.failure: Exception | None = None
-        """Why it ended; None where it was told to."""
+        """The error that ended the server; None if it ended as requested."""
         self.callers: set[RequestConnection] = set()
         self.watchers: set[RequestConnection] = set()
         self._linger = linger
@@ -83,14 +83,14 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_event: asyncio.Future[None] | None = None
         self._commands_done: dict[str, asyncio.Event] = {}
-        """Set when each replica has acknowledged a command, for those that wait for it."""
+        """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
         self._soon = False
         self._py_spies = asyncio.Semaphore(2)
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         loop = asyncio.get_running_loop()
         self._listeners = [
             await loop.create_server(lambda: ThreadletLink(self), sock=tcp, backlog=4096),
@@ -100,7 +100,7 @@ class Server:
         self.plan_commit()
 
     async def stop(self) -> None:
-        """Store what has come, and close everything."""
+        """Commit what has come in, and close everything."""
         for listener in self._listeners:
             listener.close()
         if self.failure is None:
@@ -118,7 +118,7 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     def plan_commit(self) -> None:
-        """Plan a commit: soon if a peer or a caller waits for it, else in its time."""
+        """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""
         urgent = self.weaver.urgent
         if self._planned is not None:
             if self._soon or not urgent:
@@ -130,7 +130,7 @@ class Server:
         self._planned = loop.call_at(max(at, loop.time()), self.commit)
 
     def commit(self) -> None:
-        """Store what has happened, and say what there is to say."""
+        """Store the changes, and send the output."""
         if self._planned is not None:
             self._planned.cancel()
             self._planned = None
@@ -140,7 +140,7 @@ class Server:
         try:
             output = self.weaver.commit(self.clock())
         except sqlite3.Error as error:
-            # Nothing can be promised any more. Threadlets keep what is not stored for the next weaver.
+            # Without a store no report can be acknowledged. Threadlets keep unstored reports for the next weaver.
             _log.error("cannot store what replicas report: %s", error)
             self.failure = error
             self.ended.set()
@@ -153,7 +153,7 @@ class Server:
         self._links.add(link)
 
     def drop_link(self, link: ThreadletLink, replica: Replica | None, process: psutil.Process | None) -> None:
-        """Take note that a link is gone; see whether its process is, where that can be seen."""
+        """Note that a link is gone; check whether its process is gone too, if the process is on this host."""
         self._links.discard(link)
         self.weaver.lost(link, self.clock())
         if replica is not None and process is not None:
@@ -168,7 +168,7 @@ class Server:
         return await came.get()
 
     async def _command_state(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what each replica has made of a command, once all have or the time is over."""
+        """Return the acknowledgements of a command, once all have come or the time is over."""
         id, timeout = str(arguments.get("id")), timeout_of(arguments, 10.0)
         command = self.weaver.known.commands.get(id)
         if command is None:
@@ -245,7 +245,10 @@ class Server:
         self.plan_commit()
 
     async def _see_whether_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
-        """A process closes its sockets a moment before it is gone."""
+        """Report a process's death.
+
+        The check is repeated, because a process closes its sockets before it is gone.
+        """
         for wait in (0.0, 0.02, 0.1, 0.3, 0.5):
             await asyncio.sleep(wait)
             if not is_alive(process):
@@ -274,6 +277,6 @@ class Server:
 
 
 def monotonic_clock() -> Callable[[], float]:
-    """A clock that tells seconds since the epoch, and is not turned while it is used."""
+    """Return a clock of seconds since the epoch that changes of the system's time do not affect."""
     start = time.time() - time.monotonic()
     return lambda: start + time.monotonic()

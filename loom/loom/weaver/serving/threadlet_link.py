@@ -1,4 +1,4 @@
-"""A threadlet's connection, seen from the weaver."""
+"""The weaver's end of a threadlet's connection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from loom.weaver.serving.processes import find_process
 from loom.weaver.weaver import Weaver
 
 HELLO_WITHIN = 10.0
-"""Seconds in which a threadlet has to show its key."""
+"""Seconds that a threadlet has to send its hello with the key."""
 
 
 class ThreadletServer(Protocol):
-    """What a threadlet's connection needs of the server."""
+    """The part of the server that a `ThreadletLink` uses."""
 
     weaver: Weaver
     clock: Callable[[], float]
@@ -34,13 +34,13 @@ class ThreadletServer(Protocol):
 
 
 class ThreadletLink(Connection, Peer):
-    """A threadlet."""
+    """The connection of a threadlet."""
 
     def __init__(self, server: ThreadletServer) -> None:
         super().__init__(MAX_HELLO)
         self.server = server
         self.process: psutil.Process | None = None
-        """The process at the other end, where it is on this host."""
+        """The process at the other end, if it is on this host."""
         self._introduced: Replica | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
 

@@ -1,1 +1,1 @@
-"""What the weaver keeps in its folder, so that it goes on after it was killed."""
+"""The weaver's persistent state in its folder, from which a restarted weaver goes on."""

@@ -1,4 +1,4 @@
-"""The event log: everything that happened, with what made it happen."""
+"""The event log: everything that happened, with its cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loom.weaver.views import WeaverEvent
 
 
 class EventStore:
-    """The last events, in the store's file. Of more than ``keep``, the older ones are dropped."""
+    """The events in the store's file. If there are more than ``keep``, the oldest are dropped."""
 
     def __init__(self, db: sqlite3.Connection, keep: int = 200_000) -> None:
         self._db = db
@@ -35,7 +35,7 @@ class EventStore:
         return event
 
     def amend(self, id: int, **data: Any) -> WeaverEvent | None:
-        """Add to what an event says; None where it is too old to be there."""
+        """Add data to an event and return it; return None if the event is too old to be in the log."""
         found = self.after(id - 1, 1)
         if not found or found[0].id != id:
             return None
@@ -48,7 +48,10 @@ class EventStore:
     def after(
         self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
     ) -> list[WeaverEvent]:
-        """Return events after one, the oldest first; of more than ``limit``, the first or the ``newest``."""
+        """Return the events after an id, the oldest first.
+
+        At most ``limit`` are returned: the first or the ``newest``.
+        """
         wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)
@@ -72,7 +75,7 @@ class EventStore:
         return found[-limit:] if newest else found[:limit]
 
     def write(self) -> None:
-        """Write what is new; only while the store commits."""
+        """Write the new and amended events; only while the store commits."""
         self._db.executemany(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
             [(new.id, new.time, new.kind, new.replica, msgpack.packb(new.data)) for new in self._new],
@@ -86,7 +89,7 @@ class EventStore:
             self._db.execute("DELETE FROM events WHERE id < ?", (self._first,))
 
     def take_new(self) -> list[WeaverEvent]:
-        """What `write` has written since this was last called: new events and amended ones."""
+        """Return the events, new and amended, that `write` has written since the last call."""
         taken = self._new + self._amended
         self._new, self._amended = [], []
         return taken

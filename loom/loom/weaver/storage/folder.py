@@ -1,4 +1,4 @@
-"""The weaver's folder: its store, its socket, and the address that threadlets know it by."""
+"""The weaver's folder: its store, its socket, and its address for threadlets."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class WeaverFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> WeaverFolder:
-        """Open a folder, which is made unless it is there, and hold it until this process ends.
+        """Open a folder, after creating it if it is missing, and hold it until this process ends.
 
         Raises:
-            UnsafeStateFolder: it is not this user's own, others can open it, or it cannot be made.
-            StateFolderInUse: another weaver holds it.
+            UnsafeStateFolder: the folder is not this user's own, others can open it, or it cannot be created.
+            StateFolderInUse: another weaver holds the folder.
         """
         path = Path(path).absolute()
         lock = hold(path, "weaver", "weaver.sock")
         return cls(path, lock)
 
     def is_there(self) -> bool:
-        """Whether it is still the folder that was opened: it may be removed, or another be made in its place."""
+        """Return whether the opened folder still exists, and no other folder has taken its place."""
         try:
             found = os.stat(self.path / "lock")
         except OSError:
@@ -42,7 +42,7 @@ class WeaverFolder:
         return os.path.samestat(found, os.fstat(self._lock))
 
     def remembered(self) -> WeaverAddress | None:
-        """The address of the weaver before; None where there was none."""
+        """Return the address of the previous weaver, or None if there was none."""
         try:
             found = json.loads(self._link.read_text())
             return WeaverAddress(str(found["host"]), int(found["port"]), str(found["key"]))
@@ -50,7 +50,7 @@ class WeaverFolder:
             return None
 
     def remember(self, address: WeaverAddress) -> None:
-        """Keep the address for the weaver after this one."""
+        """Store the address for the next weaver."""
         fresh = self._link.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -61,5 +61,5 @@ class WeaverFolder:
 
     @staticmethod
     def new_key() -> str:
-        """A key with 256 bits of randomness."""
+        """Return a key with 256 bits of randomness."""
         return secrets.token_urlsafe(32)

@@ -1,8 +1,8 @@
 """The history of every metric of every replica.
 
-Points are kept as they come for a while, then as means over longer and longer times, and the oldest go when there
-are too many. They lie in the store in chunks of up to 128, so that a metric's history is read from few rows; the
-points of a chunk that is not full are in memory, and in the store's journal.
+Points are kept as they come for a while, then as means over longer and longer times; the oldest go when there are
+too many. They lie in the store in chunks of up to 128, so that a read of a metric's history touches few rows. The
+points of a chunk that is not full are in memory and in the store's journal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Row = tuple[int, int, int, float, float, bytes]
 
 
 class Level(NamedTuple):
-    """Points older than ``age`` become means over ``bucket`` seconds."""
+    """A level of detail: points older than ``age`` seconds become means over ``bucket`` seconds."""
 
     age: float
     bucket: float
@@ -48,7 +48,7 @@ class _Series:
     def __init__(self, id: int, upto: int) -> None:
         self.id = id
         self.upto = upto
-        """The points of the journal's rows up to this one were in chunks when the weaver started."""
+        """The journal row up to which the points were in chunks when the weaver started."""
         self.begin_chunk()
 
     def begin_chunk(self) -> None:
@@ -61,13 +61,13 @@ class _Series:
 
 
 class History:
-    """Points of metrics, in the store's file.
+    """The points of metrics, in the store's file.
 
     Args:
         db: the store's connection.
-        levels: when points become coarser, and how coarse; from fine to coarse.
-        max_bytes: of points, in chunks; over it the coarsest and oldest are dropped.
-        write_after: seconds after which points are written though their chunk is not full.
+        levels: the ages at which points become coarser, and how coarse, from fine to coarse.
+        max_bytes: of points in chunks; beyond that, the coarsest and oldest are dropped.
+        write_after: seconds after which points are written even if their chunk is not full.
     """
 
     def __init__(
@@ -91,10 +91,9 @@ class History:
         self._begun: list[tuple[int, str, str, int]] = []
         self._full: list[tuple[_Series, _Row]] = []
         self._open_chunks: dict[int, _Series] = {}
-        """The series of chunks that are not full, by the row in which they are in part."""
+        """The series of chunks that are not full, by the id of the chunk's row."""
         self._unwritten: dict[_Series, int] = {}
-        """Series with points only in the journal, and the first row of it that has one; in the order of the
-        rows."""
+        """Series with points that are only in the journal, and the first such row, in the order of the rows."""
         self._journal_times: deque[tuple[int, float]] = deque()
 
     @property
@@ -103,16 +102,16 @@ class History:
         return self._bytes
 
     def metrics(self, replica: str) -> list[str]:
-        """The names of a replica's metrics, in order."""
+        """Return the names of a replica's metrics, sorted."""
         return sorted(self._series.get(replica, ()))
 
     def record(
         self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of a status report, which is or will be in a row of the journal.
+        """Take the metrics of a status report that is, or will be, in a row of the journal.
 
         Raises:
-            ProtocolMismatch: a value is no number, a name is too long, or there are too many.
+            ProtocolMismatch: a value is no number, a name is too long, or there are too many metrics.
         """
         known = self._series.get(replica)
         if known is None:
@@ -139,7 +138,7 @@ class History:
     def record_again(
         self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """Take a status report from the journal, but for what had been written when the weaver ended."""
+        """Take a status report from the journal, except the metrics that had been written when the weaver ended."""
         known = self._series.get(replica, {})
         left = {
             name: value for name, value in metrics.items() if name not in known or known[name].upto < journal_id
@@ -149,7 +148,7 @@ class History:
     def between(
         self, replica: str, metric: str, since: float = -math.inf, until: float = math.inf, points: int = 500
     ) -> list[tuple[float, int | None, float]]:
-        """Return a metric's history between two times; of more than ``points`` points, means of several."""
+        """Return a metric's history between two times, as means if it has more than ``points`` points."""
         series = self._series.get(replica, {}).get(metric)
         if series is None:
             return []
@@ -171,7 +170,7 @@ class History:
         return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
 
     def forget(self, replica: str) -> None:
-        """Drop everything about a replica; only while the store commits."""
+        """Delete the history of a replica; only while the store commits."""
         for series in self._series.pop(replica, {}).values():
             self._unwritten.pop(series, None)
             self._open_chunks.pop(series.chunk, None)
@@ -225,7 +224,7 @@ class History:
         return series
 
     def _row(self, series: _Series) -> _Row:
-        """The row for a series' open chunk."""
+        """Return the row for a series' open chunk."""
         if not series.chunk:
             series.chunk = self._next_chunk
             self._next_chunk += 1
@@ -236,7 +235,7 @@ class History:
         return series.chunk, series.id, 0, min(times), max(times), data
 
     def _delete(self, chunk: int, size: int) -> bool:
-        """Delete a chunk; not one to which points are about to be added."""
+        """Delete a chunk, unless points are about to be added to it; return whether it was deleted."""
         series = self._open_chunks.get(chunk)
         if series is not None:
             if series in self._unwritten:
@@ -248,7 +247,7 @@ class History:
         return True
 
     def _age(self, now: float, at_most: int = 64) -> None:
-        """Make a few old chunks coarser, and drop a few of the oldest where there are too many."""
+        """Make a few old chunks coarser, and drop a few of the oldest if there are too many bytes."""
         for level, (age, bucket) in enumerate(self._levels):
             for id, series, data in self._db.execute(
                 "SELECT id, series, data FROM chunks WHERE level = ? AND last < ? ORDER BY last LIMIT ?",
@@ -267,7 +266,7 @@ class History:
                 self._delete(id, size)
 
     def _add_coarse(self, series: int, level: int, data: bytes, bucket: float) -> None:
-        """Add means of a chunk's points to the series' last chunk of a level."""
+        """Add the means of a chunk's points to the last chunk of its series on a coarser level."""
         points = array("d")
         last = self._db.execute(
             "SELECT id, data FROM chunks WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1",
@@ -287,19 +286,19 @@ class History:
 
 
 def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:
-    """Return the series whose first unwritten point is in this row of the journal or in an earlier one."""
+    """Yield the series whose first unwritten point is in this row of the journal or in an earlier one."""
     return (series for series, _ in itertools.takewhile(lambda entry: entry[1] <= row, unwritten.items()))
 
 
 def _mean(points: array[float], places: Sequence[int]) -> tuple[float, int | None, float]:
-    """One point for several: when and at which step the last was, and the mean of the values."""
+    """Return one point for several: the time and step of the last, and the mean of the values."""
     last = places[-1] * _POINT
     value = math.fsum(points[place * _POINT + 2] for place in places) / len(places)
     return points[last], None if math.isnan(points[last + 1]) else int(points[last + 1]), value
 
 
 def _means(points: array[float], bucket: float) -> array[float]:
-    """One point for all in each ``bucket`` seconds."""
+    """Return one point for each ``bucket`` seconds that have points."""
     means = array("d")
     places = range(len(points) // _POINT)
     for _, group in itertools.groupby(places, key=lambda place: points[place * _POINT] // bucket):

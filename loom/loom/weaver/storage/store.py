@@ -1,12 +1,12 @@
-"""What the weaver has to know after it was killed, in one SQLite file.
+"""The weaver's persistent state, in one SQLite file.
 
-Everything that happens between two commits is written by one commit, and what a commit holds is not acknowledged to
-anybody before it. A commit survives the death of the process; one made within the last moments before the machine
-loses power may not (WAL with ``synchronous=NORMAL``), but the file stays sound.
+One commit writes everything that happened since the last. Nothing is acknowledged before its commit. A commit
+survives the death of the process. A commit made within the last moments before the machine loses power may be lost
+(WAL with ``synchronous=NORMAL``), but the file stays sound.
 
-Status reports come too fast for a row each in an index. They are kept in a journal, one row a commit, as they came;
-what they amount to (points of history, the newest status of a replica) is written later, when there is enough of it
-or it is old, and the rows of the journal that are then not needed any more are dropped.
+Status reports come too fast for an indexed row each. The journal keeps them as they came, one row for each commit.
+The points of history and the newest status of a replica that result from them are written later, when there is
+enough or when they are old. Then the journal rows that are no longer needed are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VERSION = 1
 
 _KEYED = ("replicas", "devices", "policies", "commands", "goodput")
 
-# Version 1 had no goodput at first: what is missing is added, and an older Loom takes no notice of it.
+# Version 1 had no goodput at first. A missing table is added; an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (
     command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)
@@ -50,11 +50,11 @@ CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 
 
 class Store:
-    """The file. Rows that are put into it are written by the next commit, and only then found by anybody.
+    """The store's file. The next commit writes the rows that were put; reads find them only then.
 
     Raises:
-        UnsafeStateFolder: the folder cannot be written to, or the file is no SQLite file or of another version of
-            Loom.
+        UnsafeStateFolder: the folder cannot be written, or the file is no SQLite file, or it is of another version
+            of Loom.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -74,7 +74,7 @@ class Store:
         (last,) = self.db.execute("SELECT COALESCE(MAX(id), 0) FROM journal").fetchone()
         (seen,) = self.db.execute("SELECT COALESCE(MAX(upto), 0) FROM series").fetchone()
         self.journal_id: int = max(last, seen) + 1
-        """The row of the journal that the next commit writes."""
+        """The id of the journal row that the next commit writes."""
         self._journal: list[Any] = []
         self._rows: dict[str, dict[str, bytes | None]] = {table: {} for table in _KEYED}
         self._acknowledgements: list[tuple[str, str, bytes]] = []
@@ -85,7 +85,7 @@ class Store:
         return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
     def put(self, table: str, key: str, data: dict[str, Any]) -> None:
-        """Write a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput`` by its key."""
+        """Put a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput`` by its key."""
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
@@ -93,34 +93,34 @@ class Store:
         self._rows[table][key] = None
 
     def put_acknowledgement(self, command: str, replica: str, body: dict[str, Any]) -> None:
-        """Write what a replica made of a command."""
+        """Put a replica's acknowledgement of a command."""
         self._acknowledgements.append((command, replica, msgpack.packb(body)))
 
     def log(self, entry: list[Any]) -> None:
-        """Write an entry into the journal."""
+        """Append an entry to the journal."""
         self._journal.append(entry)
 
     def rows(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The committed rows of a table, by key."""
+        """Yield the committed rows of a table, in the order of their keys."""
         for key, data in self.db.execute(f"SELECT key, data FROM {table} ORDER BY key"):
             yield key, msgpack.unpackb(data)
 
     def acknowledgements(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield what replicas made of commands: the command's id, the replica's, the acknowledgement."""
+        """Yield (command id, replica id, acknowledgement) for every stored acknowledgement."""
         for command, replica, data in self.db.execute("SELECT command, replica, data FROM outcomes"):
             yield command, replica, msgpack.unpackb(data)
 
     def journal(self) -> Iterator[tuple[int, list[Any]]]:
-        """The rows of the journal, the oldest first: id, entries."""
+        """Yield (id, entries) for each row of the journal, the oldest first."""
         for id, data in self.db.execute("SELECT id, data FROM journal ORDER BY id"):
             yield id, msgpack.unpackb(data)
 
     @contextmanager
     def committing(self) -> Iterator[int]:
-        """Commit what was put; the body may write more into the same commit, and is given the journal's last row.
+        """Commit the rows that were put; the body may write more into the commit, and gets the last journal id.
 
         Raises:
-            sqlite3.Error: it could not be written. Nothing was.
+            sqlite3.Error: the commit failed and was rolled back.
         """
         self.db.execute("BEGIN IMMEDIATE")
         try:
@@ -138,11 +138,11 @@ class Store:
             rows.clear()
 
     def trim_journal(self, before: int) -> None:
-        """Drop the rows of the journal before one; only while `committing`."""
+        """Drop the journal rows before an id; only while `committing`."""
         self.db.execute("DELETE FROM journal WHERE id < ?", (before,))
 
     def close(self) -> None:
-        """Close the file. What was not committed is lost."""
+        """Close the file. Uncommitted rows are lost."""
         self.db.close()
 
     def _write(self) -> None:
