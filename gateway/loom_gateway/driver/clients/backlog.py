@@ -1,7 +1,7 @@
-"""Operations that have come and have not been started, which the client may still take back.
+"""Operations that were received and are not started yet. The client may still withdraw them.
 
-A client that sends faster than Monarch takes is read ahead of, a little: otherwise what it takes back would be
-found out only when all that it sent before has been started.
+The driver reads a little ahead of what it starts. Without that, it would see a withdrawal only after it had started
+everything that the client sent before it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from loom.wire.codec import dumps
 from loom.wire.messages import Kind, Message
 
 MOST_MESSAGES = 16_384
-"""Messages that are read ahead at most."""
+"""The maximum number of messages to read ahead."""
 
 MOST_BYTES = 8 << 20
-"""Bytes of frames that are read ahead at most."""
+"""The maximum number of bytes of frames to read ahead."""
 
 PACE = 16
-"""Messages that are started between one look ahead and the next."""
+"""The number of messages to start before the connection reads ahead again."""
 
 
 class Backlog:
-    """The messages of one connection between the socket and the session. For its thread.
+    """The queue of messages between one connection's socket and the session. Only the connection's thread uses it.
 
     Args:
         start: starts an operation.
-        expects: whether a large message with an id has not come whole; with the id, the number of its first chunk
-            if that may not have come.
+        expects: given an operation's id and the number of its first chunk (0 if unknown), returns whether that
+            large message is still incomplete.
         answer: sends an answer.
     """
 
@@ -49,11 +49,11 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether no more may be read ahead."""
+        """Whether the limit for reading ahead is reached."""
         return len(self._messages) >= MOST_MESSAGES or self._bytes >= MOST_BYTES
 
     def add(self, messages: Sequence[Message], size: int) -> None:
-        """Take the messages of a frame of so many bytes; one that takes back another is answered at once."""
+        """Add the messages of a frame of ``size`` bytes. Answer a withdrawal at once."""
         self._bytes += size
         for message in messages:
             if message.kind == Kind.CANCEL:
@@ -64,7 +64,7 @@ class Backlog:
                 self._messages.append(message)
 
     def start_some(self) -> bool:
-        """Start messages; True when it is time for a look ahead, False when there are no more."""
+        """Start up to `PACE` messages. Return True when it is time to read ahead, False when the queue is empty."""
         messages = self._messages
         while messages:
             self._start(messages.popleft())

@@ -1,4 +1,4 @@
-"""One client of a session, whichever connection carries it."""
+"""One client of a session, independent of the connection that carries it."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from loom.wire.waker import Bell
 from loom_gateway.driver.clients.backlog import Backlog
 
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
-"""Bytes that may wait in memory for a client that is connected, and for one that is away."""
+"""Bytes that may wait in memory for a connected client, and for a client without a connection."""
 
 TURN_TIMEOUT = 20.0
-"""Seconds that a lost connection has to finish the operation that it is just starting."""
+"""Seconds that a lost connection has to finish the operation that it is starting."""
 
 _PASSED_ON = frozenset(ADVERBS.values())
 
 
 class Carrier(Wire, Protocol):
-    """A connection, as the client that it carries knows it."""
+    """The part of a connection that its client uses."""
 
     def give_up(self) -> None:
-        """Receive no more: the client has another connection, or none any more."""
+        """Stop receiving, because the client has another connection or is gone."""
 
     def say_goodbye(self, message: Message) -> None:
-        """Send what is queued, then a last message, and close."""
+        """Send everything that is queued, then a last message, and close."""
 
 
 class Operations(Protocol):
-    """The operations of the session that a client belongs to."""
+    """The session's operations, as its clients start them."""
 
     @property
     def next_id(self) -> int:
-        """The first id that the next client that drives may use."""
+        """The first id that the next driving client may use."""
 
     def start(self, message: Message) -> None:
-        """Start an operation of the client that drives. By one thread at a time."""
+        """Start an operation of the driving client. Called by one thread at a time."""
 
     def read(self, message: Message) -> None:
-        """Start an operation of a client that watches. On any thread."""
+        """Start an operation of a watching client. Safe on any thread."""
 
     def client_left(self, unsent: Sequence[Message]) -> None:
-        """Note that a client that drove has been let go of, and what it has not received."""
+        """Note that the driving client was disconnected, and which messages it had not received."""
 
     def unclaimed(self, message: Message) -> None:
-        """Keep an answer to a client that was let go of. On any thread."""
+        """Keep an answer to a disconnected client. Safe on any thread."""
 
 
 class Client:
-    """One client.
+    """One client of a session.
 
     Args:
-        number: 0 drives, the others watch.
-        first_id: the first id that it may use.
-        operations: of the session.
-        max_message: bytes of the largest message that is taken from it.
-        lanes: whether it knows lanes, see `loom.wire.stream`.
+        number: 0 for the driving client; watching clients count from 1.
+        first_id: the first operation id that the client may use.
+        operations: the session's operations.
+        max_message: bytes of the largest message that the client may send.
+        lanes: whether the client knows lanes; see `loom.wire.stream`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Client:
         self.first_id = first_id
         self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)
-        """By which its next connection knows it: nobody else can guess it."""
+        """The secret by which the client's next connection identifies itself."""
         self.operations = operations
         self.stream = Stream(max_message, _PASSED_ON, lanes)
         self.sender = FrameSender(self.stream, "client-writer")
@@ -91,21 +91,21 @@ class Client:
         self._changing = threading.Lock()
         self._connection: Carrier | None = None
         self.bulk: Carrier | None = None
-        """The connection that its bulk lane has of its own."""
+        """The separate connection of the client's bulk lane."""
         self.bulk_turn = threading.Lock()
-        """Held by the thread that receives from that."""
+        """Held by the thread that receives from the bulk connection."""
         self.bell = Bell() if lanes else None
-        """Rung when a large message has come on that, for the thread that has the `turn`."""
+        """Wakes the thread that holds `turn` when a large message has arrived on the bulk connection."""
         self.taken = threading.Event()
-        """Set by that thread when it has taken all such messages."""
+        """Set when the thread that holds `turn` has taken all large messages that had arrived."""
 
     @property
     def connection(self) -> Carrier | None:
-        """What carries it, if anything does."""
+        """The current connection, or None."""
         return self._connection
 
     def carry_by(self, connection: Carrier | None, instead_of: Carrier | None = None) -> None:
-        """Have another connection carry it, or none; with ``instead_of`` only if that one does now."""
+        """Replace the current connection. With ``instead_of``, do so only if that one is the current connection."""
         with self._changing:
             if instead_of is None or instead_of is self._connection:
                 self._connection = connection
@@ -113,18 +113,18 @@ class Client:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits to be sent that large answers are better off on the disk."""
+        """Whether so many bytes wait to be sent that large answers belong on the disk."""
         return self.sender.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
 
     def take_turn(self) -> None:
-        """Acquire `turn`, once a connection that was given up has finished what it is at."""
+        """Acquire `turn`. Wait until a connection that was given up has finished its operation."""
         if not self.turn.acquire(timeout=TURN_TIMEOUT):
             raise ProtocolMismatch(
                 "an operation that was being started when the connection was lost takes too long"
             )
 
     def end(self, why: LoomError) -> None:
-        """Tell the client why it is disconnected, and let go of it."""
+        """Tell the client why it is disconnected, and drop it."""
         connection = self.connection
         if connection is not None:
             connection.say_goodbye(refusal(why))

@@ -1,13 +1,13 @@
 """The driver's end of one connection of the gateway, which carries one client.
 
-On the socket a frame is preceded by its length (4 bytes, big endian). The gateway opens a connection for each
-client, says with an `Kind.OPEN` frame which session this is, and relays the client's frames from then on.
+On the socket, each frame follows its length (4 bytes, big endian). The gateway opens one connection for each
+client. It names the session in a `Kind.OPEN` frame and relays the client's frames from then on.
 
-A client may have a second connection, for its bulk lane (`loom.wire.stream`), whose thread puts large messages
-together and hands them to that of the first.
+A client may have a second connection for its bulk lane (`loom.wire.stream`). The thread of that connection
+assembles large messages and hands them to the thread of the first.
 
-A thread reads each connection and starts the operations that come; answers are sent by the threads that have them.
-An event loop in between would add two thread switches to every call, a quarter of a millisecond together.
+One thread reads each connection and starts the operations that arrive. The threads that produce answers send them.
+An event loop in between would add two thread switches to every call, together a quarter of a millisecond.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from loom_gateway.driver.clients.client import Client
 logger = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT = 5.0
-"""Seconds that the client has to take what is still to be sent when the session ends."""
+"""Seconds that the client has to take what is still queued when the session ends."""
 
 _RUNG = b"the bell was rung"
-"""Stands among the frames for what came elsewhere; compared by identity."""
+"""Stands between the frames for a wake-up by the bulk connection. Compared by identity."""
 
 
 class ClientSession(Protocol):
     """The session that a connection leads to."""
 
     def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
-        """Return the client that says hello, and whether it is new. Raises `LoomError` if it is refused."""
+        """Return the greeting client and whether it is new. Raise `LoomError` if it is refused."""
 
     def welcome(self, client: Client, hello: Hello) -> Welcome:
-        """Return what to answer it."""
+        """Return the answer to a client's greeting."""
 
     def connected(self, client: Client) -> None:
         """Note that a new client has been answered."""
 
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
-        """Note that the connection is over."""
+        """Note that the connection has ended."""
 
 
 class ConnectionServer(Protocol):
-    """What opens the session."""
+    """The server that opens the session."""
 
     def open(self, hello: Hello, session: str) -> ClientSession:
-        """Return the session, opened now if it was not before. Raises `LoomError` if that cannot be."""
+        """Return the session; open it if this is the first client. Raise `LoomError` if it cannot be opened."""
 
 
 class ClientConnection:
@@ -75,23 +75,23 @@ class ClientConnection:
         self._client: Client | None = None
         self._over = False
         self._whole = False
-        """Whether what was read of the socket and not yet returned has a whole frame."""
+        """Whether the bytes read from the socket and not yet returned contain a whole frame."""
         self._begun = b""
-        """The beginning of a frame, where that is what was read of the socket and not yet returned."""
+        """The beginning of a frame that was read from the socket and not yet returned."""
         self._bell: Bell | None = None
         self._poll = select.poll()
 
     @staticmethod
     def encode(frame: bytes) -> bytes:
-        """A frame behind its length, as it is."""
+        """Return a frame unchanged: the driver's socket needs no masking."""
         return frame
 
     def try_send(self, data: Buffer) -> int:
-        """Send without waiting; return how many bytes went out."""
+        """Send without waiting. Return the number of bytes sent."""
         return try_send(self._socket, data)
 
     def send_all(self, data: Buffer) -> None:
-        """Send, waiting for room."""
+        """Send everything; wait for room."""
         for piece in turns(data):
             self._socket.sendall(piece)
 
@@ -103,14 +103,14 @@ class ClientConnection:
             logger.warning("refusing the client: %s", error)
             self.say_goodbye(refusal(error))
         except OSError:
-            pass  # the gateway is gone
+            pass  # the gateway closed the connection
         finally:
             if self._client is not None:
                 self._session.disconnected(self._client, self)
             self._socket.close()
 
     def give_up(self) -> None:
-        """Receive no more: the client has another connection, or none any more."""
+        """Stop receiving, because the client has another connection or is gone."""
         self._over = True
         if self._client is not None:
             self._client.sender.detach(self)
@@ -155,7 +155,7 @@ class ClientConnection:
                 self._take(client, frame)
                 self._start(client, frames)
         finally:
-            # What the client was told has come is started, though it has left.
+            # The client was promised that what arrived is started, so start it even though the client has left.
             self._take_arrived(client)
             while client.backlog.start_some():
                 pass
@@ -175,20 +175,20 @@ class ClientConnection:
             client.taken.set()
 
     def _start(self, client: Client, frames: Iterator[Buffer]) -> None:
-        """Start what has come. A client that does not take its results does not get to ask for more."""
+        """Start what has arrived. A client that does not take its results has to wait before it starts more."""
         broken: Exception | None = None
         while client.backlog.start_some():
             client.sender.wait_for_room(on=self)
             try:
                 self._look_ahead(client, frames)
             except (OSError, LoomError) as error:
-                broken = error  # and what came before is started all the same
+                broken = error  # start what arrived before the failure all the same
         if broken is not None:
             raise broken
         client.sender.wait_for_room(on=self)
 
     def _look_ahead(self, client: Client, frames: Iterator[Buffer]) -> None:
-        """Read what has come whole, to find what the client takes back before it is started."""
+        """Read the frames that are complete, to find withdrawals before their operations start."""
         while not client.backlog.full and self._frame_is_here():
             frame = next(frames, None)
             if frame is None:
@@ -215,7 +215,7 @@ class ClientConnection:
             assert client.bell is not None
             client.bell.ring()
         client.sender.received()
-        # A client whose operations are not started does not get to send more.
+        # A client gets to send more only when its operations are started.
         while True:
             client.taken.clear()
             if self._over or not client.stream.holds:
@@ -223,7 +223,7 @@ class ClientConnection:
             client.taken.wait()
 
     def _frame_is_here(self) -> bool:
-        """Whether the next frame can be had without waiting."""
+        """Return whether the next frame can be read without waiting."""
         if self._whole:
             return True
         length = self._begun[: LENGTH.size]
@@ -242,7 +242,7 @@ class ClientConnection:
             self._poll.register(bell, select.POLLIN)
 
     def _rings(self) -> bool:
-        """Wait until something has come; whether it is the bell that does."""
+        """Wait for the socket or the bell. Return whether the bell rang."""
         bell = self._bell
         if bell is None:
             return False
@@ -253,7 +253,7 @@ class ClientConnection:
         return False
 
     def _frames(self) -> Iterator[Buffer]:
-        """The frames that come, and `_RUNG` whenever the bell was rung."""
+        """Yield the frames that arrive, and `_RUNG` each time the bell rings."""
         head = b""
         while True:
             if self._rings():
@@ -263,7 +263,7 @@ class ClientConnection:
             if not data:
                 return
             if not head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
-                yield data[4:]  # one frame that came whole, as small ones do
+                yield data[4:]  # small frames usually arrive whole
                 continue
             data = head + data
             position = 0
@@ -280,7 +280,7 @@ class ClientConnection:
             head = data[position:]
 
     def _rest_of(self, begun: bytes, length: int) -> Buffer:
-        """A frame of which the rest is still to come, straight to its place."""
+        """Receive the rest of a frame straight into its final buffer."""
         frame = bytearray(length)
         frame[: len(begun)] = begun
         view = memoryview(frame)[len(begun) :]
@@ -308,7 +308,6 @@ class ClientConnection:
 
 
 def _begins_with_frame(data: bytes, position: int) -> bool:
-    """Whether a whole frame is at that place."""
     left = len(data) - position
     return left >= LENGTH.size and left >= LENGTH.size + LENGTH.unpack_from(data, position)[0]
 

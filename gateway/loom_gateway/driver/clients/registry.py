@@ -1,11 +1,10 @@
 """The clients of a session: one that drives, and any number that watch.
 
-A client is a stream of messages, which outlives the connections that carry it: one that is lost is followed by
-another, on which both sides send again what the other has not received. It ends when the client is
-disconnected or the session ends.
+A client is a stream of messages that outlives its connections. After a connection is lost, both sides send again on
+the next one what the other has not received. A client ends when it is disconnected or when the session ends.
 
-Every id is chosen by the client that asks. So that the answers find it, the ids of each client that watches begin
-at a number of its own, far above those of the one that drives.
+Each client chooses the ids of its operations. The ids of each watching client start at a number of its own, far
+above those of the driving client, so the driver knows from the id which client to answer.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from loom_gateway.driver.clients.spill import SPILLED_FROM, spilled
 logger = logging.getLogger(__name__)
 
 WATCHER_IDS = 1 << 40
-"""How many ids each client has. Those of the n-th that watches begin at n times as many."""
+"""The number of ids for each client. The ids of the n-th watching client start at n times this number."""
 
 WATCHER_ROOM = 16 << 20
-"""Bytes that may wait for a client that watches, before it is disconnected: nobody else waits for it."""
+"""Bytes that may wait for a watching client before it is disconnected. Nothing else waits for a watching client."""
 
 LOG_ROOM = 16 << 20
-"""Bytes that may wait for a client that drives, before what the session prints is left out; it is on the disk."""
+"""Bytes that may wait for the driving client before printed lines are skipped. The log on disk has them."""
 
 WATCHERS_AWAY = 8
-"""Clients that watch and are not connected that may come back; of more, those that came first are let go of."""
+"""The number of unconnected watching clients that may come back. Beyond it, the oldest are dropped."""
 
 LEAVE_GRACE = 1.0
-"""Seconds for which a client that comes waits for another to be gone."""
+"""Seconds that a new driving client waits for the previous one to leave."""
 
 NEWS = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
-"""What is told to every client."""
+"""The kinds of message that every client gets."""
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
@@ -59,16 +58,16 @@ class Clients:
         self._watchers = 0
 
     def admit(self, connection: Carrier, hello: Hello, operations: Operations) -> tuple[Client, bool]:
-        """Return the client that a connection carries from now on, and whether it is a new one.
+        """Return the client that a connection carries from now on, and whether it is new.
 
         Args:
-            connection: that the client has made.
-            hello: what it has said.
-            operations: of the session, for a client that is new.
+            connection: the client's new connection.
+            hello: the client's greeting.
+            operations: the session's operations, for a new client.
 
         Raises:
             SessionInUse: another client drives.
-            SessionTakenOver: the stream that is to be resumed has ended.
+            SessionTakenOver: the client to resume has ended.
         """
         with self._admitting:
             lanes = "lanes" in hello.capabilities
@@ -112,21 +111,21 @@ class Clients:
         raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
     def _disconnect(self, client: Client, by: Hello) -> None:
-        # One that has just detached is gone as soon as the gateway has said so.
+        # A client that has just detached is gone as soon as the gateway has reported it.
         if not by.take_over and not client.left.wait(LEAVE_GRACE):
             raise SessionInUse(
                 f"another client drives session {by.session!r}: close or detach it there first, take its place "
                 f"with take_over=True, or look on with mode='watch'"
             )
         client.end(SessionTakenOver("another client has taken the place of this one"))
-        client.take_turn()  # and never let go of: nobody receives from this client again
+        client.take_turn()  # never released: no thread may receive from this client again
         client.backlog.add(client.stream.arrived(), 0)
         while client.backlog.start_some():
             pass
         client.operations.client_left(client.stream.abandon())
 
     def all(self) -> list[Client]:
-        """Every client, the one that drives first."""
+        """Return every client, the driving one first."""
         watching = list(self._watching.copy().values())
         return watching if self._driving is None else [self._driving, *watching]
 
@@ -136,13 +135,13 @@ class Clients:
         return any(client.connection is not None for client in self.all())
 
     def say_goodbye(self, message: Message) -> None:
-        """Send every client that is connected what is queued for it, then a last message."""
+        """Send each connected client what is queued for it, then a last message."""
         for client in self.all():
             if client.connection is not None:
                 client.connection.say_goodbye(message)
 
     def disconnected(self, client: Client, connection: Carrier) -> None:
-        """Note that a connection of a client is gone; another may come."""
+        """Note that a connection of a client is gone. Another may follow."""
         client.sender.detach(connection)
         client.sender.detach_bulk(connection)
         client.carry_by(None, instead_of=connection)
@@ -150,14 +149,14 @@ class Clients:
             client.bulk = None
 
     def send_to(self, client: Client, message: Message) -> None:
-        """Send news to one client."""
+        """Send a notice to one client."""
         if client.mode == "watch":
             self._send_watcher(client, message)
         else:
             client.sender.put(message)
 
     def send(self, message: Message, eager: bool = True, key: OrderKey = None) -> None:
-        """Send an answer to whoever asked, and news to everyone."""
+        """Send an answer to the client that asked, or a notice to every client."""
         if self._watching:
             if message.kind in NEWS:
                 for watcher in self._watching.copy().values():
@@ -176,10 +175,10 @@ class Clients:
         if message.parts and message.size >= SPILLED_FROM and client.crowded:
             message = spilled(message)
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
-            client.operations.unclaimed(message)  # it is just being let go of
+            client.operations.unclaimed(message)  # the client is being disconnected at this moment
 
     def has_room(self) -> bool:
-        """Whether lines that were printed may be added to what waits for the client that drives."""
+        """Whether printed lines may join what waits for the driving client."""
         return self._driving is None or self._driving.stream.outbox.pending_bytes < LOG_ROOM
 
     def _send_watcher(self, client: Client, message: Message) -> None:
@@ -187,13 +186,13 @@ class Clients:
             logger.warning("client %d, which watches, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
             error = WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches")
-            # On a thread of its own, because it waits for the client to take its last words.
+            # The thread is separate because it waits for the client to take its last messages.
             threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:
             client.sender.put(message)
 
     def flush(self) -> None:
-        """Send what was gathered."""
+        """Send the gathered messages."""
         client = self._driving
         if client is not None:
             client.sender.flush()

@@ -1,7 +1,7 @@
-"""Large answers that nobody takes for now wait on the disk.
+"""Large answers that wait on the disk because their client does not take them now.
 
-The results of calls that had been started when their client went away, or that it is slow to take, would fill the
-driver's memory. So from a bound on they are written to a file, and read from there when they are sent.
+Answers pile up while their client is away or slow, and would fill the driver's memory. Beyond a limit they are
+written to a file and read from there when they are sent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from loom.wire.mux import Pieces
 logger = logging.getLogger(__name__)
 
 SPILLED_FROM = 256 << 10
-"""Bytes of an answer from which it is worth a file."""
+"""The smallest answer, in bytes, that is worth a file."""
 
 
 DURABLE = "/var/tmp"
-"""Where the files are unless ``TMPDIR`` says otherwise: /tmp may be memory."""
+"""The folder of the files unless ``TMPDIR`` is set: /tmp may be memory."""
 
 
 def spilled(message: Message) -> Message:
-    """The same message with its payload in a file that has no name and is gone with the message."""
+    """Return the message with its payload in a nameless file, which disappears with the message."""
     folder = os.environ.get("TMPDIR") or (DURABLE if os.path.isdir(DURABLE) else None)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

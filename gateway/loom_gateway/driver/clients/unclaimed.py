@@ -1,7 +1,7 @@
-"""Answers that a client has asked for and not received, kept for the client that comes after it.
+"""Answers that their client never received, kept for the next client of the session.
 
-A program that dies leaves calls that run on. Their answers, and those that were on their way to it, are listed for
-the next client of the session, which may collect them. A large answer of which some had been received is lost.
+When a program dies, its calls run on. The next client of the session can list and collect their answers, including
+those that were on their way. A large answer is lost if the dead client had received a part of it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ logger = logging.getLogger(__name__)
 
 MOST_CALLS = 10_000
 MOST_BYTES = 256 << 20
-"""Calls and bytes of answers that are kept; the oldest go first."""
+"""The number of calls and bytes of answers to keep. Beyond either, the oldest call goes."""
 
 _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items() if kind != Kind.BROADCAST}
 
 
 @dataclass
 class _Call:
-    """A call whose answers nobody has received."""
+    """A call whose answers no client has received."""
 
     asked: Asked
     mesh: str
     shape: tuple[Any, ...]
     answers: list[Message] = field(default_factory=list)
     collector: int | None = None
-    """The operation that is to be answered with what comes."""
+    """The id of the operation that collects the answers."""
     collected: int = 0
 
     @property
@@ -49,7 +49,7 @@ class _Call:
 
 
 class UnclaimedResults:
-    """The unreceived answers of one session."""
+    """The unclaimed results of one session."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -58,7 +58,7 @@ class UnclaimedResults:
         self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
 
     def client_left(self, unsent: Sequence[Message]) -> None:
-        """Keep what was on its way to a client that has left, and note what it waited for."""
+        """Keep what was on its way to a disconnected client, and note what it waited for."""
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
@@ -76,7 +76,7 @@ class UnclaimedResults:
             self._calls[ident] = _Call(asked, entry.name, self._context.meshes.shape(entry))
 
     def take(self, message: Message) -> None:
-        """Take an answer to a client that has left, or is just leaving."""
+        """Keep an answer to a client that has left or is leaving."""
         with self._lock:
             if message.id not in self._calls:
                 asked = self._context.replies.answered().get(message.id)
@@ -98,7 +98,7 @@ class UnclaimedResults:
             del self._calls[ident]
 
     def _ready(self, ident: int, call: _Call) -> list[Message]:
-        """The answers that the collector of a call is to get now. With the lock held."""
+        """Return the answers that a call's collector gets now. The caller holds the lock."""
         if call.collector is None:
             return []
         answers, call.answers = call.answers, []
@@ -114,7 +114,7 @@ class UnclaimedResults:
         return ready
 
     def _missing(self, ident: int) -> int:
-        """How many answers of a call have not come yet."""
+        """Return how many answers of a call are still expected."""
         return sum(1 for pending, _ in self._context.replies.pending() if pending == ident)
 
     def _list(self, message: Message, started: float) -> None:
