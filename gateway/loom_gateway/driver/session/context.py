@@ -1,4 +1,4 @@
-"""What the handlers of one session share."""
+"""The state that the handlers of one session share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from loom_gateway.driver.weaver_link import WeaverLink
 
 
 class Context:
-    """The state of one session.
+    """The shared state of one session.
 
     Args:
         host_mesh: the Monarch host mesh of the session's workers.
-        addresses: of its hosts.
-        lifeline: host and port that every process of the session holds on to; see
+        addresses: the addresses of its hosts.
+        lifeline: host and port to which every process of the session keeps a connection; see
             `loom_gateway.driver.monarch.liveness`.
-        weaver: tells the weaver of the processes.
+        weaver: reports processes to the weaver.
         loop: the driver's event loop.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
-        has_room: whether lines that are printed may be added to what waits for the client.
+        has_room: returns whether printed lines may join what waits for the client.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Context:
         self.meshes.add(HOST_MESH, hosts)
         self.decoder = Decoder(self.meshes.resolve)
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
-        """For arguments that only pass through: arrays and tensors are not put together here."""
+        """Decodes arguments that only pass through: it does not assemble arrays and tensors."""
         self.encoder = Encoder(swaps={**ReturnedMeshes(self.meshes).swaps, **TRANSLATIONS})
         losses = Losses(self.meshes)
         self.replies = Replies(loop, self.encoder, send, flush, losses.why_silent)
-        """The operations that have not been answered."""
+        """The operations without an answer."""
         self.futures = Futures(loop, self.replies)
-        """Answers an operation with what a future of Monarch's gives."""
+        """Answers operations with the results of Monarch's futures."""
         self.channels = ReplyChannels(loop, self.replies, self.meshes)
         """The faster way to call single actors."""
         self.failures = Failures(loop, self.meshes, losses, self.replies, self.channels, send)

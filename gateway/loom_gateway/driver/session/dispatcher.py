@@ -1,7 +1,7 @@
-"""Runs a session's operations, in the order in which the client made them.
+"""The dispatcher, which runs a session's operations in the order in which the client made them.
 
-Monarch's own calls return at once and deliver in order, so an operation is *started* in order, by the thread that
-receives it, and answered when its future resolves: see `loom_gateway.driver.session.replies`.
+Monarch's own calls return at once and deliver in order. So the thread that receives an operation *starts* it in
+order, and its answer follows when its future resolves; see `loom_gateway.driver.session.replies`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.replies import LIMITED, Handler
 
 WEAVER_TIMEOUT = 1.0
-"""Seconds that the weaver has to be told, when the session ends, of what has been stopped."""
+"""Seconds to report stopped processes to the weaver when the session ends."""
 
 
 class Dispatcher:
     """Starts the operations of one session.
 
     Args:
-        context: the session's.
-        end: called on the event loop when the client ends the session, with the reason.
-        log_spool: where the session's log is written; None for nowhere.
-        max_in_flight: operations that may be unanswered at once; 0: any number.
+        context: the session's state.
+        end: called on the event loop, with the reason, when the client ends the session.
+        log_spool: the file that keeps the session's log, or None.
+        max_in_flight: the maximum number of unanswered operations; 0 for no limit.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Dispatcher:
         return self._highest_id + 1
 
     def start(self, message: Message) -> None:
-        """Start an operation, or have it started; those before it that it depends on have been started."""
+        """Start an operation, or queue it as a large call. Operations that it depends on are started first."""
         if message.id > self._highest_id:
             self._highest_id = message.id
         large_calls = self._large_calls
@@ -95,7 +95,7 @@ class Dispatcher:
         self._start(message)
 
     def read(self, message: Message) -> None:
-        """Start an operation of a client that only watches. By any thread."""
+        """Start an operation of a watching client. Safe on any thread."""
         if message.kind in READING:
             self._start(message)
         else:
@@ -113,7 +113,7 @@ class Dispatcher:
             if self._max_in_flight and message.kind in LIMITED:
                 self._check_in_flight()
             handler(message, started)
-        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or Monarch raised
+        except Exception as error:  # noqa: BLE001 - a user's __reduce__ or Monarch may raise anything
             self._replies.fail(message.id, started, error)
 
     def _check_in_flight(self) -> None:
@@ -128,13 +128,13 @@ class Dispatcher:
         self._context.loop.call_soon_threadsafe(self._end, "the client closed it")
 
     def client_left(self, unsent: Sequence[Message]) -> None:
-        """Note that a client has been let go of, and what it has not received."""
+        """Note that the driving client was disconnected, and which messages it had not received."""
         self._runs.new_client()
         self._ports.client_gone()
         self._unclaimed.client_left(unsent)
 
     def unclaimed(self, message: Message) -> None:
-        """Keep an answer to a client that was let go of."""
+        """Keep an answer to a disconnected client."""
         self._unclaimed.take(message)
 
     def process_started(self, procs: int, rank: int) -> None:
@@ -148,15 +148,15 @@ class Dispatcher:
     async def process_prints(
         self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take what a process prints."""
+        """Collect the output of a process."""
         await self._logs.serve(procs, rank, reader, writer)
 
     async def weaver_address(self) -> str:
-        """Return the weaver's address; an empty text if there is no weaver."""
+        """Return the weaver's address, or an empty string if there is no weaver."""
         return await self._context.weaver.address()
 
     async def close(self) -> None:
-        """Start no more operations, stop the session's meshes, and take the last of what they printed."""
+        """Stop accepting operations, stop the session's meshes, and collect the last of their output."""
         self._closed = True
         await self._meshes.stop_all()
         await self._logs.end()

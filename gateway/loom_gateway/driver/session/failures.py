@@ -1,9 +1,9 @@
-"""What can no longer answer, and what follows: processes that are gone, and actors that Monarch has stopped.
+"""Dead processes, actors that Monarch has stopped, and the failure of calls that wait for them.
 
 Monarch fails the calls on a dead actor itself, as long as its controller of the actor's mesh lives. The controller
-may die (torchmonarch 0.7): a host goes right after a spawn, comes back on the same address, and is sent once more
-what the dead one had not acknowledged; that comes back undeliverable, and whoever sent it fails. A mesh's actors on
-the living hosts are then stopped, and calls on them would be waited for without end.
+itself may die (torchmonarch 0.7): a host dies right after a spawn and comes back on the same address. Monarch then
+resends the messages that the dead host had not acknowledged. They come back undeliverable, and their sender, the
+controller, fails. This stops the mesh's actors on living hosts, and calls on them would wait forever.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Losses:
-    """What cannot answer any more, of one session.
+    """The processes and actors of one session that can no longer answer.
 
     Args:
-        meshes: the session's.
+        meshes: the session's meshes.
     """
 
     def __init__(self, meshes: MeshTable) -> None:
@@ -39,10 +39,10 @@ class Losses:
         self._processes.add((procs, rank))
 
     async def add_actors(self, fault: Fault) -> tuple[int, Entry, list[int]] | None:
-        """Note actors that Monarch has stopped unasked.
+        """Note actors that Monarch has stopped by itself.
 
         Returns:
-            The id of their mesh, the mesh, and the ranks that had not been noted before; None if there are none.
+            The id of their mesh, the mesh, and the ranks that are new; None if there are none.
         """
         found = await self._meshes.named_by_monarch(fault.mesh)
         if found is None:
@@ -54,9 +54,9 @@ class Losses:
         return (ident, entry, new) if new else None
 
     def why_silent(self, entry: Entry) -> str | None:
-        """Return why a mesh, or one of its elements, cannot answer; None if it can as far as is known."""
+        """Return why a mesh, or one of its elements, cannot answer; None if no reason is known."""
         if not self._processes and not self._actors:
-            return None  # as nearly always; each call is asked about
+            return None  # the usual case, and every call passes here
         gone = self._processes.copy()
         rank = next((rank for rank in entry.ranks if (entry.procs, rank) in gone), None) if gone else None
         if rank is not None:
@@ -76,14 +76,14 @@ class Losses:
 
 
 class Failures:
-    """Fails the calls that wait for what is gone. On the event loop, but for `report`.
+    """Fails the calls that wait for dead processes and actors. On the event loop, except for `report`.
 
     Args:
         loop: the driver's event loop.
-        meshes: the session's.
-        losses: takes note of what is gone.
-        replies: has the calls.
-        channels: to single actors, which are not used any more once one is gone.
+        meshes: the session's meshes.
+        losses: the record of dead processes and actors.
+        replies: the unanswered calls.
+        channels: the reply channels to single actors; a channel to a dead actor is not used again.
         send: takes a message for the client.
     """
 
@@ -103,17 +103,17 @@ class Failures:
         self._channels = channels
         self._send = send
         self.on_process_gone: list[Callable[[int, int], object]] = []
-        """Called with the id of a proc mesh and a rank in it, for each process that is gone."""
+        """Called with a proc mesh's id and a rank for each process that is gone."""
 
     def process_gone(self, procs: int, rank: int) -> None:
-        """Note that a process is gone; fail the calls that wait for it unless Monarch does so in time."""
+        """Note that a process is gone. Fail the calls that wait for it unless Monarch fails them in time."""
         self._losses.add_process(procs, rank)
         for tell in self.on_process_gone:
             tell(procs, rank)
         self._fail_calls(lambda entry: entry.procs == procs and rank in entry.ranks)
 
     def host_gone(self, host: int) -> None:
-        """Note that each process on a worker host is gone, also those that were being spawned."""
+        """Note that every process on a worker host is gone, including those that were being spawned."""
         for procs, entry in self._meshes.whole("procs"):
             self.processes_gone_with(procs, entry, host)
 
@@ -124,7 +124,7 @@ class Failures:
                 self.process_gone(procs, rank)
 
     def report(self, mesh: str, report: str) -> None:
-        """Take Monarch's report of a fault that nobody handles, and its name of the mesh. On any thread."""
+        """Publish a fault that no user code handles. ``mesh`` is Monarch's name of the mesh. Safe on any thread."""
         details: dict[str, Any] = {"mesh": mesh, "report": report}
         logger.warning("failure: %s", details)
         place = failed_element(mesh, report)
@@ -137,7 +137,7 @@ class Failures:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
 
     async def actors_stopped(self, fault: Fault) -> None:
-        """Note actors that Monarch has stopped unasked; fail the calls on them as `process_gone` does."""
+        """Note actors that Monarch has stopped by itself, and fail the calls on them."""
         lost = await self._losses.add_actors(fault)
         if lost is None:
             return

@@ -1,7 +1,7 @@
-"""Starts large calls on a thread of their own.
+"""The thread that starts large calls.
 
-To start a call is to have Monarch pickle its arguments, which takes a second for a gigabyte; the client's thread
-would read nothing meanwhile, and small calls to other actors would wait.
+To start a call, Monarch pickles its arguments, which takes a second for a gigabyte. On the client's own thread,
+small calls to other actors would wait that long.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, Kind, Message
 
 LARGE = 1 << 20
-"""Bytes of arguments from which a call is started aside."""
+"""The smallest arguments, in bytes, with which a call is started on the separate thread."""
 
 MOST = 2
-"""Calls that are being started aside, or wait for that, before the client's thread waits too."""
+"""The number of large calls that may be queued or starting before the client's thread waits too."""
 
 QUIET = 30.0
-"""Seconds without another one after which the memory of those before is given back. Sooner, the next one would have
-to get it anew, which takes longer than to copy into it."""
+"""Seconds without a large call after which freed memory goes back to the system. If it went back sooner, the next
+large call would have to allocate it again, which takes longer than to copy into it."""
 
 _CALLS = frozenset(ADVERBS.values())
 
 
 class LargeCalls:
-    """Decides which operations are started aside, and what has to wait for them.
+    """Decides which operations start on the separate thread, and which have to wait for those.
 
-    Operations on the same actors are started in the order in which they came, and so is everything that is no call,
-    since it may make or stop what a call goes to.
+    Operations on the same actors start in the order in which they arrived. So does every operation that is not a
+    call, because it may create or stop the target of a call.
 
     Args:
         start: starts an operation; called on either thread.
-        root: the id of the whole mesh that the mesh of an id is a part of.
+        root: given a mesh's id, returns the id of the whole mesh that contains it.
     """
 
     def __init__(self, start: Callable[[Message], None], root: Callable[[int], int]) -> None:
@@ -44,17 +44,18 @@ class LargeCalls:
         self._root = root
         self._queue: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self.under_way: Counter[int] = Counter()
-        """How many calls are being started aside, or wait for that, by the root of what they go to."""
+        """The number of large calls that are queued or starting, by the root of their mesh."""
         self._done = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def take(self, message: Message) -> bool:
-        """Take an operation if it is to be started aside; else return False, once it may be started.
+        """Queue an operation if it is a large call. Else wait until it may start, and return False.
 
-        By one thread, the client's. Not called for an operation that is not `LARGE` while none is `under_way`.
+        Only the client's thread calls this. The caller may skip it for an operation below `LARGE` while none is
+        `under_way`.
         """
         if message.kind not in _CALLS:
-            if message.kind != Kind.END:  # which comes after nothing
+            if message.kind != Kind.END:  # the end of a session waits for nothing
                 self._wait(lambda: not self.under_way)
             return False
         root = self._root(EndpointCall.fields(message.body)[0])
@@ -80,7 +81,7 @@ class LargeCalls:
             try:
                 self._start(message)
             finally:
-                del message  # or its arguments would stay until the next one comes
+                del message  # else its arguments would stay in memory until the next large call
                 with self._done:
                     self.under_way -= Counter({root: 1})
                     self._done.notify_all()
@@ -94,7 +95,7 @@ class LargeCalls:
 
 
 def give_back_memory() -> None:
-    """Return to the system what was freed: glibc would keep up to twice the size of a large call's arguments."""
+    """Return freed memory to the system. glibc would keep up to twice the size of a large call's arguments."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The session, as functions that run in the driver know it: see `loom.beside`."""
+"""The driver-local API: the session for functions that run in the driver; see `loom.beside`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from loom_gateway.driver.session.context import Context
 logger = logging.getLogger(__name__)
 
 FIRST_ID = 1 << 40
-"""Ids of meshes that are made here: far above those that clients count."""
+"""The first id of meshes that the driver makes itself, far above the ids that clients count."""
 
 
 class LocalSession:
-    """A `loom.beside.Session`.
+    """The driver's implementation of `loom.beside.Session`.
 
     Args:
-        context: the session's.
-        syncs: has what processes import.
+        context: the session's state.
+        syncs: the synchronised code that processes import.
     """
 
     def __init__(self, context: Context, syncs: Syncs) -> None:
@@ -35,7 +35,7 @@ class LocalSession:
         self.name = context.weaver.session
 
     def hosts(self) -> list[int]:
-        """Numbers of the worker hosts that are there."""
+        """Return the numbers of the worker hosts that are there."""
         known = self._context.meshes.entry(HOST_MESH).ranks
         return [host for host in known if host not in self._context.hosts.lost]
 
@@ -55,28 +55,28 @@ class LocalSession:
         ranks = tuple(range(len(mesh)))
         entry = Entry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))
         context.meshes.add(ident, entry)
-        if host in context.hosts.lost:  # meanwhile
+        if host in context.hosts.lost:  # the host was lost during the spawn
             context.loop.call_soon_threadsafe(context.failures.processes_gone_with, ident, entry, host)
         return SpawnedHere(context, entry)
 
     def gone(self, procs: int, rank: int) -> None:
-        """Tell who spawned a process that it is gone. On the event loop."""
+        """Report the end of a process to its spawner. On the event loop."""
         told = self._told.get(procs)
         if told is not None:
             told(rank)
 
     def weaver_address(self) -> str:
-        """What threadlets find the weaver by."""
+        """Return the address at which threadlets find the weaver."""
         return asyncio.run_coroutine_threadsafe(self._context.weaver.address(), self._context.loop).result()
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
-        """Ask the weaver."""
+        """Ask the weaver, and wait for its answer for ``timeout`` seconds."""
         asking = self._context.weaver.client.ask(operation, timeout, **arguments)
         return asyncio.run_coroutine_threadsafe(asking, self._context.loop).result()
 
 
 class SpawnedHere:
-    """A `loom.beside.SpawnedProcs`."""
+    """The driver's implementation of `loom.beside.SpawnedProcs`."""
 
     def __init__(self, context: Context, entry: Entry) -> None:
         self._context = context
@@ -85,7 +85,7 @@ class SpawnedHere:
         self.mesh = entry.mesh
 
     def stop(self, reason: str) -> None:
-        """Have the processes end."""
+        """Stop the processes."""
         if not self._entry.stopped:
             self._entry.stopped = True
             asyncio.run_coroutine_threadsafe(self._stop(reason), self._context.loop)

@@ -1,4 +1,4 @@
-"""What is told to every client, though nobody has asked."""
+"""Notices: messages to every client that answer no operation."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from loom.wire.texts import pack_texts
 
 
 def notice(name: str, details: Mapping[str, Any]) -> Message:
-    """Return the message that tells of an event."""
+    """Return the message that reports an event."""
     return Notice(name).message(parts=[pack_texts(details)])

@@ -1,4 +1,4 @@
-"""The ledger of the operations that have not been answered, and the way of their answers to the client."""
+"""The unanswered operations, and the path of their answers to the client."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from loom_gateway.driver.monarch.mesh_table import Entry
 logger = logging.getLogger(__name__)
 
 GRACE = 0.6
-"""Seconds that Monarch has to say how a process died before its calls fail without that."""
+"""Seconds that Monarch has to explain a process's death. After them, its calls fail without an explanation."""
 
 GATHERED = 0.001
-"""Seconds that answers are gathered while one comes after the other."""
+"""Seconds for which consecutive answers are gathered into one write."""
 
 LINGER = 0.005
-"""Seconds that an answer lingers at most for one that does not come after all."""
+"""Seconds after which gathered answers are sent even though the expected next one has not come."""
 
 REMEMBERED = 1 << 14
-"""Operations whose answers have been sent that are remembered, for clients that may not have received them."""
+"""The number of answered operations to remember for clients that may not have received the answers."""
 
 LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
-"""What counts as in flight until it is answered, and may come in any number."""
+"""The kinds of operation that count as in flight until they are answered, and that a limit applies to."""
 
 Handler: TypeAlias = Callable[[Message, float], None]
-"""Starts an operation, given its message and when it came (``time.perf_counter``)."""
+"""Starts an operation, given its message and its arrival time (``time.perf_counter``)."""
 
 Asked: TypeAlias = tuple[int, Sequence[Any]]
-"""Kind and body of the message that asked for an operation."""
+"""Kind and body of the message that started an operation."""
 
 ReplyId: TypeAlias = tuple[int, int | None]
-"""An operation's id and, for one result of several, its index."""
+"""An operation's id and, for one of several results, its index."""
 
 
 class Send(Protocol):
-    """Takes a message for the client; one that is not eager may wait for the next flush."""
+    """A function that sends a message to the client. A message that is not eager may wait for the next flush."""
 
     def __call__(self, message: Message, eager: bool = True, key: OrderKey = None) -> None: ...
 
 
 class _Pending(NamedTuple):
-    """An operation that has not been answered."""
+    """An operation without an answer."""
 
     started: float
     entry: Entry | None
-    """The mesh that was called."""
+    """The called mesh."""
     convert: Callable[[Any], Any] | None
-    """Makes what travels of what Monarch's future gives."""
+    """Converts the result of Monarch's future to the value that is sent."""
     asked: Asked
 
 
 class Replies:
-    """The unanswered operations of one session. On any thread.
+    """The unanswered operations of one session. Safe on any thread.
 
     Args:
-        loop: the driver's event loop, which sees to what lingers.
+        loop: the driver's event loop, which flushes gathered answers.
         encoder: pickles results.
-        send: takes a message for the client.
+        send: sends a message to the client.
         flush: sends the messages that were not eager.
-        why_silent: says why a mesh, or one of its elements, cannot answer; None if it can as far as is known.
+        why_silent: returns why a mesh, or one of its elements, cannot answer; None if no reason is known.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Replies:
         why_silent: Callable[[Entry], str | None],
     ) -> None:
         self.latencies = Latencies()
-        """How long calls took, from their arrival to their answers."""
+        """Durations of calls from arrival to answer."""
         self._loop = loop
         self._encoder = encoder
         self._send = send
@@ -96,7 +96,7 @@ class Replies:
 
     @property
     def in_flight(self) -> int:
-        """How many operations have not been answered."""
+        """The number of unanswered operations."""
         return len(self._pending)
 
     def expect(
@@ -107,7 +107,7 @@ class Replies:
         index: int | None = None,
         convert: Callable[[Any], Any] | None = None,
     ) -> ReplyId:
-        """Note that an operation will be answered, or fail when a process of ``entry`` is gone."""
+        """Register an operation that waits for an answer. It fails if a process of ``entry`` is gone."""
         reply = (message.id, index)
         pending = self._pending[reply] = _Pending(started, entry, convert, (message.kind, message.body))
         if entry is not None and self._why_silent(entry) is not None:
@@ -115,25 +115,25 @@ class Replies:
         return reply
 
     def forget(self, reply: ReplyId) -> None:
-        """Take back what `expect` noted, for an operation that could not be started."""
+        """Remove an operation that could not be started."""
         self._pending.pop(reply, None)
 
     def pending(self) -> dict[ReplyId, Asked]:
-        """Return every answer that is expected."""
+        """Return every expected answer."""
         return {reply: pending.asked for reply, pending in self._pending.copy().items()}
 
     def note_asked(self, ident: int, asked: Asked) -> None:
-        """Remember an operation whose answers are sent by others."""
+        """Remember an operation whose answers another component sends."""
         self._answered.append((ident, asked))
 
     def answered(self) -> dict[int, Asked]:
-        """Return the operations of which some answer has been sent, as far back as they are remembered."""
+        """Return the remembered operations with at least one sent answer."""
         return dict(self._answered.copy())
 
     def answer(self, reply: ReplyId, value: Any, error: BaseException | None, eager: bool) -> None:
-        """Answer an operation; an answer that is not eager waits for `gathered`."""
+        """Answer an operation. After an answer that is not eager, the caller calls `gathered`."""
         pending = self._pending.pop(reply, None)
-        if pending is None:  # it was failed because a process is gone
+        if pending is None:  # it failed before, because a process is gone
             return
         ident, index = reply
         self._answered.append((ident, pending.asked))
@@ -146,12 +146,13 @@ class Replies:
             if pending.convert is not None:
                 value = pending.convert(value)
             self.succeed(ident, pending.started, value, index, eager)
-        except Exception as broken:  # of ours: somebody waits, and this thread has others to answer
+        # a bug of Loom's: still answer the client, and go on with this thread's other answers
+        except Exception as broken:
             logger.exception("the answer to operation %d could not be given", ident)
             self.fail(ident, pending.started, broken, index, eager)
 
     def answer_when(self, message: Message, started: float, future: concurrent.futures.Future[Any]) -> None:
-        """Answer an operation with what a future gives, once it is done."""
+        """Answer an operation with the result of a future once it is done."""
         reply = self.expect(message, started)
 
         def done(future: concurrent.futures.Future[Any]) -> None:
@@ -161,11 +162,11 @@ class Replies:
         future.add_done_callback(done)
 
     def answer_with(self, message: Message, started: float, work: Coroutine[Any, Any, Any]) -> None:
-        """Answer an operation with what a coroutine returns, which the event loop runs."""
+        """Answer an operation with the result of a coroutine that runs on the event loop."""
         self.answer_when(message, started, asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def succeed(self, ident: int, started: float, value: Any, index: int | None = None, eager: bool = True) -> None:
-        """Tell the client what an operation, or one answer of several, gives."""
+        """Send the client the result of an operation, or one of several results."""
         rpc_ms = (time.perf_counter() - started) * 1000
         try:
             parts = self._encoder.dumps(value, "the result")
@@ -177,11 +178,11 @@ class Replies:
     def fail(
         self, ident: int, started: float, error: BaseException, index: int | None = None, eager: bool = True
     ) -> None:
-        """Tell the client that an operation, or one answer of several, failed."""
+        """Send the client the error of an operation, or of one of several results."""
         self._send(error_message(ident, error, _since(started), self._encoder, index), eager)
 
     def gathered(self, more: bool) -> None:
-        """Note an answer that was not eager; ``more`` says whether another is expected."""
+        """Count an answer that was not eager, and flush if it is time. ``more``: whether another is expected."""
         now = time.perf_counter()
         if not more or now - self._flushed > GATHERED:
             self._flush()
@@ -195,7 +196,7 @@ class Replies:
         self._flush()
 
     def fail_calls(self, on: Callable[[Entry], bool]) -> None:
-        """Fail the calls to meshes that will not answer, unless Monarch does so within `GRACE`. On the loop."""
+        """Fail the calls to dead meshes unless Monarch fails them within `GRACE` seconds. On the event loop."""
         for reply, pending in self._pending.copy().items():
             if pending.entry is not None and on(pending.entry):
                 self._fail_after_grace(reply, pending)

@@ -1,4 +1,4 @@
-"""A session that is open: its clients, its operations, and its end."""
+"""An open session: its clients, its operations, and its end."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from loom_gateway.workers.registry_file import WorkerList
 
 
 class Session:
-    """The session of a driver. Made on a client's thread, while the event loop runs on another.
+    """The session of a driver. Created on a client's thread while the event loop runs on another.
 
     Args:
-        name: of the session.
+        name: the session's name.
         host_mesh: the Monarch host mesh of its workers.
-        workers: that it was opened on.
-        read_workers: gives what the gateway says of the workers now; None: nothing.
+        workers: the workers it was opened on.
+        read_workers: returns the gateway's current list of workers; None if there is none.
         loop: the driver's event loop.
-        lifetime: ends the driver when nobody needs it.
-        end: ends the session, for a reason. On the event loop.
-        weaver_folder: the weaver's; None if there is no weaver.
-        log_spool: where the session's log is written.
-        max_message: bytes of the largest message that is taken from a client.
-        max_in_flight: operations that may be unanswered at once; 0: any number.
+        lifetime: ends the driver when it is no longer needed.
+        end: ends the session for a given reason; called on the event loop.
+        weaver_folder: the weaver's folder; None if there is no weaver.
+        log_spool: the file that keeps the session's log.
+        max_message: bytes of the largest message that a client may send.
+        max_in_flight: the maximum number of unanswered operations; 0 for no limit.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Session:
         self._reporting = self._loop.create_task(reports)
 
     def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
-        """Return the client that says hello, and whether it is new.
+        """Return the greeting client, and whether it is new.
 
         Raises:
             LoomError: the client is refused.
@@ -98,7 +98,7 @@ class Session:
         return admitted
 
     def welcome(self, client: Client, hello: Hello) -> Welcome:
-        """Return what to answer a client."""
+        """Return the answer to a client's greeting."""
         return Welcome(
             session=self.name,
             workers=self._workers.addresses,
@@ -115,17 +115,17 @@ class Session:
         )
 
     def connected(self, client: Client) -> None:
-        """Tell a client that has been welcomed for the first time what those before it were told."""
+        """Send a new client the notices about processes that earlier clients got."""
         tell = functools.partial(self._clients.send_to, client)
         self._loop.call_soon_threadsafe(self._dispatcher.processes.tell_everything, tell)
 
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
-        """Note that a connection is gone; the session goes on, and the client may come back."""
+        """Note that a connection is gone. The session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
         self._lifetime.client_left(connection)
 
     async def close(self, reason: str) -> None:
-        """Stop the session's meshes, and tell the clients. On the event loop."""
+        """Stop the session's meshes and tell the clients. On the event loop."""
         await self._dispatcher.close()
         await self._loop.run_in_executor(None, self._clients.say_goodbye, SessionEnded(reason).message())
 
