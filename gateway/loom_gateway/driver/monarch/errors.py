@@ -1,4 +1,4 @@
-"""Failures as messages: what a Monarch exception or an unhandled fault looks like on the wire."""
+"""Failures as messages: Monarch exceptions and unhandled faults in the form they have on the wire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_mona
 
 
 def replace_fault_hook(report: Callable[[str, str], object]) -> None:
-    """Have Monarch report unhandled faults instead of ending this process.
+    """Make Monarch report unhandled faults instead of ending this process.
 
     Args:
         report: called with Monarch's name of the mesh and its report, on one of Monarch's threads.
@@ -35,10 +35,10 @@ def replace_fault_hook(report: Callable[[str, str], object]) -> None:
 def error_message(
     ident: int, error: BaseException, rpc_ms: float, encoder: Encoder, index: int | None = None
 ) -> Message:
-    """The `Kind.ERROR` message that tells the client of an exception.
+    """Return the `Kind.ERROR` message that reports an exception to the client.
 
-    The original exception of an `ActorError`, and one of the user's own, travels as the payload if it can be
-    pickled; its class, text and traceback travel as text in any case.
+    The payload is the original exception of an `ActorError`, or the user's own exception, if it can be pickled. The
+    class, text and traceback travel as text in any case.
     """
     pickled: list[Buffer] = []
     texts: dict[str, str] = {}
@@ -73,7 +73,7 @@ def error_message(
 
 
 def is_monarchs(error: BaseException) -> bool:
-    """Whether an exception is of one of Monarch's own classes, for which Loom has one of the same name."""
+    """Return whether an exception is of one of Monarch's classes for which Loom has one of the same name."""
     return isinstance(error, (monarch.actor.ActorError, MonarchSupervisionError))
 
 
@@ -92,7 +92,7 @@ def _pickled(error: BaseException, encoder: Encoder) -> list[Buffer]:
 
 
 def as_loom_error(error: Exception) -> LoomError:
-    """An exception of the driver as one that can stand for a mesh that could not be made."""
+    """Return an exception of the driver as a `LoomError` that explains why a mesh could not be made."""
     if isinstance(error, LoomError):
         return error
     if _is_of_a_dead_mesh(error):

@@ -1,11 +1,11 @@
-"""Reply channels to single actors: one Monarch port that takes the replies of every `call_one` to an actor.
+"""Reply channels to single actors: one Monarch port takes the replies of all `call_one` calls to an actor.
 
-Monarch's own ``call_one`` opens a port for each call. A port that stands costs less than half as much, and its
-thread is already waiting when a reply comes. An actor handles its messages one at a time and a port delivers in
-order ("reliable in-order messages", ``monarch.actor.Port``), so the first reply is the first call's.
+Monarch's own ``call_one`` opens a port for each call. A standing port costs less than half as much, and its thread
+already waits when a reply comes. An actor handles its messages one at a time and a port delivers in order
+("reliable in-order messages", ``monarch.actor.Port``), so the first reply belongs to the first call.
 
-A port does not tell that the actor has died. So whenever a reply is long in coming, a sentinel is sent after the
-calls: a native call of something harmless, which Monarch fails when the actor dies.
+A port does not report the death of its actor. So whenever a reply is late, the channel sends a sentinel after the
+calls: a harmless native call that Monarch fails if the actor is dead.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 MOST_CHANNELS = 1024
-"""Reply channels of a session. Each has a thread, and takes about 60 KiB."""
+"""The maximum number of reply channels of a session. Each has a thread and takes about 60 KiB."""
 
 IDLE = 10.0
 """Seconds without a call after which a channel may give way to another actor's."""
 
 STACK_SIZE = 512 << 10
-"""Bytes of address space for the stack of a channel's thread, which only waits and passes on."""
+"""Bytes of address space for the stack of a channel's thread, which only waits and forwards."""
 
 UNEASY = 0.1
-"""Seconds without a reply after which the channel asks whether the actor lives."""
+"""Seconds without a reply after which the channel checks that the actor lives."""
 
 LAST_REPLIES = 0.1
-"""Seconds that replies sent before an actor died have to arrive."""
+"""Seconds that replies from before an actor's death have to arrive."""
 
 _SENTINEL = "__sizeof__"
 
 
 def replies_once(endpoint: Any) -> bool:
-    """Whether an endpoint's calls may use a reply channel: it replies once, before the actor's next message.
+    """Return whether an endpoint's calls may use a reply channel: it replies once, before the actor's next message.
 
-    Endpoints that are given their port, as concurrent ones are, reply as often and whenever they like.
+    Endpoints that get the port themselves, as concurrent ones do, reply at any time and any number of times.
     """
     return isinstance(endpoint, ActorEndpoint) and isinstance(endpoint._name, MethodSpecifier.ReturnsResponse)
 
 
 class ReplyChannels:
-    """The reply channels of one session, by the ids of the meshes that they lead to.
+    """The reply channels of one session, by the ids of their meshes.
 
     Args:
         loop: the driver's event loop.
-        replies: takes what comes.
-        meshes: the session's.
-        most: channels at most; actors that are called after that are called in Monarch's own way.
+        replies: takes the replies.
+        meshes: the session's meshes.
+        most: the maximum number of channels; calls to further actors go Monarch's own way.
         idle: seconds without a call after which a channel gives way to another actor's, if there are ``most``.
     """
 
@@ -82,11 +82,11 @@ class ReplyChannels:
         self._meshes = meshes
         self._changing = threading.Lock()
         self._channels: OrderedDict[int, ReplyChannel] = OrderedDict()
-        """Those that were used last come last."""
+        """Ordered by last use, the most recent last."""
 
     def to(self, mesh: int, entry: Entry) -> ReplyChannel | None:
-        """Return the channel to a mesh of one actor; None if it has to be called in Monarch's own way."""
-        with self._changing:  # a channel that somebody has just been given is not closed
+        """Return the channel to a mesh of one actor; None if calls have to go Monarch's own way."""
+        with self._changing:  # so that a channel that a caller has just received is not closed
             channel = self._channels.get(mesh)
             if channel is not None:
                 channel.used = time.monotonic()
@@ -106,7 +106,7 @@ class ReplyChannels:
         return True
 
     def break_off(self, to: Callable[[Entry], bool]) -> None:
-        """Call some actors in Monarch's own way from now on: it tells at once what is wrong with them."""
+        """Stop using the channels to some actors. Monarch's own way reports at once what is wrong with them."""
         for mesh, channel in self._channels.copy().items():
             entry = self._meshes.known(mesh)
             if entry is None or to(entry):
@@ -119,7 +119,7 @@ class ReplyChannel:
     Args:
         mesh: an actor mesh of exactly one actor.
         loop: the driver's event loop, which watches the sentinels.
-        replies: takes each outcome, on the channel's thread or the event loop's.
+        replies: takes each result, on the channel's thread or the event loop's.
     """
 
     def __init__(self, mesh: Any, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
@@ -130,16 +130,16 @@ class ReplyChannel:
         self._mesh = mesh._inner
         self._sender = context().actor_instance
         self._kinds: dict[str, Any] = {}
-        """By endpoint, what a message that calls it says of itself; None if its calls may not use a channel."""
+        """The message kind of each endpoint's calls; None if the endpoint cannot use a channel."""
         self._alive = mesh._endpoint(MethodSpecifier.ReturnsResponse(_SENTINEL), object.__sizeof__, None)
         self._waiting: deque[tuple[ReplyId, str]] = deque()
         self._received = 0
         self._watched = False
         self._closed = False
         self.broken = False
-        """Whether the actor is dead, as far as the channel knows; it takes no more calls then."""
+        """Whether the actor is dead as far as the channel knows. A broken channel takes no calls."""
         self.used = time.monotonic()
-        """When it was used last."""
+        """The time of the last use (``time.monotonic``)."""
         _start_thread(self._receive)
 
     @property
@@ -148,7 +148,7 @@ class ReplyChannel:
         return not self._waiting
 
     def takes(self, name: str, endpoint: Any) -> bool:
-        """Whether the channel takes a call of an endpoint now; see `replies_once`."""
+        """Return whether the channel takes a call of an endpoint now; see `replies_once`."""
         if name not in self._kinds:
             kind = (
                 PythonMessageKind.CallMethod(endpoint._name, self._port, None) if replies_once(endpoint) else None
@@ -157,9 +157,10 @@ class ReplyChannel:
         return self._kinds[name] is not None and not self.broken
 
     def call(self, reply: ReplyId, name: str, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call an endpoint that the channel `takes`. By one thread at a time.
+        """Call an endpoint that the channel `takes`. Only one thread at a time may call.
 
-        No argument may be a mesh: Monarch makes such a call later, or never, and the replies would be mixed up.
+        No argument may be a mesh: Monarch makes such a call later or never, and replies would go to the wrong
+        calls.
 
         Raises:
             Exception: whatever Monarch raises if it does not take the call, which was then not made.
@@ -167,11 +168,11 @@ class ReplyChannel:
         self._make(reply, name, partial(endpoint._send, args, kwargs, self._port, "all"))
 
     def pass_on(self, reply: ReplyId, name: str, pickled: bytes) -> None:
-        """Call an endpoint with ``(args, kwargs)`` as the client pickled them: nothing is unpickled here."""
+        """Call an endpoint with ``(args, kwargs)`` as the client pickled them, without unpickling."""
         buffer = Buffer()
         buffer.write(pickled)
         message = PendingMessage(self._kinds[name], PicklingState(buffer.freeze()))
-        # What `_send` does with the message that it makes.
+        # The call that `_send` makes with its message.
         self._make(reply, name, partial(self._mesh.cast_unresolved, message, "all", self._sender))
 
     def _make(self, reply: ReplyId, name: str, send: Callable[[], None]) -> None:
@@ -187,7 +188,7 @@ class ReplyChannel:
             self._loop.call_soon_threadsafe(self._watch)
 
     def close(self) -> None:
-        """End the thread. Only while the channel is `idle`, and never used again."""
+        """End the thread. The channel has to be `idle`, and cannot be used again."""
         self._closed = True
         self._receiver.port.send(None)  # the thread waits for a message
 
@@ -197,10 +198,10 @@ class ReplyChannel:
                 self._receive_next()
 
     def _receive_next(self) -> None:
-        # A method of its own: what it holds, perhaps a gigabyte, is let go of while the next reply is waited for.
+        # A method of its own, so that a large reply is freed while the thread waits for the next one.
         message = self._receiver.wait()
         if not self._waiting:
-            return  # what ends the thread
+            return  # this message only wakes the thread, so that it ends
         reply, _ = self._waiting.popleft()
         self._received += 1
         try:
@@ -218,7 +219,7 @@ class ReplyChannel:
             self._watch()
         elif not self._waiting:
             self._watched = False
-            if self._waiting:  # a call came in between and relied on being watched
+            if self._waiting:  # a call came in between and relied on the watch
                 self._watched = True
                 self._watch()
         else:
@@ -233,7 +234,7 @@ class ReplyChannel:
             self._loop.call_later(LAST_REPLIES, self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
-        # Those that were answered meanwhile are not answered again.
+        # Replies that arrived meanwhile have removed their calls.
         for reply, name in self._waiting.copy():
             text = about_endpoint(str(error), _SENTINEL, name)
             self._replies.answer(reply, None, type(error)(text), True)
@@ -243,7 +244,7 @@ _starting = threading.Lock()
 
 
 def _start_thread(target: Callable[[], None]) -> None:
-    with _starting:  # the size is everybody's
+    with _starting:  # the stack size is global to the process
         before = threading.stack_size(STACK_SIZE)
         try:
             threading.Thread(target=target, name="reply channel", daemon=True).start()

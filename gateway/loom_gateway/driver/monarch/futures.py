@@ -1,8 +1,8 @@
-"""Waits for Monarch's futures and passes on what they give.
+"""Waiting for Monarch's futures, to answer operations with their results.
 
-There are two ways to wait. A thread that blocks in ``Future.get`` is told soonest, but waits for one future at a
-time; the event loop waits for any number, and is told two thread switches later. Calls are waited for by the
-thread; while one keeps it for longer than `PATIENCE`, those behind it go over to the event loop.
+There are two ways to wait. A thread that blocks in ``Future.get`` gets the result soonest, but waits for one future
+at a time. The event loop waits for any number, and gets each result two thread switches later. The thread waits for
+calls. If one keeps it longer than `PATIENCE`, those behind it move to the event loop.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 PATIENCE = 0.02
-"""Seconds that the thread waits for one future before those behind it are waited for elsewhere."""
+"""Seconds that the thread waits for one future before those behind it move to the event loop."""
 
 
 class Futures:
     """Waits for futures.
 
     Args:
-        loop: the event loop of the second way.
-        replies: takes what each future gives, on either's thread.
+        loop: the driver's event loop, which waits for slow futures.
+        replies: takes each result, on the waiting thread or the event loop's.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop
         self._replies = replies
-        self._giving = threading.Lock()  # by the client's thread and that of large starts
+        self._giving = threading.Lock()  # held by the client's thread or that of large calls
         self._given = 0
-        # Counted up by one thread each: this one, and the event loop's.
+        # Each counter has one writer: the waiting thread, and the event loop.
         self._answered = 0
         self._moved = 0
         self._since = 0.0
@@ -44,7 +44,7 @@ class Futures:
         threading.Thread(target=self._wait, name="futures", daemon=True).start()
 
     def soon(self, reply: ReplyId, future: Any) -> None:
-        """Wait for a future that is likely to be done in a moment."""
+        """Wait for a future that is likely to be done at once."""
         if self._slow:
             self.whenever(reply, future)
             return
@@ -60,9 +60,9 @@ class Futures:
         self._loop.call_soon_threadsafe(self._observe, reply, future)
 
     def in_order(self, replies: Sequence[ReplyId], futures: Sequence[Any]) -> None:
-        """Wait for futures of which any may be done first; the first outcome is the first reply's.
+        """Wait for futures that finish in any order. The first result answers the first reply.
 
-        Monarch's futures of one stream take what comes from one port, in whatever order they are waited for.
+        Monarch's futures of one stream share one port, and each takes whatever message comes next.
         """
         self._loop.call_soon_threadsafe(self._observe_in_order, iter(replies), futures)
 
@@ -81,7 +81,7 @@ class Futures:
         self._loop.call_later(PATIENCE, self._check)
 
     def _check(self) -> None:
-        """Relieve the thread if it has been waiting for one future all the while."""
+        """Move the queued futures to the event loop if the thread has been waiting for one future all the time."""
         self._checking = False
         since = self._since
         if since and time.perf_counter() - since > PATIENCE:

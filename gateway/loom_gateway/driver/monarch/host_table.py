@@ -1,7 +1,7 @@
-"""The worker hosts of a session: where each is now, and which are gone.
+"""The worker hosts of a session: the current address of each, and which are gone.
 
-Monarch's host mesh of the session knows the first addresses only. What is started on a host that has moved is
-started through a mesh that was attached to it afterwards.
+Monarch's host mesh of the session knows the first addresses only. Processes on a host that has moved are started
+through another mesh, which was attached to the host's new address.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from loom_gateway.driver.monarch.root_client import attach
 
 
 class HostTable:
-    """The hosts of one session, by number. On any thread.
+    """The hosts of one session, by number. Safe on any thread.
 
     Args:
-        addresses: where they are.
+        addresses: the hosts' addresses.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
         self.lost: set[int] = set()
-        """Numbers of those that are gone."""
+        """Numbers of the hosts that are gone."""
         self.moved: set[int] = set()
-        """Numbers of those that are not where they were when the session was opened."""
+        """Numbers of the hosts whose address has changed since the session was opened."""
         self._at: dict[tuple[str, ...], Any] = {}
         self._attached: list[Any] = []
 
@@ -40,12 +40,12 @@ class HostTable:
             )
 
     def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
-        """Return what to start processes with on some hosts, wherever they are now.
+        """Return the host mesh on which to start processes of some hosts, at their current addresses.
 
         Args:
-            hosts: their numbers.
-            mesh: Monarch's host mesh of them, as they were when the session was opened.
-            python: the interpreter that it starts, if it is not the workers' own.
+            hosts: the hosts' numbers.
+            mesh: Monarch's host mesh of them, with the addresses from the opening of the session.
+            python: the interpreter to start, if it is not the workers' own.
         """
         if self.moved.isdisjoint(hosts):
             return mesh
@@ -58,15 +58,15 @@ class HostTable:
     def attach_to(self, addresses: list[str]) -> Any:
         """Return a new host mesh of the workers at these addresses."""
         mesh = attach(addresses, f"back{len(self._attached)}")
-        self._attached.append(mesh)  # Monarch might stop what is on a host mesh that nobody holds
+        self._attached.append(mesh)  # Monarch might stop the processes of a host mesh without references
         return mesh
 
     def move(self, host: int, address: str) -> None:
-        """Note that a host is at another address now."""
+        """Note the new address of a host."""
         self.addresses[host] = address
         self.moved.add(host)
 
     def back_at(self, host: int, mesh: Any) -> None:
-        """Note that a host is there again, as a new host mesh of its own."""
+        """Note that a host is back, as a new host mesh of its own."""
         if host in self.moved:
             self._at[(self.addresses[host],)] = mesh

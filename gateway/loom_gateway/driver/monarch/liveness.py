@@ -1,11 +1,11 @@
-"""Ties the processes of a session to its driver: they end when it does, however it ends.
+"""Lifelines: connections that end a session's processes with their driver, however it ends.
 
 Monarch's hosts keep the processes of a root client that was killed (torchmonarch 0.7; seen for minutes). So every
-process that a session spawns opens a connection to its driver before anything else and ends when the connection
-does; the kernel closes it for a driver that was killed, and keep-alive probes notice one whose machine is gone.
+process of a session first opens a connection to its driver and ends when the connection does. The kernel closes it
+for a killed driver, and keep-alive probes notice a lost machine.
 
-The other way round the driver learns at once of a process that is gone. Monarch tells of one that died while its
-host lives, but of a lost host it says nothing, and pending calls would wait for ever.
+In the other direction, the driver learns at once that a process is gone. Monarch reports a process that died while
+its host lives. It does not report a lost host, and pending calls would wait forever.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
 """Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
 
 DELIVERY_TIMEOUT = "30s"
-"""How long a process tries to deliver a message: Monarch's default. The driver's own, `UNDELIVERABLE_AFTER`, would
-come over with the rest of its configuration, and an actor that calls one on a dead host would wait for ever."""
+"""The duration for which a process tries to deliver a message: Monarch's default. It is set explicitly because a
+process would otherwise inherit the driver's `UNDELIVERABLE_AFTER`, and an actor that calls another on a dead host
+would wait forever."""
 
 
 class ProcessOwner(Protocol):
-    """Is told of processes, each by the id of its proc mesh and its rank there. On the event loop."""
+    """The receiver of events about processes, each named by its proc mesh's id and its rank. On the event loop."""
 
     def process_started(self, procs: int, rank: int) -> None:
         """Note that a process has started."""
@@ -49,14 +50,14 @@ class ProcessOwner(Protocol):
     async def process_prints(
         self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take what a process prints, from a connection of its own."""
+        """Collect the output of a process, which arrives on a separate connection."""
 
     async def weaver_address(self) -> str:
-        """Return the weaver's address, which a process is told before it does anything else; empty for none."""
+        """Return the weaver's address, or an empty string. A process gets it before it does anything else."""
 
 
 class LifelineServer:
-    """The driver's end: accepts connections, holds them, and tells when one breaks.
+    """The driver's end: accepts the connections of processes, holds them, and reports when one breaks.
 
     Args:
         host: address of this machine that the workers can reach.
@@ -65,12 +66,12 @@ class LifelineServer:
     def __init__(self, host: str) -> None:
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        """What processes connect to."""
+        """The host and port to which processes connect."""
         self._owner: ProcessOwner
         self._server: asyncio.Server
 
     async def start(self, owner: ProcessOwner) -> None:
-        """Accept connections, of which ``owner`` is told."""
+        """Accept connections, and report their processes to ``owner``."""
         self._owner = owner
         self._server = await asyncio.start_server(self._hold, sock=self._socket)
 
@@ -97,8 +98,8 @@ class LifelineServer:
 async def watch_host(address: WorkerAddress) -> None:
     """Return when a worker host is gone.
 
-    Monarch keeps a connection on which nothing is said, so an idle one tells when the worker ends. The lifelines do
-    not: a process that is still being spawned has none yet.
+    Monarch keeps a silent connection open, so an idle one reveals the worker's end. The lifelines do not suffice: a
+    process that is still being spawned has none yet.
     """
     try:
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -115,13 +116,13 @@ async def watch_host(address: WorkerAddress) -> None:
 
 
 class ReplicaPlace(NamedTuple):
-    """What the threadlets in a proc mesh say of their replicas, unless their program says otherwise."""
+    """The default identity of the replicas in a proc mesh, which a training program may override."""
 
     session: str
     group: str
     """The proc mesh's name."""
     marks: Mapping[str, str] = {}
-    """Environment variables that the client adds for them."""
+    """Further environment variables from the client."""
 
     def environment(self, procs: int, rank: int, weaver: str) -> dict[str, str]:
         """Return the environment variables of one process, by which its threadlet finds the weaver."""
@@ -146,11 +147,15 @@ def bootstrap_on(
     on_path: OnPath | None = None,
     replica: ReplicaPlace | None = None,
 ) -> Callable[[], Any]:
-    """A bootstrap function for ``spawn_procs``: holds on to the driver at ``address``, then runs the user's own.
+    """Return a bootstrap function for ``spawn_procs`` that ties a process to its driver, then runs the user's own.
 
-    ``procs`` is the id of the proc mesh that is being made. What ``on_path`` puts on ``sys.path`` is there when the
-    user's own function is unpickled: arguments are unpickled in their order. ``replica`` is what threadlets in the
-    processes say of themselves to the weaver.
+    Args:
+        address: host and port of the driver's lifeline.
+        procs: the id of the new proc mesh.
+        bootstrap: the user's bootstrap function.
+        on_path: extends ``sys.path``. Arguments are unpickled in their order, so the path is complete before the
+            user's function is unpickled.
+        replica: the default identity of the processes' replicas.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
         return functools.partial(_hold_on_async, address, procs, on_path, replica, bootstrap)
@@ -160,8 +165,12 @@ def bootstrap_on(
 def hold_on(address: tuple[str, int], procs: int) -> tuple[int, str]:
     """Tie this process to the driver at ``address``.
 
+    Args:
+        address: host and port of the driver's lifeline.
+        procs: the id of the process's proc mesh.
+
     Returns:
-        The process's rank in its proc mesh, whose id is ``procs``, and the weaver's address, which may be empty.
+        The process's rank in its proc mesh, and the weaver's address, which may be empty.
     """
     from monarch.actor import current_rank
 
@@ -170,7 +179,8 @@ def hold_on(address: tuple[str, int], procs: int) -> tuple[int, str]:
     _keep_alive(line)
     rank: int = current_rank().rank
     line.sendall(json.dumps([procs, rank]).encode() + b"\n")
-    with line.makefile("rb", buffering=0) as answers:  # unbuffered: the line is read on, on another thread
+    # unbuffered, because another thread goes on reading the socket
+    with line.makefile("rb", buffering=0) as answers:
         answer = answers.readline()
     if not answer:
         os._exit(1)  # the driver is gone already

@@ -16,7 +16,7 @@ from loom.errors import LoomError, NoSuchMesh
 from loom.wire.bodies import MakeView
 
 NAME_TIMEOUT = 1.0
-"""Seconds that a mesh has to tell Monarch's name of it; one that is being made has none."""
+"""Seconds that a mesh has to report Monarch's name of it. A mesh that is being made has none."""
 
 HOST_MESH = 0
 """The id of the session's host mesh, which exists from the start."""
@@ -34,44 +34,44 @@ def shape_of(mesh: Any) -> MeshShape:
 
 @dataclass
 class Entry:
-    """A mesh, or the reason why there is none."""
+    """A mesh, or the reason why it could not be made."""
 
     kind: str
     """``hosts``, ``procs`` or ``actors``."""
     name: str
     mesh: Any
     root: int
-    """The id of the mesh that this one is a part of; its own id where it is whole."""
+    """The id of the whole mesh that contains this one; a whole mesh's own id."""
     failure: LoomError | None = None
     procs: int = -1
-    """The id of the proc mesh that this mesh is in; its own id for a proc mesh, -1 for hosts."""
+    """The id of the proc mesh of this mesh; a proc mesh's own id; -1 for hosts."""
     ranks: tuple[int, ...] = ()
-    """Ranks of that proc mesh that this mesh covers, row by row; of a host mesh, the numbers of its hosts."""
+    """The ranks of the proc mesh that this mesh covers, row by row. For a host mesh, the numbers of its hosts."""
     hosts: tuple[int, ...] = ()
-    """Number of the host of each rank; of a whole proc mesh only."""
+    """The number of each rank's host. Only for a whole proc mesh."""
     cls: type | None = None
-    """Class of the actors of an actor mesh."""
+    """The actors' class of an actor mesh."""
     python: str = ""
-    """The interpreter of processes that are started on a mesh of hosts, if it is not the workers' own."""
+    """The interpreter of processes that are started on a host mesh, if it is not the workers' own."""
     stopped: bool = False
 
 
 class MeshTable:
-    """What the ids of a session mean."""
+    """The meshes and ports of a session, by id."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._endpoints: dict[tuple[int, str], Any] = {}
         self.ports: dict[int, Any] = {}
-        """The Monarch ports that the client opened; their ids are counted with the meshes'."""
+        """The Monarch ports that the client opened. They share the sequence of ids with the meshes."""
         self._resolved = threading.local()
 
     def add(self, ident: int, entry: Entry) -> None:
-        """Give a mesh the id that the client chose for it."""
+        """Add a mesh under the id that the client chose."""
         self._entries[ident] = entry
 
     def fail(self, ident: int, kind: str, failure: LoomError) -> None:
-        """Note that the mesh of this id could not be made; whatever names it fails with the same cause."""
+        """Note that the mesh of this id could not be made. Every operation on it fails with the same cause."""
         self._entries[ident] = Entry(kind, "", None, ident, failure)
 
     @staticmethod
@@ -83,7 +83,7 @@ class MeshTable:
         """Return the id of a whole mesh and the rank of one of its elements; None if several could be meant.
 
         Args:
-            name: of the mesh.
+            name: the mesh's name.
             point: the element's index in each dimension, and the dimension's size.
         """
         sizes = {label: size for label, (_, size) in point.items()}
@@ -96,16 +96,16 @@ class MeshTable:
         return found[0] if len(found) == 1 else None
 
     def root(self, ident: int) -> int:
-        """The id of the whole mesh that the mesh of an id is a part of; the id itself if there is no such mesh."""
+        """Return the id of the whole mesh that contains a mesh; the id itself if there is no such mesh."""
         entry = self._entries.get(ident)
         return ident if entry is None else entry.root
 
     def entry(self, ident: int) -> Entry:
-        """The entry of an id.
+        """Return the entry of an id.
 
         Raises:
             NoSuchMesh: the session has no mesh of this id.
-            LoomError: the operation that had to make the mesh failed; this is its error.
+            LoomError: the operation that should have made the mesh failed with this error.
         """
         entry = self._entries.get(ident)
         if entry is None:
@@ -117,20 +117,23 @@ class MeshTable:
         return entry
 
     def known(self, ident: int) -> Entry | None:
-        """The entry of an id, if it has not been forgotten."""
+        """Return the entry of an id, or None if there is none."""
         return self._entries.get(ident)
 
     def mesh(self, ident: int) -> Any:
-        """The Monarch mesh of an id. Raises as `entry` does."""
+        """Return the Monarch mesh of an id. Raises the errors of `entry`."""
         return self.entry(ident).mesh
 
     @property
     def resolved(self) -> int:
-        """References to meshes in payloads that this thread has resolved so far."""
+        """The number of references to meshes in payloads that this thread has resolved so far."""
         return getattr(self._resolved, "count", 0)
 
     def resolve(self, ident: int) -> Any:
-        """As `mesh`, for a reference in a payload; counted in `resolved`. Ports can be referred to, too."""
+        """Return the mesh or port of a reference in a payload. Raises the errors of `entry`.
+
+        Meshes count in `resolved`.
+        """
         port = self.ports.get(ident)
         if port is not None:
             return port
@@ -157,7 +160,7 @@ class MeshTable:
         )
 
     def endpoint(self, ident: int, name: str) -> Any:
-        """An endpoint of an actor mesh, such as ``mesh.add``, that leaves checking the arguments to the laptop."""
+        """Return an endpoint of an actor mesh, such as ``mesh.add``, that does not check its arguments."""
         key = (ident, name)
         found = self._endpoints.get(key)
         if found is None:
@@ -165,20 +168,20 @@ class MeshTable:
         return found
 
     def find(self, mesh: Any) -> tuple[int, Entry] | None:
-        """The id and the entry of a Monarch mesh that is one of these very objects."""
+        """Return the id and entry of this very Monarch mesh object, or None."""
         for ident, entry in self._entries.copy().items():
             if entry.mesh is mesh:
                 return ident, entry
         return None
 
     async def named_by_monarch(self, name: str) -> tuple[int, Entry] | None:
-        """Return the id and the entry of the whole actor mesh that has a name, in small letters, with Monarch."""
+        """Return the id and entry of the actor mesh with this lower-case name in Monarch, or None."""
         meshes = [(ident, entry) for ident, entry in self.whole("actors") if not entry.stopped]
         names = await asyncio.gather(*(_monarchs_name(entry) for _, entry in meshes))
         return next((mesh for mesh, found in zip(meshes, names, strict=True) if found == name), None)
 
     def forget(self, ident: int) -> None:
-        """Let go of a mesh and of its parts, or of a port."""
+        """Drop a mesh with its parts, or a port."""
         self.ports.pop(ident, None)
         for key in [key for key, entry in self._entries.copy().items() if ident in (key, entry.root)]:
             del self._entries[key]
@@ -186,11 +189,11 @@ class MeshTable:
                 del self._endpoints[called]
 
     def of_procs(self, procs: int) -> list[Entry]:
-        """The proc mesh of an id, the actor meshes on it, and the parts of all of them."""
+        """Return the entries of a proc mesh, of the actor meshes on it, and of the parts of all of them."""
         return [entry for entry in self._entries.copy().values() if entry.procs == procs and entry.failure is None]
 
     def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
-        """Every whole mesh that was made, oldest first; of one kind where ``kind`` names it."""
+        """Return every whole mesh that was made, oldest first. With ``kind``, only those of one kind."""
         return [
             (ident, entry)
             for ident, entry in self._entries.copy().items()
@@ -199,10 +202,10 @@ class MeshTable:
 
 
 async def _monarchs_name(entry: Entry) -> str | None:
-    """Return Monarch's name of an actor mesh, in small letters; None if it has none yet."""
+    """Return Monarch's name of an actor mesh in lower case; None if it has none yet."""
     try:
         name: str = await asyncio.wait_for(entry.mesh._inner.name().as_asyncio(), NAME_TIMEOUT)
-    except Exception:  # noqa: BLE001 - it could not be made
+    except Exception:  # noqa: BLE001 - the mesh could not be made
         return None
     return name.lower()
 
@@ -217,7 +220,7 @@ _ANY_ARGUMENTS = _AnyArguments()
 
 
 def _unchecked(mesh: Any, name: str) -> Any:
-    """An endpoint whose arguments Monarch does not check again: they were checked before they were sent."""
+    """Return an endpoint without Monarch's argument check: the laptop has checked the arguments already."""
     name, parenthesis, port = name.partition("(")
     endpoint = getattr(mesh, name)
     if parenthesis:

@@ -1,10 +1,10 @@
-"""What a laptop's port is in the process of an actor: Monarch's port, with a batcher before it.
+"""The laptop's ports in the process of an actor: Monarch's port with a batcher in front.
 
-Every message to a Monarch port costs its sender and its receiver some tens of microseconds. An actor that sends one
-after the other therefore sends them together: small plain values, once `RUSH` of them have come close upon each
-other, at the latest after `PATIENCE` seconds. They are pickled here and unpickled on the laptop only.
+Each message to a Monarch port costs its sender and its receiver some tens of microseconds. So messages in close
+succession are batched: small plain values, after `RUSH` of them came in a row, for at most `PATIENCE` seconds. They
+are pickled here and unpickled on the laptop only.
 
-Nothing overtakes: an actor's reply to a message goes out after what it sent to ports before.
+Order is kept: an actor's reply leaves after the messages that it sent to ports before.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from loom.wire.codec import _is_plain
 logger = logging.getLogger(__name__)
 
 RUSH = 8
-"""Messages in close succession that go out one by one."""
+"""The number of messages in close succession that leave one by one before batching starts."""
 
 CLOSE = 0.001
-"""Seconds between two messages that are still in close succession."""
+"""Seconds between two messages that still count as close succession."""
 
 PATIENCE = 0.001
-"""Seconds that a message waits for others to go out with."""
+"""Seconds that a message waits for others to join its batch."""
 
 MOST_MESSAGES = 512
 MOST_BYTES = 64 << 10
-"""How much goes out together."""
+"""The number of messages and bytes that complete a batch."""
 
 
 class Batch(NamedTuple):
-    """Messages that were sent together."""
+    """Messages that are sent together."""
 
     sizes: bytes
-    """Of each pickle, four bytes big endian."""
+    """The size of each pickle, four bytes big endian."""
     pickles: bytes
-    """Back to back."""
+    """The pickles, back to back."""
 
 
 class LaptopPort:
-    """A Monarch port to a laptop. An instance of ``monarch.actor.Port`` to whoever asks.
+    """A Monarch port to a laptop. ``isinstance`` takes it for a ``monarch.actor.Port``.
 
     Args:
         native: the Monarch port.
-        batcher: the batcher before it; without one every message goes out by itself.
+        batcher: the batcher in front of it; without one, each message leaves by itself.
     """
 
     __slots__ = ("_batcher", "_native")
@@ -64,11 +64,11 @@ class LaptopPort:
         self._batcher = batcher
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # Port cannot be derived from
+    def __class__(self) -> type:  # Port cannot be subclassed
         return Port  # type: ignore[no-any-return]
 
     def send(self, obj: Any) -> None:
-        """As ``monarch.actor.Port.send``."""
+        """Send an object; see ``monarch.actor.Port.send``."""
         batcher = self._batcher
         if batcher is None:
             self._native.send(obj)
@@ -76,14 +76,14 @@ class LaptopPort:
             batcher.send(self._native, obj)
 
     def exception(self, obj: Exception) -> None:
-        """As ``monarch.actor.Port.exception``."""
+        """Send an exception, after the gathered messages; see ``monarch.actor.Port.exception``."""
         if self._batcher is not None:
             self._batcher.flush()
         self._native.exception(obj)
 
     @property
     def return_undeliverable(self) -> bool:
-        """As ``monarch.actor.Port.return_undeliverable``."""
+        """Whether undeliverable messages come back; see ``monarch.actor.Port.return_undeliverable``."""
         return bool(self._native.return_undeliverable)
 
     @return_undeliverable.setter
@@ -101,7 +101,7 @@ class LaptopPort:
 
 
 class _ReplyPort(LaptopPort):
-    """The port that a reply goes to: after all that was sent to laptops before."""
+    """The port for an actor's reply, which flushes all earlier messages to laptops first."""
 
     __slots__ = ()
 
@@ -130,7 +130,7 @@ class _ReplyPort(LaptopPort):
 
 
 class PortBatcher:
-    """The batcher before a port, shared by all that one actor has of that port."""
+    """The batcher of one actor in front of one port. All of the actor's references to the port share it."""
 
     def __init__(self, native: Any, actor: str) -> None:
         self._native = native
@@ -142,7 +142,7 @@ class PortBatcher:
         self._rush = 0
 
     def send(self, native: Any, obj: Any) -> None:
-        """Send an object through ``native``, or put it in with others."""
+        """Send an object through ``native``, or gather it for a batch."""
         now = time.perf_counter()
         with self._lock:
             self._rush = self._rush + 1 if now - self._last < CLOSE else 0
@@ -162,7 +162,7 @@ class PortBatcher:
                 self._send_gathered()
 
     def flush(self) -> None:
-        """Send what has been gathered."""
+        """Send the gathered messages."""
         with self._lock:
             self._send_gathered()
 
@@ -182,13 +182,14 @@ class _Batchers:
         self.batchers: weakref.WeakValueDictionary[tuple[str, str], PortBatcher] = weakref.WeakValueDictionary()
         self.waiting: set[PortBatcher] = set()
         self.kept_behind: set[str] = set()
-        """Actors whose replies go out after what they sent themselves: from their next message on."""
+        """Actors whose replies leave after their own messages. An actor joins with its first message after the
+        patch."""
         self.woken: queue.SimpleQueue[PortBatcher] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
 
     def batcher(self, native: Any) -> PortBatcher:
-        """The batcher of the running actor to a port."""
+        """Return the batcher of the running actor for a port."""
         actor = str(context().actor_instance.actor_id)
         key = (str(native._port_ref), actor)
         with self._lock:
@@ -202,7 +203,7 @@ class _Batchers:
             return batcher
 
     def flush(self) -> None:
-        """Send all that has been gathered."""
+        """Send the gathered messages of all batchers."""
         for batcher in self.waiting.copy():
             batcher.flush()
 
@@ -221,14 +222,13 @@ _batchers = _Batchers()
 
 
 def _arrive(native: Any) -> Any:
-    """Unpickle a `LaptopPort`."""
     if _current_receiver_instance() is not None or native._rank is not None:
-        return native  # in a reply, on a thread that belongs to no actor
+        return native  # the port is in a reply, on a thread that belongs to no actor
     return LaptopPort(native, _batchers.batcher(native))
 
 
 def _keep_replies_behind() -> None:
-    """Have Monarch send an actor's replies after what the actor has sent to laptops itself."""
+    """Patch Monarch to send an actor's replies after the messages that the actor itself sent to laptops."""
     original = _Actor._prepare
 
     def prepare(
@@ -249,6 +249,7 @@ def _keep_replies_behind() -> None:
         args, kwargs, reply_to = prepared
         if reply_to is response_port:
             return args, kwargs, _ReplyPort(response_port)
-        return (_ReplyPort(response_port), *args[1:]), kwargs, reply_to  # the endpoint is given its port
+        # an endpoint with an explicit port gets it as its first argument
+        return (_ReplyPort(response_port), *args[1:]), kwargs, reply_to
 
     _Actor._prepare = prepare

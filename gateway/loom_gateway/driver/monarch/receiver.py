@@ -1,4 +1,4 @@
-"""Receiving from a Monarch port in two parts: waiting for a message, and unpickling it."""
+"""A Monarch receiver in two steps: waiting for a message, and unpickling it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Receiver:
 
     def __init__(self, once: bool = False) -> None:
         self.port, self._native = Channel[Any].open(once=once)
-        """What is sent through this arrives here."""
+        """The sending end."""
 
     def wait(self) -> Any:
         """Wait for the next message, and return it pickled."""
@@ -27,10 +27,10 @@ class Receiver:
         return await self._native._receiver.recv_task().spawn_handle()
 
     def unpickle(self, message: Any) -> Any:
-        """Return what a message says.
+        """Return the unpickled message.
 
         Raises:
-            BaseException: what it says, if it was sent as an exception; or why it cannot be unpickled.
+            BaseException: the exception that was sent, or the reason why the message cannot be unpickled.
         """
         return self._native._process(message)
 

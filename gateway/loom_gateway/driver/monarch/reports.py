@@ -1,6 +1,6 @@
-"""What Monarch's texts say: its reports of faults, and the errors that only their text tells apart.
+"""Parsers of Monarch's texts: its reports of faults, and errors that only their text distinguishes.
 
-Everything that is read from a text of Monarch's is read here, for torchmonarch 0.7.
+This is the only module that reads texts of Monarch's. They are those of torchmonarch 0.7.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _CAME_BACK = re.compile(
     r".*?: (?P<why>invalid reference [^\n]+)",
     re.DOTALL,
 )
-"""Of a call that came back: whom it was for, and why it was not delivered."""
+"""A call that came back: the actor it was meant for, and why it was not delivered."""
 
 _CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
 
@@ -22,17 +22,17 @@ _COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
 class Fault(NamedTuple):
-    """An unhandled fault that leaves actors without an answer."""
+    """An unhandled fault after which actors cannot answer."""
 
     mesh: str
-    """Monarch's name of the actor mesh, in small letters."""
+    """Monarch's name of the actor mesh, in lower case."""
     rank: int | None
-    """The process of the proc mesh; None for all of them."""
+    """The rank in the proc mesh; None for all ranks."""
     why: str
 
 
 def read_fault(report: str) -> Fault | None:
-    """Return what Monarch's report of a fault says of actors that will not answer; None if it says nothing."""
+    """Return the fault in a report of Monarch's; None if the report names no actors that cannot answer."""
     if found := _CONTROLLER.search(report):
         return Fault(found["mesh"].lower(), None, "Monarch's controller of the mesh has failed")
     if found := _CAME_BACK.search(report):
@@ -50,11 +50,11 @@ class Place(NamedTuple):
 
 
 def failed_element(mesh: str, report: str) -> Place | None:
-    """Return which element a report says has failed; None if it names none.
+    """Return the element that a report names as failed; None if it names none.
 
     Args:
-        mesh: Monarch's name of the mesh, which has a suffix of its own.
-        report: the text.
+        mesh: Monarch's name of the mesh, including Monarch's suffix.
+        report: the report's text.
     """
     name = mesh.rpartition("-")[0] or mesh
     found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
@@ -65,19 +65,19 @@ def failed_element(mesh: str, report: str) -> Place | None:
 
 
 def is_of_a_dead_mesh(text: str) -> bool:
-    """Whether a RuntimeError of Monarch's says that an actor could not be spawned because a process is dead."""
+    """Return whether the text of a RuntimeError says that a spawn failed because a process is dead."""
     return "on mesh with supervision events" in text
 
 
 def about_endpoint(text: str, asked: str, meant: str) -> str:
-    """Return Monarch's text about a failed call, with another endpoint's name.
+    """Return Monarch's text about a failed call with another endpoint's name.
 
-    Monarch writes its error in Rust, with the name of the method that was called, and gives it in the text only. A
-    sentinel has to call a method that every actor has, so its error names that one.
+    Monarch writes the error in Rust, and the name of the called method is only in the text. A sentinel calls a
+    method that every actor has, so its error names that method.
 
     Args:
-        text: of the error.
+        text: the error's text.
         asked: the endpoint that was called.
-        meant: the endpoint that failed with it, as a client names it.
+        meant: the endpoint whose call failed with it, as a client names it.
     """
     return text.replace(f".{asked}()", f".{meant.partition('(')[0]}()")

@@ -1,8 +1,8 @@
-"""Makes the processes of a session send large results in a form that the driver can pass on.
+"""The form of large results that the driver can pass on without unpickling.
 
-Monarch pickles a tensor through ``torch.save``, whole and twice copied, and the driver would have to import torch
-to unpickle it only to pickle it again. An array or a tensor at the top of a result, or in a list, tuple or dict
-there, is taken apart instead (`loom.wire.arrays`); whoever else unpickles it, such as another actor, has it whole.
+Monarch pickles a tensor through ``torch.save``, whole and with two copies. The driver would have to import torch to
+unpickle it, only to pickle it again. So arrays and tensors at the top of a result, or in a list, tuple or dict
+there, are taken apart (`loom.wire.arrays`). Any other receiver, such as another actor, unpickles them whole.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from loom.wire.arrays import take_apart_near_top
 
 LARGE = 1 << 20
-"""Bytes of an array or a byte string in a result that is taken apart; a tensor always is."""
+"""Bytes from which an array or a byte string in a result is taken apart. A tensor always is."""
 
 _SMALL = frozenset({type(None), bool, int, float, str})
 
 
 def send_large_results_apart() -> None:
-    """Have every result that an actor of this process sends be looked at first."""
+    """Patch this process's actors to take large parts of their results apart before sending."""
     from monarch._src.actor.actor_mesh import Port
 
     original = Port._pending_result

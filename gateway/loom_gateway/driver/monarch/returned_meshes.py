@@ -1,4 +1,4 @@
-"""Meshes in results: an actor that returns a mesh gives the laptop a proxy of it."""
+"""Meshes in results: if an actor returns a mesh, the laptop gets a proxy of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
 
 
 class ReturnedMeshes:
-    """Gives ids to the meshes that results carry.
+    """The ids of meshes in results.
 
-    A mesh that the session knows keeps its id. Others get a negative one, and are forgotten when the laptop says
-    that it has let go of their proxies.
+    A mesh that the session knows keeps its id. Another gets a negative id, and is forgotten when the laptop has
+    dropped its proxies.
     """
 
     def __init__(self, meshes: MeshTable) -> None:
@@ -32,7 +32,7 @@ class ReturnedMeshes:
             HostMesh: self._hosts,
             ValueMesh: _values,
         }
-        """For `Encoder`: what travels instead of a mesh."""
+        """Replacements for `Encoder`, by type: a description travels instead of the mesh."""
 
     def _actors(self, mesh: Any) -> Made:
         described = {name: signature.parameters for name, signature in endpoints(mesh._class).items()}

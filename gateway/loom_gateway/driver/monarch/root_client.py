@@ -20,21 +20,21 @@ PROBE_TIMEOUT = 3.0
 """Seconds that a worker has to accept a TCP connection."""
 
 UNDELIVERABLE_AFTER = "3650d"
-"""How long a message to a host is kept that does not answer.
+"""The duration for which a message to a silent host is kept.
 
-After Monarch's default of 30 s the connection to the host is given up, and no other is made in this process
-(torchmonarch 0.7: ``hyperactor::mailbox`` forgets a connection only when the host, started anew, refuses it): a
-host that comes back later than that would never be heard of again. Those who wait are told by `lifeline`.
+Monarch's default is 30 s. After that it gives up the connection to the host and makes no other in this process, so
+a host that comes back later would stay unreachable (torchmonarch 0.7: ``hyperactor::mailbox`` forgets a connection
+only when the restarted host refuses it). Callers learn of a lost host from `liveness` instead.
 """
 
 
 def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
-    """Check that every worker accepts connections, all at once.
+    """Check that every worker accepts connections. All are tried at once.
 
-    Monarch itself would wait for an absent worker without saying so.
+    Monarch itself would wait silently for an absent worker.
 
     Raises:
-        WorkerUnreachable: naming every address that did not answer within ``timeout`` seconds.
+        WorkerUnreachable: names every address that did not answer within ``timeout`` seconds.
     """
     if not workers:
         raise WorkerUnreachable("this gateway has no workers: start it with --worker tcp://HOST:PORT")
@@ -57,17 +57,15 @@ def _try(address: WorkerAddress, timeout: float) -> str | None:
 
 
 def address_towards(workers: Sequence[str]) -> str:
-    """The address of this machine that the workers can reach."""
+    """Return an address of this machine that the workers can reach."""
     first = parse_worker_address(workers[0])
     return listen.address_towards(first.host, first.port)
 
 
 def _use_transport(here: str, port: int) -> None:
-    """Have Monarch listen on an address of this machine. Has to come before any other use of Monarch.
+    """Make Monarch listen on an address of this machine. Call it before any other use of Monarch.
 
-    Args:
-        here: the address.
-        port: the port; one that is taken meanwhile, or 0, leaves it to the kernel.
+    If ``port`` is 0 or taken, the kernel chooses one.
     """
     from monarch.actor import enable_transport
     from monarch.config import configure
@@ -89,8 +87,8 @@ def prepare(workers: Sequence[str], port: int) -> None:
     """Do what a spare driver can do before it has a session: import Monarch and start the root client.
 
     Args:
-        workers: addresses of the workers, towards which this process listens.
-        port: what Monarch is to listen on, see `loom_gateway.sessions.driver_ports`.
+        workers: the workers' addresses; the root client listens on the interface that leads to them.
+        port: the port for Monarch; see `loom_gateway.sessions.driver_ports`.
     """
     import monarch.actor
 
@@ -100,10 +98,10 @@ def prepare(workers: Sequence[str], port: int) -> None:
 
 
 def _keep_source_loaders_out() -> None:
-    """Undo Monarch's patch that has functions by value ask their root client for their source.
+    """Undo Monarch's patch that makes functions pickled by value ask their root client for their source.
 
-    The source is on the laptop, not here, so there is nothing to answer with; and the answer, coming in while an
-    actor imports torch, breaks that import (torchmonarch 0.7: ``partially initialized module 'torch'``).
+    The source is on the laptop, so the driver could not answer. The answer would also break an actor's import of
+    torch if it arrived during it (torchmonarch 0.7: ``partially initialized module 'torch'``).
     """
     import cloudpickle
     from monarch._src.actor import pickle as monarch_pickle
@@ -114,8 +112,8 @@ def _keep_source_loaders_out() -> None:
 
 
 def attach(workers: Sequence[str], name: str) -> HostMesh:
-    """Attach to the workers: a host mesh with the one dimension ``hosts``, in the order of ``workers``."""
+    """Attach to the workers. Return a host mesh with the one dimension ``hosts``, in the order of ``workers``."""
     from monarch.actor import attach_to_workers
 
-    # A host mesh needs a name of its own in each root client, or two clients on one worker would share it.
+    # With one name in several root clients, two clients on one worker would share the host mesh.
     return attach_to_workers(ca="trust_all_connections", workers=list(workers), name=f"{name}_{os.getpid()}")

@@ -1,4 +1,4 @@
-"""What travels to the laptop, which need not have Monarch, instead of objects of Monarch's own classes."""
+"""Replacements for objects of Monarch's classes on their way to a laptop, which need not have Monarch."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ TRANSLATIONS: dict[type, Callable[[Any], Any]] = {
     MonarchActorError: _actor_error,
     MonarchSupervisionError: _supervision_error,
 }
-"""For `Encoder`: what to pickle instead of an object, by its type."""
+"""For `Encoder`: the replacement to pickle, by an object's type."""
