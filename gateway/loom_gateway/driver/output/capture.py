@@ -1,4 +1,4 @@
-"""Redirects what a process prints to the driver; see `loom_gateway.driver.output.pump`."""
+"""The redirection of a process's output to the driver; see `loom_gateway.driver.output.pump`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CONNECT_TIMEOUT = 10.0
 """Seconds that the driver has to accept the connection."""
 
 PIPE_SIZE = 256 << 10
-"""Bytes that a process can print before it has to wait for its pump to be scheduled. Linux bounds the sum of all
-pipes of a user."""
+"""Bytes that a process can print before it waits for its pump to run. Linux limits the sum over all pipes of a
+user."""
 
 logger = logging.getLogger(__name__)
 
 
 def capture_output(address: tuple[str, int], procs: int, rank: int) -> None:
-    """Send what this process prints from now on, and what its children do, to the driver at ``address``.
+    """Send the further output of this process and its children to the driver at ``address``.
 
-    It goes on to appear where it used to. A process whose output cannot be captured runs all the same.
+    The output also appears where it did before. A process whose output cannot be captured runs all the same.
     """
     try:
         _capture(address, procs, rank)
@@ -47,7 +47,7 @@ def _capture(address: tuple[str, int], procs: int, rank: int) -> None:
             [sys.executable, "-I", "-S", log_pump.__file__, *map(str, passed)],
             stdin=subprocess.DEVNULL,
             pass_fds=passed,
-            start_new_session=True,  # Ctrl-C is for those who print
+            start_new_session=True,  # so that Ctrl-C reaches only the process that prints
         )
         originals = os.dup(1), os.dup(2)
         _redirect(out_end, err_end)
@@ -59,14 +59,14 @@ def _enlarge(*pipes: int) -> None:
         import fcntl
 
         set_pipe_size = 1031
-        with contextlib.suppress(OSError):  # the user has many pipes already
+        with contextlib.suppress(OSError):  # the user is over the kernel's limit of pipe memory
             for pipe in pipes:
                 fcntl.fcntl(pipe, set_pipe_size, PIPE_SIZE)
 
 
 def _redirect(out: int, err: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream that the user put there
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the user may have replaced the stream
             stream.flush()
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.dup2(out, 1)
@@ -74,6 +74,6 @@ def _redirect(out: int, err: int) -> None:
 
 
 def _restore_after(pump: subprocess.Popen[bytes], out: int, err: int) -> None:
-    """Print to where it used to go if somebody kills the pump: `print` would raise otherwise."""
+    """Restore the original streams when the pump dies. Otherwise `print` would raise."""
     pump.wait()
     _redirect(out, err)

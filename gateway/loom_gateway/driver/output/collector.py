@@ -1,4 +1,4 @@
-"""Collects what the processes of a session print: it is sent to the client, and written to the session's log."""
+"""The collection of a session's output, for the client and for the session's log."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ WINDOW = 0.5
 """Seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise."""
 
 PARTIAL_AFTER = 1.0
-"""Seconds after which a line that does not end is sent as it is."""
+"""Seconds after which an unfinished line is sent."""
 
 RATE, BURST = 1 << 20, 4 << 20
-"""Bytes that are sent to the client of all processes together, a second for long and at once."""
+"""Limits of what is sent to the client for all processes together: bytes a second in the long run, and bytes at
+once."""
 
 MARK_TIMEOUT = 5.0
 """Seconds that a process's pump has to send what was printed."""
 
 END_TIMEOUT = 2.0
-"""Seconds after the last process has ended in which its last lines must come."""
+"""Seconds after a process's end in which its last lines have to arrive."""
 
 _BATCH = 128 << 10
-"""Bytes of text in a message, about; far below what would be sent in chunks."""
+"""The approximate bytes of text in a message, far below the size at which messages are sent in chunks."""
 
 _MOST_LINES = 10_000
-"""Different lines that are held back at most to be aggregated."""
+"""The maximum number of different lines that are held for aggregation."""
 
 _STREAMS = {
     log_pump.STDOUT: "stdout",
@@ -50,7 +51,7 @@ _STREAMS = {
 
 @dataclass
 class _Options:
-    """What the client wants to see of a mesh; see `ProcMeshProxy.logging_option`."""
+    """The client's options for the output of a mesh; see `ProcMeshProxy.logging_option`."""
 
     stream: bool = True
     window: float | None = WINDOW
@@ -58,7 +59,7 @@ class _Options:
 
 @dataclass
 class _Source:
-    """A proc mesh, or what else prints."""
+    """A proc mesh, or another origin of output."""
 
     name: str
     labels: Sequence[str] = ()
@@ -68,7 +69,7 @@ class _Source:
     timer: asyncio.TimerHandle | None = None
 
     def place(self, rank: int) -> str:
-        """Where a rank is, such as ``hosts=0,gpus=1``."""
+        """Return the coordinates of a rank, such as ``hosts=0,gpus=1``."""
         coordinates: list[str] = []
         for label, size in zip(reversed(self.labels), reversed(self.sizes), strict=True):
             coordinates.insert(0, f"{label}={rank % size}")
@@ -91,14 +92,14 @@ class _Printer:
 
 
 class LogCollector:
-    """Takes lines, and passes them on as the options of their mesh say. All but `add` is for the event loop.
+    """Collects lines and passes them on by the options of their mesh. On the event loop, except for `add`.
 
     Args:
         loop: the driver's event loop.
         send: takes a message for the client.
-        describe: name, labels and sizes of the proc mesh of an id.
-        spool: where the session's log is written; None for nowhere.
-        has_room: whether lines may be added to what waits for the client.
+        describe: given a proc mesh's id, returns its name, labels and sizes.
+        spool: the file that keeps the session's log, or None.
+        has_room: returns whether lines may join what waits for the client.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class LogCollector:
         self._unsent = 0
 
     def add(self, source: str, stream: str, text: str) -> None:
-        """Take what something else than a process of a mesh prints, such as ``driver``. On any thread.
+        """Add output that is not of a mesh's process, such as that of ``driver``. Safe on any thread.
 
-        It is written to the session's log, and goes to the client in ways of its own. ``stream`` is ``stdout`` or
-        ``stderr``; ``text`` need not be whole lines. More than a process may print is left out.
+        It is written to the session's log; the client gets it in other ways. ``stream`` is ``stdout`` or
+        ``stderr``. ``text`` need not be whole lines. Text beyond the rate limit of a process is skipped.
         """
         self._loop.call_soon_threadsafe(self._add, source, stream, text)
 
@@ -151,7 +152,7 @@ class LogCollector:
     async def serve(
         self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take what the pump of one process sends, until the process ends."""
+        """Collect what the pump of one process sends, until the process ends."""
         printer = _Printer(self._source(procs), rank)
         printer.writer = writer
         self._processes[procs, rank] = printer
@@ -238,7 +239,7 @@ class LogCollector:
         self._pass_on(source, source.aggregator.take())
 
     def _pass_on(self, source: _Source, lines: list[Aggregate]) -> None:
-        """Send lines to the client, as many as it may be sent."""
+        """Send lines to the client, within the limits."""
         batch: list[tuple[Any, ...]] = []
         size = 0
         for line in lines:
@@ -268,7 +269,7 @@ class LogCollector:
         self._send(LogLines().message(parts=[msgpack.packb(list(batch))]))
 
     def set_options(self, procs: int, stream: bool, window: float | None) -> None:
-        """Say what the client wants to see of a proc mesh; what is held back goes out by the earlier options."""
+        """Set the client's options for a proc mesh. Lines that are held back leave by the earlier options."""
         options = self._options[procs] = _Options(stream, window)
         source = self._sources.get(procs)
         if source is not None:
@@ -276,9 +277,9 @@ class LogCollector:
             source.options = options
 
     async def flush(self, procs: int | None = None) -> None:
-        """Send all that has been printed until now; of one proc mesh, or of all.
+        """Send all that has been printed so far, of one proc mesh or of all.
 
-        Processes whose pump does not answer within `MARK_TIMEOUT` seconds are left out.
+        Processes whose pump does not answer within `MARK_TIMEOUT` seconds are skipped.
         """
         printers = [printer for (ident, _), printer in self._processes.items() if procs in (None, ident)]
         marks = [self._ask(printer) for printer in printers]
@@ -299,7 +300,7 @@ class LogCollector:
         self._flush_window(printer.source)
 
     async def end(self) -> None:
-        """Take the last lines of processes that have been stopped, within `END_TIMEOUT` seconds, and send all."""
+        """Wait up to `END_TIMEOUT` seconds for the last lines of stopped processes, and send everything."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_left.wait(), END_TIMEOUT)
         for printer in [*self._processes.values(), *self._others.values()]:

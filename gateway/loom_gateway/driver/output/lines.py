@@ -1,4 +1,4 @@
-"""From the bytes that processes print to lines, and from lines of many processes to few."""
+"""Splitting of printed bytes into lines, and aggregation of equal lines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LONGEST_LINE = 16 << 10
-"""Characters; a longer line goes on as the next."""
+"""Characters of the longest line. The rest of a longer one becomes the next line."""
 
 
 class LineSplitter:
-    """Cuts one stream of bytes into lines. What is not UTF-8 becomes U+FFFD."""
+    """Splits one stream of bytes into lines. Bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -20,13 +20,13 @@ class LineSplitter:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the last line has not ended yet."""
+        """Whether the last line is unfinished."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that end in ``data``."""
+        """Return the lines that end in ``data``."""
         lines = (self._rest + self._decoder.decode(data)).split("\n")
-        # Of a progress bar, which overwrites itself, only what a terminal would show last is kept.
+        # A progress bar overwrites itself with carriage returns. Keep only what a terminal would show last.
         self._rest = _after_returns(lines.pop())
         whole = [piece for line in lines for piece in _pieces(_after_returns(line).rstrip("\r"))]
         while len(self._rest) > LONGEST_LINE:
@@ -35,7 +35,7 @@ class LineSplitter:
         return whole
 
     def flush(self) -> list[str]:
-        """What there is of a line that has not ended, as a line."""
+        """Return the unfinished line, if any, as a line."""
         rest, self._rest = self._rest.rstrip("\r"), ""
         return [rest] if rest.strip() else []
 
@@ -52,22 +52,22 @@ def _pieces(line: str) -> Sequence[str]:
 
 @dataclass
 class Aggregate:
-    """One line, and who printed it."""
+    """One line, and the ranks that printed it."""
 
     time: float
-    """Seconds since the epoch, of the first."""
+    """The time of its first appearance, in seconds since the epoch."""
     stream: str
     text: str
     count: int = 0
     ranks: list[int] = field(default_factory=list)
-    """Without repetition, the first to print it first."""
+    """Without repetition, in the order in which they first printed it."""
 
 
 class Aggregator:
-    """Makes one of identical lines of several ranks, and of a line that one rank repeats without a break.
+    """Merges equal lines of several ranks, and consecutive equal lines of one rank.
 
-    Each rank's lines keep their order, and the second of two equal lines with others in between is told from the
-    first: a traceback of eight ranks comes out as one traceback.
+    Each rank's lines keep their order. Two equal lines of a rank with others between them stay apart, so that the
+    traceback of eight ranks becomes one complete traceback.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Aggregator:
         return len(self._lines)
 
     def add(self, time: float, rank: int, stream: str, text: str) -> None:
-        """Take one line of one rank."""
+        """Add one line of one rank."""
         last = self._last.get((rank, stream))
         if last is not None and last[1] == text:
             self._lines[last].count += 1
@@ -95,7 +95,7 @@ class Aggregator:
         line.ranks.append(rank)
 
     def take(self) -> list[Aggregate]:
-        """The lines so far, by when each was first printed; it starts anew."""
+        """Return the lines so far by the time of their first appearance, and start anew."""
         lines = list(self._lines.values())
         self._lines, self._last, self._seen = {}, {}, Counter()
         return lines

@@ -1,4 +1,4 @@
-"""Keeps the file with a driver's own output small, whoever reads it and for however long it grows."""
+"""The size limit for the file with a driver's own output."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 import os
 
 LIMIT = 1 << 20
-"""Bytes over which the file is cut."""
+"""Bytes above which the file is cut."""
 
 KEPT = 64 << 10
-"""Bytes that are left of it then: the last ones."""
+"""Bytes at the end of the file that a cut keeps."""
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at its size."""
+"""Seconds between two checks of the size."""
 
 
 class OutputFile:
-    """The file that standard error and, from now on, standard output are appended to.
+    """The file that receives standard error and, after `take_stdout`, standard output.
 
     Args:
-        path: of the file.
-        descriptor: of the same file, open for appending.
+        path: the file's path.
+        descriptor: the same file, open for appending.
     """
 
     def __init__(self, path: str, descriptor: int = 2) -> None:
@@ -28,7 +28,7 @@ class OutputFile:
         self._descriptor = descriptor
 
     def take_stdout(self) -> None:
-        """Have standard output go there, too."""
+        """Redirect standard output to the file."""
         os.dup2(self._descriptor, 1)
 
     def keep_small(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,7 +37,7 @@ class OutputFile:
         loop.call_later(LOOK_EVERY, self.keep_small, loop)
 
     def cut(self) -> None:
-        """Leave the end of the file, if it is too large. What is written meanwhile may be lost."""
+        """Cut the file to its end if it is too large. Output that is written at the same moment may be lost."""
         size = os.fstat(self._descriptor).st_size
         if size <= LIMIT:
             return
@@ -45,7 +45,7 @@ class OutputFile:
             with open(self._path, "rb") as file:
                 file.seek(size - KEPT)
                 kept = file.read(KEPT)
-        except OSError:  # somebody has removed it: nobody will read it
+        except OSError:  # the file was removed, so nothing will read it
             kept = b""
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, kept)

@@ -1,17 +1,17 @@
-"""The pump of one process's output: a program of its own, ``python -I -S log_pump.py OUT ERR LINE``.
+"""The pump of one process's output: a separate program, ``python -I -S log_pump.py OUT ERR LINE``.
 
-It reads the pipes that are the process's standard output and error (descriptors ``OUT`` and ``ERR``), sends what
-comes to the driver over the connected socket ``LINE``, and copies it to its own standard output and error, which
-are those that the process was started with.
+The pump reads the pipes that are the process's standard output and error (descriptors ``OUT`` and ``ERR``). It
+sends what arrives to the driver over the connected socket ``LINE``. It also copies it to its own standard output
+and error, which are those with which the process was started.
 
-Why a process and not a thread of the one it serves: what was printed before a SIGKILL is still in the pipe and is
-sent; and native code that prints while it holds the interpreter's lock would wait for a reader that waits for
-the lock. It costs no time while nothing is printed. It imports nothing of Loom, so that it starts in 20 ms.
+The pump is a process and not a thread, for two reasons. What was printed before a SIGKILL is still in the pipe and
+is sent. And native code that prints while it holds the interpreter's lock would wait for a reader that waits for
+the lock. The pump costs no time while nothing is printed. It imports nothing of Loom, so that it starts in 20 ms.
 
-More than `RATE` is not sent but counted, so that a process that prints without end neither stops nor floods the
-session; the last `TAIL` bytes before a pause or the end are kept. To the driver go frames: `HEADER` (kind, seconds
-since the epoch, length) and so many bytes. Each byte from the driver asks to send all that was printed so far, and
-to say so with a `MARK`.
+Output above `RATE` is counted and not sent, so that a process that prints without end neither stops nor floods the
+session. The last `TAIL` bytes before a pause or the end are sent. The driver gets frames: `HEADER` (kind, seconds
+since the epoch, length), then ``length`` bytes. Each byte from the driver requests that all output so far is sent,
+followed by a `MARK`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ import time
 HEADER = struct.Struct(">BdI")
 STDOUT, STDERR, DROPPED_STDOUT, DROPPED_STDERR, MARK = 1, 2, 3, 4, 5
 DROPPED = struct.Struct(">QQ")
-"""Payload of ``DROPPED_…``: bytes and line ends that were not sent."""
+"""The payload of ``DROPPED_…``: the number of bytes and of line ends that were not sent."""
 
 RATE = 256 << 10
-"""Bytes a second that are sent of one process for long."""
+"""Bytes a second that are sent of one process in the long run."""
 
 BURST = 2 << 20
 """Bytes that are sent of one process at once, after a quiet time."""
 
 TAIL = 8 << 10
-"""Last bytes of what was not sent that are sent after all."""
+"""The last bytes of skipped output that are sent all the same."""
 
 BACKLOG = 1 << 20
-"""Bytes that wait for a driver that does not read; above it, output is counted and not kept."""
+"""Bytes that may wait for a driver that does not read. Above it, output is counted and not kept."""
 
 FAREWELL_TIMEOUT = 5.0
 """Seconds that the driver has to take the last output."""
 
 _READ = 64 << 10
 _DRAIN = 4 << 20
-"""Bytes that are read of one pipe at most for one `MARK`: a process may print faster than it can be read."""
+"""The maximum number of bytes to read from one pipe for one `MARK`: a process may print faster than the pump
+reads."""
 _ATOMIC = 4096
-"""Bytes that a pipe takes whole once it takes any."""
+"""Bytes that a pipe takes whole if it takes any."""
 
 
 class Budget:
-    """A token bucket of bytes: ``rate`` a second for long, ``burst`` at once."""
+    """A token bucket of bytes: ``rate`` a second in the long run, ``burst`` at once."""
 
     def __init__(self, rate: int, burst: int) -> None:
         self._rate = rate
@@ -65,7 +66,7 @@ class Budget:
         self._filled = now
 
     def take(self, size: int) -> bool:
-        """Spend; False, and nothing is spent, where too much was spent already."""
+        """Spend ``size`` bytes and return True; return False, without spending, if the bucket is overdrawn."""
         self._fill()
         if self._tokens < 0:
             return False
@@ -73,13 +74,16 @@ class Budget:
         return True
 
     def seconds_until_worth_it(self) -> float:
-        """Seconds until a second's worth may be sent. Not less, or there would be a note every few lines."""
+        """Return the seconds until a second's worth may be sent.
+
+        A shorter pause would put a note after every few lines.
+        """
         self._fill()
         return max(0.0, (self._rate - self._tokens) / self._rate)
 
 
 class Source:
-    """One of the two streams."""
+    """Standard output or standard error of the process."""
 
     def __init__(self, pipe: int, kind: int, copy: int) -> None:
         self.pipe = pipe
@@ -91,7 +95,7 @@ class Source:
         self.tail = b""
 
     def drop(self, data: bytes) -> None:
-        """Count what is not sent, but for its last `TAIL` bytes."""
+        """Count data as skipped, but keep its last `TAIL` bytes."""
         self.dropping = True
         data = self.tail + data
         cut = max(0, len(data) - TAIL)
@@ -103,7 +107,7 @@ class Source:
         self.dropped_lines += data.count(b"\n")
 
     def settle(self) -> tuple[int, int, bytes]:
-        """End a gap: bytes and lines that are lost, and the tail, which begins with a whole line."""
+        """End a gap. Return the lost bytes, the lost lines, and the tail, which begins with a whole line."""
         if self.dropped_bytes:
             start = self.tail.find(b"\n") + 1
             self._count(self.tail[:start])
@@ -114,7 +118,7 @@ class Source:
 
 
 class Pump:
-    """Carries what processes print from their pipes to the driver, a line at a time."""
+    """Carries the output of a process from its pipes to the driver."""
 
     def __init__(self, out: int, err: int, line: int) -> None:
         self._sources = {out: Source(out, STDOUT, 1), err: Source(err, STDERR, 2)}
@@ -130,7 +134,7 @@ class Pump:
         self._poll.register(line, select.POLLIN)
 
     def run(self) -> None:
-        """Pump until both pipes are closed by everybody who writes to them."""
+        """Pump until every writer has closed its end of both pipes."""
         while self._sources:
             for descriptor, _ in self._poll.poll(self._timeout()):
                 if descriptor == self._line:
@@ -142,7 +146,7 @@ class Pump:
 
     def _timeout(self) -> int | None:
         dropping = any(source.dropping for source in self._sources.values())
-        if not dropping or len(self._backlog) >= BACKLOG:  # in the latter case the line says when it goes on
+        if not dropping or len(self._backlog) >= BACKLOG:  # a full backlog drains when the line becomes writable
             return None
         return int(self._budget.seconds_until_worth_it() * 1000) + 1
 
@@ -153,7 +157,7 @@ class Pump:
                 self._settle(source)
 
     def _read(self, source: Source) -> int:
-        """Read what is there, once; -1 when there is nothing now, 0 at the end."""
+        """Read once. Return the number of bytes read; -1 if nothing is there now; 0 at the end."""
         try:
             data = os.read(source.pipe, _READ)
         except BlockingIOError:
@@ -216,7 +220,7 @@ class Pump:
             self._send(MARK)
 
     def _disconnected(self) -> None:
-        # The driver is gone and the process will end. Until it has, its pipes must not fill.
+        # The driver is gone and the process will end. Until then its pipes must not fill.
         if self._connected:
             self._connected = False
             self._poll.unregister(self._line)
@@ -230,7 +234,7 @@ class Pump:
 
 
 def _copy(descriptor: int, data: bytes) -> None:
-    """Write to where the process used to print, as far as that takes it at once."""
+    """Write to the original stream, as much as it takes without waiting."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     try:
@@ -239,12 +243,12 @@ def _copy(descriptor: int, data: bytes) -> None:
                 return
             os.write(descriptor, data[start : start + _ATOMIC])
     except OSError:
-        return  # nobody is there to read it
+        return  # the original stream has no reader
 
 
 def main() -> None:
     """Run the pump until all ends of its pipes are closed."""
-    # The processes that print end by these signals. Their output ends then, and with it this program.
+    # These signals end the printing processes. Their output ends then, and with it this program.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Pump(*map(int, sys.argv[1:4])).run()

@@ -1,7 +1,7 @@
-"""The session's log on disk, for those who were not connected when it was printed.
+"""The session's log on disk, for clients that were not connected when it was printed.
 
-A file of JSON lines; when it is full it becomes ``PATH.1`` and a new one begins, so that the newest lines are
-always there, and no more than twice the limit. `loom_gateway.sessions.log_reader` reads it.
+The log is a file of JSON lines. A full file becomes ``PATH.1`` and a new one begins, so that the newest lines are
+always there and the log never exceeds twice the limit. `loom_gateway.sessions.log_reader` reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LogSpool:
     """Writes the log of one session. Used by one thread.
 
     Args:
-        path: of the newest file.
+        path: the path of the newest file.
         limit: bytes of each of the two files.
     """
 
@@ -36,14 +36,14 @@ class LogSpool:
         self._processes: dict[str, int] = {}
 
     def add_processes(self, mesh: str, size: int) -> None:
-        """Note that a mesh has so many processes; a new file begins with what was noted."""
+        """Note the number of processes of a mesh. A new file begins with all such notes."""
         size = max(size, self._processes.get(mesh, 0))
         if self._processes.get(mesh) != size:
             self._processes[mesh] = size
             self.append([_processes_entry(mesh, size)])
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Write entries. A disk that takes nothing costs the history and nothing else."""
+        """Write entries. A full disk costs the history and nothing else."""
         data = b"".join(json.dumps(entry, ensure_ascii=False).encode() + b"\n" for entry in entries)
         try:
             self._write(data)
@@ -67,7 +67,7 @@ class LogSpool:
         self._size += self._file.write(data)
 
     def close(self) -> None:
-        """Close the file; the next entry begins another."""
+        """Close the file. The next entry begins another."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

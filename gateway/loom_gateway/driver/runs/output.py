@@ -1,9 +1,9 @@
-"""What functions that run in the driver print: told apart by who prints, and kept for the client.
+"""The output of functions that run in the driver, separated by run and kept for the client.
 
-`sys.stdout` and `sys.stderr` are shared by everything in the driver. `route_output` puts in their place streams
-that pass each text to the run in whose context it is written: its thread, its asyncio tasks, and threads that it
-starts. What other processes or C code write to the file descriptors is not seen here; it stays in the driver's own
-output.
+Everything in the driver shares `sys.stdout` and `sys.stderr`. `route_output` replaces them with streams that pass
+each text to the run in whose context it is written: the run's thread, its asyncio tasks, and threads that it
+starts. Output that other processes or C code write to the file descriptors bypasses these streams. It stays in the
+driver's own output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 KEPT_OUTPUT = 1 << 20
-"""Characters of a run's output that are kept; the oldest go first."""
+"""Characters of a run's output to keep. The oldest go first."""
 
 _PIECE = 4096
 
@@ -34,14 +34,14 @@ _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=N
 
 
 class RunOutput:
-    """What one run has printed.
+    """The output of one run.
 
-    `write` may be called by any thread, and be interrupted anywhere; everything else on the event loop.
+    Any thread may call `write`, and may be interrupted anywhere in it. Everything else runs on the event loop.
 
     Args:
         loop: the driver's event loop.
-        changed: called on it when there is more.
-        log: called on it with each text, and ``stdout`` or ``stderr`` before it.
+        changed: called on the loop when there is more output.
+        log: called on the loop with ``stdout`` or ``stderr`` and each text.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RunOutput:
         self._loop = loop
         self._changed = changed
         self._log = log
-        # A lock would be lost if the run were cancelled inside it.
+        # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[int, str]] = deque()
         self._told = False
         self._pieces: deque[tuple[int, str]] = deque()
@@ -61,20 +61,20 @@ class RunOutput:
         self._kept = 0
 
     def write(self, stream: int, text: str) -> None:
-        """Add a text; ``stream`` is 1 for stdout and 2 for stderr."""
+        """Add a text. ``stream`` is 1 for stdout and 2 for stderr."""
         self._incoming.append((stream, text))
         if not self._told:
             self._told = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the session is over
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the session is over
                 self._loop.call_soon_threadsafe(self._take_in_and_tell)
 
     def _take_in_and_tell(self) -> None:
-        self._told = False  # before the queue is looked at, so that nothing stays in it
+        self._told = False  # reset before the queue is read, so that no text is left in it
         self._take_in()
         self._changed()
 
     def _take_in(self) -> None:
-        # As many as there are now: a function that prints without a pause always has one more.
+        # Take only the texts that are there now: a function that prints without a pause always adds one more.
         texts = [self._incoming.popleft() for _ in range(len(self._incoming))]
         for stream, together in itertools.groupby(texts, operator.itemgetter(0)):
             text = "".join(text for _, text in together)
@@ -98,12 +98,12 @@ class RunOutput:
 
     @property
     def end(self) -> int:
-        """Characters that have been printed."""
+        """The number of characters printed so far."""
         self._take_in()
         return self._dropped + self._kept
 
     def since(self, position: int) -> list[tuple[int, str]]:
-        """What was printed from there to the `end` that was last asked for; a line says if some is missing."""
+        """Return the output from a position to the last `end`. A line says how much of it was dropped."""
         pieces: list[tuple[int, str]] = []
         if position < self._dropped:
             pieces.append((STDERR, f"… {self._dropped - position} characters of output dropped …\n"))
@@ -117,7 +117,7 @@ class RunOutput:
 
 @contextlib.contextmanager
 def printing_to(output: RunOutput) -> Iterator[None]:
-    """Have what is printed in this context belong to a run."""
+    """Assign the output of this context to a run."""
     token = _current.set(output)
     try:
         yield
@@ -126,7 +126,7 @@ def printing_to(output: RunOutput) -> Iterator[None]:
 
 
 class _RoutedBytes(io.RawIOBase):
-    """``sys.stdout.buffer`` of a run."""
+    """The ``sys.stdout.buffer`` of a run."""
 
     def __init__(self, output: RunOutput, stream: int) -> None:
         self._output = output
@@ -142,7 +142,7 @@ class _RoutedBytes(io.RawIOBase):
 
 
 class _RoutedStream(io.TextIOBase):
-    """``sys.stdout`` or ``sys.stderr`` of everybody."""
+    """The replacement of ``sys.stdout`` or ``sys.stderr`` for the whole process."""
 
     def __init__(self, own: TextIO, stream: int) -> None:
         self._own = own
@@ -156,7 +156,7 @@ class _RoutedStream(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if text:
             output.write(self._stream, text)
-            self._own.write(text)  # the last words of a driver that dies
+            self._own.write(text)  # so that the driver's own output has the last words if it dies
         return len(text)
 
     def flush(self) -> None:
@@ -183,7 +183,7 @@ class _RoutedStream(io.TextIOBase):
 
 
 def route_output() -> None:
-    """Replace ``sys.stdout`` and ``sys.stderr``, and have threads print to the run that started them. Once."""
+    """Replace ``sys.stdout`` and ``sys.stderr``, and make threads print to their starter's run. Idempotent."""
     if isinstance(sys.stdout, _RoutedStream):
         return
     own = sys.stderr
@@ -196,7 +196,7 @@ def route_output() -> None:
 
 
 def _passing_on(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """`threading.Thread.start`, but the thread prints to the run that starts it; threads inherit no context."""
+    """Return a `Thread.start` whose threads print to their starter's run: threads inherit no context."""
 
     @functools.wraps(start)
     def start_printing(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The thread of a function that runs in the driver, from which it can be called back."""
+"""The thread of a function that runs in the driver. The function can be cancelled."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from loom_gateway.driver.runs.output import RunOutput, printing_to
 
 
 class Interruption(BaseException):
-    """Raised inside a function that is to end. Not an `Exception`, so that few functions catch it."""
+    """Raised inside a function to end it. Not an `Exception`, so that few functions catch it."""
 
 
 class RunThread:
-    """Calls a function, or runs a coroutine function on an event loop of its own.
+    """Calls a function, or runs a coroutine function on a new event loop.
 
     Args:
-        name: of the run.
-        function: what to call.
-        output: takes what it prints.
-        done: called in the thread with the result, or with what was raised.
+        name: the run's name.
+        function: the function to call.
+        output: takes the function's output.
+        done: called in the thread with the result and the exception, one of them None.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class RunThread:
         self._thread = threading.Thread(target=self._run, name=f"run {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def cancel(self) -> None:
-        """Ask the function to end. By one thread at a time.
+        """Request the end of the function. Called by one thread at a time.
 
-        A coroutine is cancelled as asyncio cancels. In a plain function an `Interruption` is raised, once, when it
-        next runs Python code: not while it sleeps or waits in C.
+        A coroutine is cancelled as asyncio cancels. In a plain function, an `Interruption` is raised once, as soon
+        as the function runs Python code: not while it sleeps or waits in C.
         """
         self._asked = True
         if self._task is not None and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the coroutine has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
         elif self._entered and not self._interrupted and not self._over:
             with self._gate:
@@ -67,7 +67,7 @@ class RunThread:
                     _raise_in(self._thread.ident, Interruption)
 
     def was_cancelled(self, error: BaseException | None) -> bool:
-        """Whether the function ended with this error because it was asked to end."""
+        """Return whether the function ended with this error because of `cancel`."""
         return self._asked and isinstance(error, (Interruption, asyncio.CancelledError))
 
     def _run(self) -> None:
@@ -76,10 +76,10 @@ class RunThread:
             try:
                 with printing_to(self._output):
                     outcome = (self._call(), None)
-            except BaseException as error:  # noqa: BLE001 - told to the client; a SystemExit ends the run only
+            except BaseException as error:  # noqa: BLE001 - sent to the client; a SystemExit ends the run only
                 outcome = (None, error)
             self._close_gate()
-        except Interruption as error:  # it came so late; there is never a second one
+        except Interruption as error:  # the interruption came this late; there is never a second one
             outcome = outcome or (None, error)
         self._done(*outcome)
 
@@ -98,10 +98,10 @@ class RunThread:
         return await coroutine
 
     def _close_gate(self) -> None:
-        """From here on nothing is raised in this thread.
+        """Make sure that nothing is raised in this thread from here on.
 
-        Should an `Interruption` come between these lines, the gate may stay locked. `cancel` does not come back to
-        it, since there is one interruption at most.
+        If an `Interruption` comes between these lines, the gate may stay locked. That is harmless: `cancel`
+        interrupts at most once, so it does not take the gate again.
         """
         self._gate.acquire()
         self._over = True
@@ -111,6 +111,6 @@ class RunThread:
 
 
 def _raise_in(ident: int, exception: type[BaseException] | None) -> None:
-    """Have a thread raise an exception soon; None takes back one that it has not raised yet."""
+    """Raise an exception in a thread soon. None withdraws one that was not raised yet."""
     raised = None if exception is None else ctypes.py_object(exception)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)
