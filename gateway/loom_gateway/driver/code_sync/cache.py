@@ -1,9 +1,9 @@
-"""The cache of synced folders on a machine: contents by digest, and the trees that were assembled from them.
+"""The cache of synchronised folders on a machine: contents by digest, and the trees assembled from them.
 
 Every process on the machine shares it: drivers, the agents on the hosts
-(`loom_gateway.driver.code_sync.host_actor`), and the processes that have a tree on their ``sys.path``. What is made
-in it appears by an atomic rename. Whoever uses a tree holds a shared lock on the file beside it, which the kernel
-lets go when the process ends, so that `TreeCache.trim` knows what is in use. Layout::
+(`loom_gateway.driver.code_sync.host_actor`), and the processes that have a tree on their ``sys.path``. New contents
+and trees appear by an atomic rename. A user of a tree holds a shared lock on the file next to it. The kernel
+releases the lock when the process ends, so `TreeCache.trim` knows which trees are in use. Layout::
 
     blobs/ab/abcd…      a content; abcd…x the same, executable
     trees/<digest>/     a tree; its files are hard links to blobs
@@ -34,16 +34,16 @@ from loom_gateway.driver.code_sync.trimming import discard, trim
 logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 16 << 30
-"""Bytes that the cache keeps, unless ``LOOM_CACHE_LIMIT`` says otherwise. What is in use may exceed them."""
+"""Bytes that the cache keeps, unless ``LOOM_CACHE_LIMIT`` is set. Trees in use may exceed them."""
 
 _STAMP = 1_000_000_000 * 10**9
-"""The modification time of every blob, in nanoseconds. One that has another was written to through its tree."""
+"""The modification time of every blob, in nanoseconds. A blob with another one was modified through a tree."""
 
 _READ = 1 << 20
 
 
 class BlobsMissing(Exception):
-    """A tree cannot be assembled because contents are lacking."""
+    """Raised if a tree cannot be assembled because contents are missing."""
 
     def __init__(self, digests: list[str]) -> None:
         super().__init__(f"{len(digests)} contents are lacking")
@@ -51,14 +51,14 @@ class BlobsMissing(Exception):
 
 
 class Hold:
-    """A tree that is not removed while this is open, or the process lives that has it."""
+    """A lock that keeps a tree until it is closed or its process ends."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Let the tree go. Again is harmless."""
+        """Release the tree. Closing again is harmless."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -68,7 +68,7 @@ class TreeCache:
     """A cache in a folder.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         limit: bytes to keep.
     """
 
@@ -83,10 +83,10 @@ class TreeCache:
 
     @classmethod
     def of_this_machine(cls) -> TreeCache:
-        """The cache in ``LOOM_CACHE``, else in the user's cache directory.
+        """Return the cache in ``LOOM_CACHE``, or else in the user's cache directory.
 
         Raises:
-            SyncFailed: the folder cannot be made, or belongs to somebody else.
+            SyncFailed: the folder cannot be created, or belongs to another user.
         """
         limit = bytes_from_environment("LOOM_CACHE_LIMIT", DEFAULT_LIMIT)
         problems = []
@@ -105,7 +105,7 @@ class TreeCache:
             part.mkdir(exist_ok=True)
 
     def missing(self, blobs: Iterable[Blob]) -> list[str]:
-        """Digests of the contents that are not here, or were tampered with."""
+        """Return the digests of the contents that are missing or were tampered with."""
         return [digest for digest, size in blobs if self._find(digest, size) is None]
 
     def _find(self, digest: str, size: int) -> str | None:
@@ -116,24 +116,24 @@ class TreeCache:
         return None
 
     def _blob_path(self, name: str) -> str:
-        # A string: there may be thousands of them, and a Path takes longer than asking for its size.
+        # A string, because there may be thousands, and making a Path takes longer than a stat call.
         return f"{self._blobs}/{name[:2]}/{name}"
 
     def receive(self, upload: str, digest: str, size: int, offset: int, data: Buffer) -> None:
-        """Take a piece of a content; the pieces may come in any order.
+        """Write a piece of a content. The pieces may come in any order.
 
         Args:
-            upload: tells apart those who send at the same time.
+            upload: distinguishes concurrent uploads.
             size: bytes of the whole content.
 
         Raises:
-            FileChanged: all pieces are here, and they are not what the digest says.
+            FileChanged: all pieces are here, and the content does not match its digest.
         """
         key = (upload, digest)
         left = self._receiving.get(key, size) - len(data)
         self._receiving[key] = left
         path = self._partial / f"{upload}-{digest}"
-        self._make_folders()  # it may have been emptied
+        self._make_folders()  # the cache may have been emptied
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
         try:
             view = memoryview(data)
@@ -165,17 +165,17 @@ class TreeCache:
         path.rename(target)
 
     def forget(self, upload: str) -> None:
-        """Give up what an upload has left unfinished."""
+        """Drop the unfinished contents of an upload."""
         for key in [key for key in self._receiving if key[0] == upload]:
             del self._receiving[key]
             with contextlib.suppress(FileNotFoundError):
                 (self._partial / f"{upload}-{key[1]}").unlink()
 
     def read(self, digest: str, size: int, offset: int, count: int) -> bytes:
-        """A piece of a content.
+        """Return a piece of a content.
 
         Raises:
-            BlobsMissing: it is not here.
+            BlobsMissing: the content is not here.
         """
         path = self._find(digest, size)
         if path is None:
@@ -184,11 +184,11 @@ class TreeCache:
             return os.pread(file.fileno(), count, offset)
 
     def tree(self, digest: str) -> Path:
-        """Where a tree is, or would be."""
+        """Return the folder of a tree, whether it exists or not."""
         return self._trees / digest
 
     def hold(self, digest: str) -> Hold | None:
-        """Keep a tree from being removed; None if it is not here."""
+        """Keep a tree from being removed. Return None if it is not here."""
         if not self.tree(digest).is_dir():
             return None
         hold = self._lock(digest)
@@ -202,18 +202,18 @@ class TreeCache:
         while True:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            # `trim` may have removed the file between the two lines above.
+            # `trim` may have removed the file between `open` and `flock`.
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                    os.utime(path)  # used just now
+                    os.utime(path)  # marks the tree as recently used
                     return Hold(self.tree(digest), descriptor)
             os.close(descriptor)
 
     def assemble(self, manifest: Manifest) -> Hold:
-        """Make the tree of a manifest, unless it is here whole, and hold it.
+        """Assemble the tree of a manifest, unless it is here whole, and hold it.
 
         Raises:
-            BlobsMissing: contents are lacking.
+            BlobsMissing: contents are missing.
         """
         self._make_folders()
         hold = self._lock(manifest.digest)
@@ -261,7 +261,7 @@ class TreeCache:
         blob = self._blob_path(name)
         if not _intact(blob, entry.size):
             other = self._find(entry.digest, entry.size)
-            if other is None:  # it went this moment
+            if other is None:  # it was trimmed at this moment
                 raise BlobsMissing([entry.digest])
             copy = self._partial / uuid.uuid4().hex
             shutil.copyfile(other, copy)
@@ -283,12 +283,12 @@ class TreeCache:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             if self._whole(manifest):
-                return  # somebody else was faster
+                return  # another process was faster
             discard(tree, self._partial)
         raise SyncFailed(f"{tree} cannot be put in place: other processes replace it all the time")
 
     def check_fits(self, size: int) -> None:
-        """Raise `TooLarge` if a tree of ``size`` bytes has no room here at all."""
+        """Raise `TooLarge` if a tree of ``size`` bytes exceeds the cache's limit."""
         if size > self.limit:
             raise TooLarge(
                 f"the folder has {size} bytes, over the limit of {self.limit} bytes of the cache in {self.folder}: "
@@ -296,12 +296,12 @@ class TreeCache:
             )
 
     def trim(self) -> None:
-        """Remove what is over the limit: contents that no tree has, then trees not in use, the oldest first."""
+        """Trim the cache to its limit: first contents without a tree, then unused trees, the oldest first."""
         with (self.folder / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return  # another process does it
+                return  # another process is trimming
             trim(self.folder, self.limit)
 
 

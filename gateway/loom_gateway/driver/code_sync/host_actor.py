@@ -1,4 +1,4 @@
-"""The actor that keeps synced folders on a host. A session has one in a process of its own on each host."""
+"""The actor that keeps synchronised folders on a host. A session has one on each host, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.sys_path import shadowed
 
 HELD = 16
-"""Trees that are kept from being removed, the newest. Processes hold their own besides."""
+"""The number of newest trees that the agent keeps. Processes that use a tree hold it themselves."""
 
 
 class FilePart(NamedTuple):
@@ -25,14 +25,14 @@ class FilePart(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """What came of assembling a tree."""
+    """The result of assembling a tree."""
 
     place: str
-    """The folder that the tree is in; empty where contents are lacking."""
+    """The folder that contains the tree; empty if contents are missing."""
     missing: list[str]
-    """Digests of the contents that are lacking."""
+    """Digests of the missing contents."""
     shadowed: list[str]
-    """What the tree hides of what is installed there, in words."""
+    """A sentence for each installed module that the tree hides."""
 
 
 class TreeAgent(Actor):
@@ -45,14 +45,14 @@ class TreeAgent(Actor):
 
     @endpoint
     def put(self, upload: str, pieces: list[FilePart]) -> None:
-        """Take pieces of contents."""
+        """Write pieces of contents into the cache."""
         for piece in pieces:
             self._cache.receive(upload, *piece)
         self._has_grown = True
 
     @endpoint
     def assemble(self, packed: bytes) -> Assembled:
-        """Make the tree of a manifest, and hold it."""
+        """Assemble the tree of a manifest, and hold it."""
         manifest = Manifest.unpack(packed)
         self._cache.check_fits(manifest.size)
         try:

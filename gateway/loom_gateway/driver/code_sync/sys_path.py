@@ -1,4 +1,4 @@
-"""Having synced folders on ``sys.path``: in the processes of a session, and in its driver."""
+"""Synchronised folders on ``sys.path``, in the processes of a session and in its driver."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from loom_gateway.driver.code_sync.cache import Hold, TreeCache
 
 
 class SyncedTree(NamedTuple):
-    """A folder as it was synced."""
+    """A version of a synchronised folder."""
 
     name: str
     digest: str
     roots: tuple[str, ...]
-    """Folders in it that go on ``sys.path``; ``""`` is the tree itself."""
+    """Its folders that go on ``sys.path``; ``""`` is the tree itself."""
     places: tuple[str, ...]
-    """Where the hosts have it."""
+    """The trees' paths on the hosts."""
 
 
 class OnPath:
-    """Puts trees on ``sys.path`` where it is unpickled.
+    """An object whose unpickling puts trees on ``sys.path``.
 
-    What is unpickled after it in the same pickle, such as the user's bootstrap function, can be imported from them.
-    If a tree is not there, `check` says so: an error while unpickling would not reach the client as it is.
+    Later objects in the same pickle, such as the user's bootstrap function, can be imported from the trees. `check`
+    raises if a tree is missing: an error while unpickling would not reach the client unchanged.
     """
 
     def __init__(self, trees: Sequence[SyncedTree]) -> None:
@@ -41,13 +41,13 @@ class OnPath:
         return _enter, (tuple(map(tuple, self._trees)),)
 
     def check(self) -> None:
-        """Raise `SyncFailed` if a tree was not there."""
+        """Raise `SyncFailed` if a tree is missing."""
         if self._error is not None:
             raise self._error
 
 
 _holds: list[Hold] = []
-"""For as long as the process lives."""
+"""Locks on the trees, kept for the life of the process."""
 
 _entering = threading.Lock()
 _entered: dict[tuple[Any, ...], OnPath] = {}
@@ -75,9 +75,9 @@ def _put_on_path(trees: Sequence[SyncedTree]) -> None:
 
 
 def _hold(tree: SyncedTree) -> str:
-    """Hold a tree on this machine and return where it is."""
+    """Hold a tree on this machine. Return its folder."""
     own = TreeCache.of_this_machine()
-    # A process may have been given another environment than the host's agent has.
+    # This process may have a different environment, and so a different cache, than the host's agent.
     others = [Path(place).parent.parent for place in tree.places]
     for folder in dict.fromkeys([own.folder, *others]):
         if not (folder / "trees" / tree.digest).is_dir():
@@ -101,10 +101,10 @@ class DriverPath:
         self._paths: list[str] = []
 
     def show(self, tree: SyncedTree, hold: Hold, names: frozenset[str]) -> None:
-        """Put a tree first on ``sys.path``, in the place of the one that had its name.
+        """Put a tree first on ``sys.path``, in place of the previous tree of its name.
 
-        Modules of the older tree are forgotten, and so are those of other trees that ``names`` now hide: the next
-        import gives the newer ones.
+        Modules of the previous tree are removed from ``sys.modules``. So are those of other trees that ``names``
+        hide now. The next import gets the newer ones.
         """
         before = self._places.pop(tree.name, None)
         same = before is not None and before[0][:3] == tree[:3]
@@ -131,7 +131,7 @@ class DriverPath:
 
 
 def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
-    """Forget the modules that are outdated, going by their names and where they were imported from."""
+    """Remove modules from ``sys.modules``. ``outdated`` decides by a module's name and file."""
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
         if isinstance(place, str) and outdated(name, place):
@@ -139,7 +139,7 @@ def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
 
 
 def shadowed(names: Iterable[str]) -> list[str]:
-    """Which module names of a tree hide what is installed on this machine; each as a sentence for people."""
+    """Return a sentence for each module name of a tree that hides an installed module of this machine."""
     folders = [path for path in sys.path if "site-packages" in path or "dist-packages" in path]
     found = []
     for name in sorted(names):

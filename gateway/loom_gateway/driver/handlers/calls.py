@@ -1,4 +1,4 @@
-"""Calling endpoints, with each of Monarch's adverbs."""
+"""The endpoint calls of a client, with each of Monarch's adverbs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items()}
 
 
 class Calls:
-    """The calls of one session."""
+    """The handlers for the calls of one session."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

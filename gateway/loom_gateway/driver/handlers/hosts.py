@@ -1,6 +1,6 @@
-"""Noticing that a worker host is gone, and using it again when it has come back.
+"""The detection of lost worker hosts, and their reuse when they come back.
 
-A host may come back at another address, as a pod does that is replaced: the gateway says so, see
+A host may come back at another address, as a replaced pod does. The gateway reports the new address; see
 `loom_gateway.workers.registry_file`.
 """
 
@@ -25,20 +25,20 @@ from loom_gateway.workers.sources import parse_worker_address
 logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUTS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds that hosts have to answer each attempt. The first is often lost: it goes out on what was left of the
-connection to the worker before, which breaks only then."""
+"""Seconds that hosts have to answer each attempt. The first attempt is often lost: it uses the remains of the
+previous connection to the worker, which breaks only then."""
 
 FOLLOW_EVERY = 1.0
-"""Seconds between two looks at what the gateway says of the workers, and between two attempts at one that moved."""
+"""Seconds between two reads of the gateway's list of workers, and between two attempts to reach a moved worker."""
 
 
 class HostWatcher:
-    """Watches over the hosts of one session. Everything but the handler is on the event loop.
+    """Watches the hosts of one session. On the event loop, except for the handler.
 
     Args:
-        context: the session's.
-        on_gone: called with the number of a host that is gone, before its processes count as gone.
-        on_back: called with the number of a host that is there again, before the client is told.
+        context: the session's state.
+        on_gone: called with a lost host's number, before its processes count as gone.
+        on_back: called with the number of a host that is back, before the client is notified.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class HostWatcher:
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
     def start(self, read: Callable[[], WorkerList | None]) -> None:
-        """Notice it when a host goes, and when it has another address.
+        """Start watching for lost hosts and for new addresses.
 
         Args:
-            read: what the gateway says of the workers.
+            read: returns the gateway's current list of workers.
         """
         for host in range(len(self._hosts.addresses)):
             self._watch(host)
@@ -97,7 +97,7 @@ class HostWatcher:
             await asyncio.sleep(FOLLOW_EVERY)
 
     def _move(self, host: int, address: str) -> None:
-        """Note that a host is at another address now; it counts as gone until a worker answers there."""
+        """Note the new address of a host. The host counts as gone until a worker answers there."""
         self._watches[host].cancel()
         if host not in self._hosts.lost:
             self._gone(host)
@@ -107,7 +107,7 @@ class HostWatcher:
         self._context.replies.answer_with(message, started, self._take_back(self._hosts.lost))
 
     async def _take_back(self, wanted: Iterable[int]) -> list[int]:
-        """Use again what hosts have come back; return their numbers."""
+        """Use the hosts again that have come back. Return their numbers."""
         async with self._refreshing:
             lost = sorted(self._hosts.lost.intersection(wanted))
             back = await self._context.loop.run_in_executor(None, self._attach_again, lost)

@@ -1,4 +1,4 @@
-"""What the client wants to see of what its processes print."""
+"""The handlers for the client's options of its processes' output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INFO = 20
 
 
 class Logs:
-    """The operations on logs of one session."""
+    """The handlers for the logs of one session."""
 
     def __init__(self, context: Context, spool: LogSpool | None) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class Logs:
             if ident == procs:
                 labels, _, sizes, _ = self._context.meshes.shape(entry)
                 return entry.name, labels, sizes
-        return f"mesh {procs}", (), ()  # nobody holds its proxy any more
+        return f"mesh {procs}", (), ()  # the client has dropped its proxy
 
     def _set_options(self, message: Message, started: float) -> None:
         options = SetLogOptions.from_body(message.body)
@@ -43,7 +43,7 @@ class Logs:
             self._context.replies.succeed(message.id, started, None)
             return
         self._levels[procs] = level
-        # Monarch sets the level in the processes. It is not asked to forward anything: that is done here.
+        # Monarch sets the level in the processes, but forwards nothing: the driver does that.
         setting = entry.mesh.logging_option(stream_to_client=False, aggregate_window_sec=None, level=level)
         self._context.replies.answer_with(message, started, _set(setting))
 

@@ -1,4 +1,4 @@
-"""Making, dividing, stopping and listing meshes."""
+"""The handlers for creating, slicing, stopping and listing meshes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from loom_gateway.driver.session.replies import Handler
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0
-"""Seconds that stopping a mesh may take when the session ends; after that the workers kill what is left."""
+"""Seconds for stopping a mesh when the session ends. After that, the workers kill what is left."""
 
 
 class MeshOperations:
-    """The operations on meshes of one session.
+    """The handlers for the meshes of one session.
 
     Args:
-        context: the session's.
-        syncs: has what processes import.
+        context: the session's state.
+        syncs: the synchronised code that processes import.
     """
 
     def __init__(self, context: Context, syncs: Syncs) -> None:
@@ -59,7 +59,7 @@ class MeshOperations:
         }
 
     def _or_fail(self, kind: str, spawn: Handler) -> Handler:
-        """Return a handler after whose failure everything that names the mesh fails with the same cause."""
+        """Return a handler whose failure becomes the cause of every later failure on its mesh."""
 
         def start(message: Message, started: float) -> None:
             try:
@@ -182,7 +182,7 @@ async def _stop(entry: Entry) -> None:
 
 
 def _commands(command: Any) -> Callable[[Any], Any]:
-    """Monarch's ``bootstrap_command``: what makes the command for the process at a point."""
+    """Return Monarch's ``bootstrap_command``: a function that makes the command for the process at a point."""
     if isinstance(command, BootstrapCommand) or not callable(command):
         return command  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
 """Ports whose receiver is on the laptop.
 
-A port is Monarch's own, opened here. What comes to it is passed on to the laptop as far as the laptop has granted
-credit; the rest stays in Monarch's queue. Small messages that come close together travel together.
+A port is a Monarch port that the driver opens. Its messages are passed on to the laptop as far as the laptop has
+granted credit. The rest stays in Monarch's queue. Small messages in close succession are batched.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
 MOST_THREADS = 64
-"""Ports of a session that are read by a thread of their own; the event loop reads the others, more slowly."""
+"""The maximum number of ports that have a reader thread. The event loop reads the others, more slowly."""
 
 SMALL = 16 << 10
-"""Bytes of a message that still travels together with others."""
+"""Bytes of the largest message that is batched."""
 
 GATHERED_MESSAGES = 512
 GATHERED_BYTES = 64 << 10
-"""How much travels together at most."""
+"""The number of messages and bytes that complete a batch."""
 
 GATHERED_SECONDS = 0.001
-"""Seconds that messages are gathered while one comes after the other."""
+"""Seconds for which consecutive messages are gathered into one batch."""
 
 LINGER = 0.002
-"""Seconds that a message lingers at most for one that does not come after all."""
+"""Seconds after which gathered messages are sent even though the expected next one has not come."""
 
 _NO_RANK = 0xFFFFFFFF
 
@@ -57,7 +57,7 @@ class Ports:
         }
 
     def port(self, ident: int) -> Any:
-        """The Monarch port of an id.
+        """Return the Monarch port of an id.
 
         Raises:
             ProtocolMismatch: the session has no port of this id.
@@ -68,7 +68,7 @@ class Ports:
         return port
 
     def client_gone(self) -> None:
-        """Receive no more: whoever held the receivers has left. What actors send from now on is dropped."""
+        """Close every receiver, because its client has left. Later messages of actors are dropped."""
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()
@@ -112,7 +112,7 @@ class Ports:
 
 
 class _PortReader:
-    """Takes from one Monarch port what the laptop has room for."""
+    """Reads from one Monarch port as much as the laptop has granted credit for."""
 
     def __init__(
         self, context: Context, ident: int, receiver: Receiver, messages: int, size: int, once: bool
@@ -124,12 +124,12 @@ class _PortReader:
         self._port: Any = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        # Credit that is left; what came in one piece may overdraw it.
+        # The remaining credit. A batch that arrives whole may overdraw it.
         self._messages = messages
         self._bytes = size
         self._credit = threading.Condition()
         self._more: asyncio.Event | None = None
-        # What has been gathered.
+        # The gathered messages.
         self._lock = threading.Lock()
         self._pickles: list[bytes | memoryview] = []
         self._sizes: list[int] = []
@@ -144,7 +144,7 @@ class _PortReader:
         return self._port is not None
 
     def start(self, port: Any) -> None:
-        """Begin to read: in a thread, which is ended by a message through ``port``, or on the event loop."""
+        """Start to read: in a thread, which ends with a message through ``port``; without it, on the loop."""
         self._port = port
         if port is not None:
             threading.Thread(target=self._read, name="port", daemon=True).start()
@@ -152,7 +152,7 @@ class _PortReader:
             self._context.loop.call_soon_threadsafe(self._start_task)
 
     def grant(self, credit: GrantCredit) -> None:
-        """Let more messages and bytes through."""
+        """Grant credit for more messages and bytes."""
         with self._credit:
             self._messages += credit.messages
             self._bytes += credit.size
@@ -161,12 +161,12 @@ class _PortReader:
             self._context.loop.call_soon_threadsafe(self._more.set)
 
     def close(self) -> None:
-        """Stop reading, and let go of Monarch's receiver. Not on the event loop."""
+        """Stop reading and drop Monarch's receiver. Not on the event loop."""
         with self._credit:
             self._closed = True
             self._credit.notify()
         if self._port is not None:
-            self._port.send(None)  # the thread waits for a message
+            self._port.send(None)  # wakes the thread, which waits for a message
         else:
             self._context.loop.call_soon_threadsafe(self._cancel)
 
@@ -209,7 +209,7 @@ class _PortReader:
         rank = rank_of(message)
         try:
             value = self._receiver.unpickle(message)
-        except BaseException as error:  # noqa: BLE001 - sent as an exception, or not to be unpickled: raised there
+        except BaseException as error:  # noqa: BLE001 - sent as one, or impossible to unpickle: raised there
             self._pass_on_error(error, rank)
             return
         if type(value) is Batch:
@@ -241,7 +241,7 @@ class _PortReader:
             self._context.send(message, key=self._ident)
 
     def _pass_on(self, message: Message) -> None:
-        """Send a message that does not travel with others, after those."""
+        """Send a message outside the batch, after the gathered ones."""
         with self._lock:
             self._send_gathered()
             self._spend(1, message.size)
@@ -278,7 +278,7 @@ class _PortReader:
             self._send_gathered()
 
     def _send_gathered(self) -> None:
-        """Send what has been gathered. With the lock held."""
+        """Send the gathered messages. The caller holds the lock."""
         if not self._sizes:
             return
         count = len(self._sizes)

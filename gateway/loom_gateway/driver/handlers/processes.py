@@ -1,6 +1,6 @@
-"""Tells the client which processes of its proc meshes have started, which were stopped, and which are lost.
+"""Notices about the processes of proc meshes: started, stopped and lost.
 
-The laptop shows them without having to ask: see `loom_proxy.mesh.rank_states`.
+The laptop shows these states without asking; see `loom_proxy.mesh.rank_states`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.notices import notice
 
 TOGETHER = 0.1
-"""Seconds over which processes that start or are stopped are told of in one event: a mesh may have thousands."""
+"""Seconds over which starts and stops are gathered into one notice: a mesh may have thousands of processes."""
 
 
 class Processes:
-    """The processes of one session. Everything runs on the driver's event loop."""
+    """The processes of one session. On the driver's event loop."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -44,7 +44,7 @@ class Processes:
                 self._context.weaver.started(procs, self._name(procs), ranks)
 
     def gone(self, procs: int, rank: int) -> None:
-        """Note that a process is gone: it is lost unless it was stopped."""
+        """Note that a process is gone. It is lost unless it was stopped."""
         self._started[procs].discard(rank)
         weaver = self._context.weaver
         if self._was_stopped(procs, rank):
@@ -56,7 +56,7 @@ class Processes:
             self._context.send(notice("process_lost", self._loss(procs, rank)))
 
     def tell_everything(self, send: Callable[[Message], None]) -> None:
-        """Tell a client that has just come what those before it were told."""
+        """Send a new client the notices that earlier clients got."""
         for procs, ranks in self._started.items():
             send(notice("processes_started", {"id": procs, "ranks": sorted(ranks)}))
         for procs, rank in self._lost:

@@ -1,4 +1,4 @@
-"""Functions that run in the driver, beside the meshes, and go on while no client is there."""
+"""Functions that run in the driver, next to the meshes, and go on without a client."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
 MOST_RUNNING = 1000
-"""Functions that run at once; each has a thread."""
+"""The maximum number of functions that run at once. Each has a thread."""
 
 KEPT_RUNS = 256
-"""Finished runs whose result and output are kept; the oldest go first."""
+"""The number of finished runs whose result and output are kept. The oldest go first."""
 
 KEPT_BYTES = 256 << 20
-"""Bytes of results that are kept, beyond the newest; the oldest go first."""
+"""Bytes of results to keep, in addition to the newest. The oldest go first."""
 
 
 class Status(str, enum.Enum):
-    """What has become of a run."""
+    """The state of a run."""
 
     RUNNING = "running"
     DONE = "done"
@@ -45,18 +45,18 @@ class Run:
         self.ident = ident
         self.name = name
         self.told = detached
-        """Whether the client is told of its state."""
+        """Whether the client is notified of changes of the state."""
         self.status = Status.RUNNING
         self.started = time.time()
         self.finished: float | None = None
         self.thread: RunThread
         self.output: RunOutput
         self.answer: Message | None = None
-        """Its `Kind.RESULT` or `Kind.ERROR`, encoded once."""
+        """The run's `Kind.RESULT` or `Kind.ERROR` message, encoded once."""
         self.waiting: list[tuple[int, float]] = []
-        """Operations that wait for its result, and when they came."""
+        """Operations that wait for the result, with their arrival times."""
         self.readers: list[tuple[int, float, int]] = []
-        """Operations that wait for what is printed after a position, and when they came."""
+        """Operations that wait for output after a position: id, arrival time, position."""
 
     def state(self) -> tuple[str, float, float | None]:
         return self.status.value, self.started, self.finished
@@ -66,8 +66,8 @@ class Runs:
     """The runs of one session. All state belongs to the event loop.
 
     Args:
-        context: the session's.
-        logs: takes what they print.
+        context: the session's state.
+        logs: collects the runs' output.
     """
 
     def __init__(self, context: Context, logs: LogCollector) -> None:
@@ -84,7 +84,7 @@ class Runs:
         route_output()
 
     def new_client(self) -> None:
-        """Answer nobody who asked before: another client is there now. On any thread."""
+        """Drop the operations of the previous client that wait for runs. Safe on any thread."""
         self._context.loop.call_soon_threadsafe(self._forget_clients)
 
     def _forget_clients(self) -> None:
@@ -122,11 +122,11 @@ class Runs:
         if not run.told:
             run.waiting.append((message.id, started))
         try:
-            # Here and not on the loop: earlier operations have been started, later ones have not.
+            # Decode here and not on the loop, so that earlier operations have started and later ones have not.
             fn, args, kwargs = self._context.decoder.loads(
                 message.parts, f"the function or an argument of run {run.name!r}"
             )
-        except Exception as error:  # noqa: BLE001 - whatever a user's __setstate__ raised
+        except Exception as error:  # noqa: BLE001 - a user's __setstate__ may raise anything
             self._soon(self._refuse, run, error)
         else:
             self._soon(self._begin, run, functools.partial(fn, *args, **kwargs))
@@ -153,7 +153,7 @@ class Runs:
         self._finish(run, Status.FAILED, _failure(run, error, self._context.encoder))
 
     def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
-        """Turn an outcome into the answer. In the run's thread."""
+        """Encode a result or an exception as the run's answer. In the run's thread."""
         encoder = self._context.encoder
         status = Status.DONE if error is None else Status.FAILED
         if error is not None and run.thread.was_cancelled(error):
@@ -172,7 +172,7 @@ class Runs:
         try:
             self._soon(self._finish, run, status, answer)
         except RuntimeError:
-            return  # the loop is closed: the session is over
+            return  # the loop is closed because the session is over
 
     def _finish(self, run: Run, status: Status, answer: Message) -> None:
         run.status, run.answer, run.finished = status, answer, time.time()
@@ -185,7 +185,7 @@ class Runs:
 
     def _tell(self, run: Run) -> None:
         if run.told:
-            # What follows is sent soon: an answer, or the end of this loop's turn.
+            # No flush is needed: an answer or the end of this turn of the loop sends it soon.
             self._context.send(RunChanged(*run.state()).message(run.ident))
 
     def _answer(self, run: Run, ident: int, started: float) -> None:
@@ -226,7 +226,7 @@ class Runs:
             self._tell_output(run, (message.id, started, position), eager=True)
 
     def _printed(self, run: Run, eager: bool = True) -> None:
-        """Answer whoever waits for output."""
+        """Answer the operations that wait for output."""
         readers, run.readers = run.readers, []
         for reader in readers:
             if run.answer is not None or run.output.end > reader[2]:
@@ -257,12 +257,12 @@ class Runs:
 
 
 def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:
-    """The answer that tells of an error; the exception itself travels along where it is the function's own."""
+    """Return the answer that reports an error. The function's own exception travels with it."""
     message = error_message(run.ident, error, 0.0, encoder)
     if isinstance(error, LoomError) or is_monarchs(error) or not isinstance(error, Exception):
         return message
     try:
         pickled: list[Buffer] = encoder.dumps(error)
     except LoomError:
-        return message  # the client makes an OperationFailed of the texts
+        return message  # the client makes an OperationFailed from the texts
     return message._replace(parts=[*message.parts, *pickled])

@@ -1,7 +1,7 @@
-"""Taking folders from the laptop and giving them to every host.
+"""Synchronised folders on their way from the laptop to every host.
 
-The contents come into the cache of the driver's machine first, then go to the agents, one on each host, which say
-what they lack. Nothing changes for new processes until every living host has the whole folder.
+The contents first come into the cache of the driver's machine. Then they go to one agent on each host, which
+reports the contents that it lacks. New processes see the new folder only when every living host has all of it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ BATCH = 4 << 20
 BATCH_PIECES = 1024
 
 ATTEMPTS = 3
-"""How often a host is given what it lacks: another session may trim its cache meanwhile."""
+"""The number of attempts to fill a host's gaps. Another session may trim the host's cache meanwhile."""
 
 STOP_TIMEOUT = 5.0
-"""Seconds that stopping the agents may take when the session ends."""
+"""Seconds for stopping the agents when the session ends."""
 
 
 class Syncs:
-    """The synced folders of one session."""
+    """The synchronised folders of one session."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        # One thread: pieces of an upload never meet, and a sync waits for the one before it.
+        # A single thread keeps the pieces of an upload in order, and makes a sync wait for the one before it.
         self._thread = ThreadPoolExecutor(1, "sync")
         self._upload: _Upload | None = None
         self._cache: TreeCache | None = None
@@ -57,7 +57,7 @@ class Syncs:
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()
         self._manifests: dict[str, Manifest] = {}
-        """What is in the newest trees, by their names."""
+        """The manifests of the newest trees, by name."""
         self.handlers: dict[int, Handler] = {
             Kind.SYNC: self._sync,
             Kind.SYNC_PIECES: self._pieces,
@@ -65,7 +65,7 @@ class Syncs:
         }
 
     def on_path(self) -> OnPath | None:
-        """What has the newest trees on ``sys.path`` in a process that is spawned now; None without any."""
+        """Return the object that puts the newest trees on a new process's ``sys.path``; None if there are none."""
         return OnPath(self._trees) if self._trees else None
 
     def host_gone(self, host: int) -> None:
@@ -75,7 +75,7 @@ class Syncs:
             agent.host_lost.set()
 
     async def host_back(self, host: int) -> None:
-        """Give a worker host that has come back the folders that the others have. On the event loop."""
+        """Give a worker host that is back the folders of the other hosts. On the event loop."""
         if host not in self._agents:
             return
         agent = self._agents[host] = self._new_agent(host)
@@ -94,7 +94,7 @@ class Syncs:
         manifest = Manifest.unpack(message.parts[0])
         check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
         self._in_thread(message, started, self._begin, BeginSync.from_body(message.body).sync, manifest)
-        # They start while the laptop sends.
+        # The agents start while the laptop sends.
         asyncio.run_coroutine_threadsafe(self._start_agents(), self._context.loop)
 
     def _begin(self, ident: int, manifest: Manifest) -> list[str]:
@@ -113,7 +113,7 @@ class Syncs:
         request = SendPieces.from_body(message.body)
         upload = self._upload
         if upload is None or upload.ident != request.sync or self._cache is None:
-            return  # of a sync that was given up
+            return  # the pieces belong to a sync that was given up
         for (digest, offset, length, compressed), part in zip(request.pieces, message.parts, strict=True):
             size = upload.manifest.blobs.get(digest)
             if size is None or not 0 <= offset <= offset + length <= size:
@@ -134,7 +134,7 @@ class Syncs:
         self._context.replies.answer_when(message, started, self._thread.submit(_taking, work, *args))
 
     async def _distribute(self, upload: _Upload) -> dict[str, Any]:
-        """Give the folder to every host, then to what is spawned from now on."""
+        """Give the folder to every host, then to the processes that are spawned later."""
         manifest = upload.manifest
         assert self._cache is not None
         try:
@@ -183,7 +183,7 @@ class Syncs:
         return _HostAgent(self._context, host, self._lifeline.address)
 
     def process_started(self, procs: int, rank: int) -> None:
-        """Nobody is told that an agent has started."""
+        """Do nothing: an agent's start needs no notice."""
 
     def process_gone(self, procs: int, rank: int) -> None:
         """Note that an agent's process is gone."""
@@ -192,15 +192,15 @@ class Syncs:
     async def process_prints(
         self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take nothing: agents do not send what they print."""
+        """Close the connection: agents do not send their output."""
         writer.close()
 
     async def weaver_address(self) -> str:
-        """Return an empty text: an agent has no threadlet."""
+        """Return an empty string: an agent has no threadlet."""
         return ""
 
     async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
-        """Have a host assemble the tree; None if the host is lost."""
+        """Assemble the tree on a host. Return None if the host is lost."""
         try:
             try:
                 return await self._assemble_on(agent, manifest, upload)
@@ -254,9 +254,9 @@ class _Upload:
         self.ident = ident
         self.manifest = manifest
         self.key = uuid.uuid4().hex
-        """Tells this upload from all others on any machine."""
+        """Distinguishes this upload from all others on any machine."""
         self.has_brought = False
-        """Whether anything was lacking and has come."""
+        """Whether contents were missing and have arrived."""
 
 
 class _AgentGone(Exception):
@@ -268,7 +268,7 @@ class _HostLost(Exception):
 
 
 class _HostAgent:
-    """The agent of a host; hidden from the session's meshes."""
+    """The agent of a host, hidden from the session's meshes."""
 
     def __init__(self, context: Context, host: int, address: tuple[str, int]) -> None:
         self.host = host
@@ -280,7 +280,7 @@ class _HostAgent:
         self.spawn()
 
     def spawn(self) -> None:
-        """Start the agent's process, again if it died."""
+        """Start the agent's process, also after it died."""
         self.gone = asyncio.Event()
         here = self._context.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
         here = self._context.hosts.mesh_on((self.host,), here)
@@ -292,7 +292,7 @@ class _HostAgent:
         """Call an endpoint.
 
         Raises:
-            _HostLost, _AgentGone: nobody will answer.
+            _HostLost, _AgentGone: no answer will come.
         """
         if self.host_lost.is_set():
             raise _HostLost
@@ -319,7 +319,7 @@ class _HostAgent:
 
 
 def _taking(work: Callable[..., Any], *args: Any) -> Any:
-    """Do some work on the cache of the driver's machine."""
+    """Run work on the cache of the driver's machine, and turn its errors into `SyncFailed`."""
     try:
         return work(*args)
     except LoomError:
@@ -329,13 +329,13 @@ def _taking(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:
-    """Have asyncio not complain about an error that nobody waits for any more."""
+    """Retrieve the result, so that asyncio does not log an error that nothing waits for."""
     if not done.cancelled():
         done.exception()
 
 
 async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The results of all, when all are done; then the first error, if there is one."""
+    """Wait for all of the work. Return the results, or raise the first error."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""What a client asks of the weaver: anything, or new configuration for the replicas in actors."""
+"""The handlers for a client's questions to the weaver, and for new configuration of replicas in actors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
 ASK_FOR = 30.0
-"""Seconds that the weaver is asked to wait for acknowledgements at once."""
+"""Seconds that the weaver waits for acknowledgements in one request."""
 
 REGISTERS_WITHIN = 2.0
 """Seconds that a threadlet has to register after its actor was made."""
@@ -46,7 +46,7 @@ class WeaverOperations:
         self._context.replies.answer_with(message, started, self._acknowledgements(entry, request.config))
 
     async def _acknowledgements(self, entry: Entry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What each process' replica has made of it, in the order of the ranks."""
+        """Return the acknowledgement of each process's replica, in the order of the ranks."""
         await entry.mesh.initialized.as_asyncio()
         session, weaver = self._context.weaver.session, self._context.weaver.client
         wanted = {"session": session, "procs": entry.procs, "ranks": entry.ranks, "timeout": REGISTERS_WITHIN}
