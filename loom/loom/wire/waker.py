@@ -1,4 +1,4 @@
-"""Waking a thread that waits for a socket."""
+"""A waker of threads that wait for a socket."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import contextlib
 import os
 
 
-class Bell:
-    """Something to `select.poll` beside a socket, which another thread makes readable."""
+class Waker:
+    """A file descriptor to `select.poll` together with a socket; another thread makes it readable."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
-        self.rung = False
-        """Whether it has been rung since it was last silent; a moment later than `fileno` is readable."""
+        self.woken = False
+        """Whether `wake` was called since the last `clear`; set a moment after `fileno` is readable."""
 
     def fileno(self) -> int:
-        """What to poll for reading."""
+        """Return the descriptor to poll for reading."""
         return self._out
 
-    def ring(self) -> None:
-        """Wake who polls. For one thread at a time."""
-        with contextlib.suppress(BlockingIOError):  # it is ringing
+    def wake(self) -> None:
+        """Wake the thread that polls. For one thread at a time."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread is being woken anyway
             os.write(self._in, b"\0")
-        self.rung = True
+        self.woken = True
 
-    def silence(self) -> None:
-        """Be silent until it is rung again. For the thread that polls, before it looks at what it was rung for."""
-        self.rung = False
+    def clear(self) -> None:
+        """Make `fileno` unreadable until the next `wake`. The polling thread calls it before it looks for work."""
+        self.woken = False
         with contextlib.suppress(BlockingIOError):
             os.read(self._out, 4096)
 

@@ -65,7 +65,7 @@ class FutureProxy(Generic[R]):
             self._unpack = unpack
             callbacks, self._callbacks = self._callbacks, []
         if callbacks:
-            self._connection.reading.awaits_no_more(self)
+            self._connection.read_loop.awaits_no_more(self)
         for callback in callbacks:
             callback()
 
@@ -194,7 +194,7 @@ class FutureProxy(Generic[R]):
             if self._unpack is not None:
                 return False
             self._callbacks.append(callback)
-            self._connection.reading.awaits(self)
+            self._connection.read_loop.awaits(self)
             return True
 
     def _wait(self, timeout: float | None) -> None:
@@ -226,8 +226,8 @@ class FutureProxy(Generic[R]):
                 )
 
     def _read(self, seconds: float) -> bool | None:
-        """Read from the connection until the answer is here; as `loom_proxy.session.read_loop.Reading.visit`."""
-        return self._connection.reading.visit(self._is_here, seconds)
+        """Read from the connection until the answer has come; see `ReadLoop.read_inline` for the result."""
+        return self._connection.read_loop.read_inline(self._is_here, seconds)
 
     def _is_here(self) -> bool:
         return self._unpack is not None
@@ -238,7 +238,7 @@ class FutureProxy(Generic[R]):
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
                 if not self._callbacks:
-                    self._connection.reading.awaits_no_more(self)
+                    self._connection.read_loop.awaits_no_more(self)
 
     def _result(self) -> R:
         with self._lock:

@@ -219,7 +219,7 @@ class _Received(FutureProxy[R]):
             self._finished = time.perf_counter()
             self._unpack = unpack
             self._woken, self._callbacks = self._callbacks, []
-        self._connection.reading.awaits_no_more(self)
+        self._connection.read_loop.awaits_no_more(self)
         return self._woken
 
     def _read(self, seconds: float) -> bool | None:
@@ -235,7 +235,7 @@ class _Received(FutureProxy[R]):
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
                 if not self._callbacks:
-                    self._connection.reading.awaits_no_more(self)
+                    self._connection.read_loop.awaits_no_more(self)
                     if self._unpack is None:
                         self._inbox.withdraw(self)
             else:

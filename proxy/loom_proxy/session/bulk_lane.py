@@ -1,7 +1,7 @@
 """The second connection of a client, for the bulk lane of its stream (see `loom.wire.stream`).
 
-It is made in the background and made again when it is lost. While there is none, because a network or a gateway
-allows one connection only, say, the first one carries everything.
+A background thread makes the connection, and makes it again when it is lost. Without it, for example because a
+network or a gateway allows one connection only, the first connection carries both lanes.
 """
 
 from __future__ import annotations
@@ -15,51 +15,56 @@ from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
-from loom.wire.waker import Bell
-from loom_proxy.session.handshake import Dialled
+from loom.wire.waker import Waker
+from loom_proxy.session.handshake import Handshake
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
 
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.1, 30.0, jitter=0.5)
-"""Seconds before it is tried again: after it was lost, and after it was refused time and again."""
+"""Seconds between attempts to connect, which grow while attempts fail."""
 
 
 class BulkConnection:
-    """The second connection, from one loss to the next.
+    """The bulk lane's connection, from one loss to the next.
 
     Args:
         stream: the stream whose bulk lane it carries.
         sender: the stream's sender.
-        dial: makes the connection and says hello on it; raises `LoomError`.
-        broken: called when what came on it makes no sense, which ends the whole.
+        connect: connects and performs the handshake; raises `LoomError`.
+        broken: called with the error of a frame that makes no sense, which ends the session's connection, too.
     """
 
     def __init__(
         self,
         stream: Stream,
         sender: FrameSender,
-        dial: Callable[[], Dialled],
+        connect: Callable[[], Handshake],
         broken: Callable[[LoomError], None],
     ) -> None:
         self._stream = stream
         self._sender = sender
-        self._dial = dial
+        self._connect = connect
         self._broken = broken
-        self.bell = Bell()
-        """Rung when large messages have come, for the thread that receives from the first connection."""
+        self.waker = Waker()
+        """Wakes the thread that receives from the first connection when large messages have come."""
         self._lock = threading.Lock()
         self._transport: Transport | None = None
         self._closed = False
         self._allowed = True
+        """Whether the first connection's transport allows a second one; see `allow`."""
         self._now = threading.Event()
+        """Set to try again at once, or to notice `close`."""
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start to connect, in a background thread."""
         threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()
 
     def allow(self, allowed: bool) -> None:
-        """Have it, or be without: the thread that is to hear the bell can do so on some transports only."""
+        """Allow the connection, or close it.
+
+        It needs a first transport that can be polled together with the `waker`.
+        """
         with self._lock:
             self._allowed = allowed
             if not allowed and self._transport is not None:
@@ -68,7 +73,7 @@ class BulkConnection:
             self._now.set()
 
     def close(self) -> None:
-        """End it for good."""
+        """Close the connection for good."""
         with self._lock:
             self._closed = True
             if self._transport is not None:
@@ -89,14 +94,14 @@ class BulkConnection:
 
     def _try(self) -> None:
         try:
-            dialled = self._dial()
+            handshake = self._connect()
         except LoomError as error:
             logger.debug("no second connection: %s", error)
         else:
-            self._serve(dialled)
+            self._serve(handshake)
 
-    def _serve(self, dialled: Dialled) -> None:
-        transport = dialled.transport
+    def _serve(self, handshake: Handshake) -> None:
+        transport = handshake.transport
         with self._lock:
             if self._closed or not self._allowed:
                 transport.close()
@@ -104,8 +109,8 @@ class BulkConnection:
             self._transport = transport
         transport.send_control = self._sender.put_raw_bulk  # type: ignore[method-assign]
         try:
-            self._sender.attach_bulk(transport, dialled.welcome.received_bulk)
-            self._take(dialled.frames)
+            self._sender.attach_bulk(transport, handshake.welcome.received_bulk)
+            self._take(handshake.frames)
             self._receive(transport)
         except LoomError as error:
             self._broken(error)
@@ -118,7 +123,7 @@ class BulkConnection:
 
     def _receive(self, transport: Transport) -> None:
         assert self._stream.bulk is not None
-        # While bulk goes out, a ping and its answer are behind it. Then that it goes out is a sign of life.
+        # A ping is queued behind outgoing bulk, and so is its answer. So bulk that moves counts as a sign of life.
         heard, pinged = time.monotonic(), False
         progress = self._stream.bulk.progress
         while (frames := transport.receive()) is not None:
@@ -137,5 +142,5 @@ class BulkConnection:
     def _take(self, frames: list[bytes]) -> None:
         for data in frames:
             if self._stream.receive_bulk(data):
-                self.bell.ring()
+                self.waker.wake()
         self._sender.received()

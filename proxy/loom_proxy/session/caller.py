@@ -1,4 +1,4 @@
-"""What meshes, ports, runs and syncs need of a session: a way to send operations and to get answers."""
+"""The side of a session that meshes, ports, runs and syncs need: sending operations and getting answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from loom_proxy.session.waits import Waits
 
 
 class Caller(Waits, Protocol):
-    """Sends the operations of one client. `loom_proxy.session.calls.Calls` is the only one."""
+    """The sender of one client's operations. `loom_proxy.session.calls.Calls` implements it."""
 
     welcome: Welcome
-    """What the driver said when the session was opened."""
+    """The driver's answer when the session was opened."""
     encoder: Encoder
     decoder: Decoder
     meshes: dict[str, Any]
@@ -32,10 +32,10 @@ class Caller(Waits, Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """What ended the connection, if something has."""
+        """The error that ended the connection, if it is over."""
 
     def check_open(self) -> None:
-        """Raise what ended the connection, if something has."""
+        """Raise the error that ended the connection, if it is over."""
 
     def next_id(self) -> int:
         """Return a new id, for a mesh or an operation."""
@@ -61,7 +61,7 @@ class Caller(Waits, Protocol):
         """Send an operation that has ``count`` answers, and return a future for each."""
 
     def tell(self, operation: Body, ident: int, key: OrderKey) -> None:
-        """Send something about what has the id; never wait, and do nothing when the connection is over."""
+        """Send a message about the mesh, port or run with an id; never wait, and do nothing after the end."""
 
     def forget(self, mesh: int) -> None:
-        """Have the driver let go of a mesh that came in a result, with the next operation."""
+        """Release a mesh that came in a result; the driver learns of it with the next operation."""

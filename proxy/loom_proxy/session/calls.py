@@ -1,7 +1,7 @@
-"""The operations of one client: they go out here, and their answers complete the futures.
+"""The operations of one client: sending them, and completing their futures with the answers.
 
-Calls made while others are on their way are gathered: they go out together when somebody waits for one of them,
-when an answer comes, when there are many, or when the writer thread gets its turn, whichever is first.
+Calls made while others are on their way are gathered. They leave together when a thread waits for one of them, when
+an answer comes, when there are many, or when the writer thread gets its turn, whichever is first.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from loom_proxy.mesh.rank_states import MeshStates
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
-from loom_proxy.session.read_loop import Reading
+from loom_proxy.session.read_loop import ReadLoop
 
 
 class Calls:
-    """Sends operations, and completes their futures.
+    """The sender of operations, which completes their futures.
 
     Args:
-        welcome: what the driver said when the session was opened.
+        welcome: the driver's answer when the session was opened.
         stream: the client's stream of messages.
-        sender: sends what the stream gives.
-        events: is told of operations that fail and that nobody waits for.
+        sender: sends the stream's frames.
+        events: gets the failures of operations that have no future.
     """
 
-    reading: Reading
-    """Lets a thread that waits read from the connection itself. The connection sets it."""
+    read_loop: ReadLoop
+    """The loop in which a thread that waits may read inline. The connection sets it."""
 
     def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
         self.welcome = welcome
         self.watching = welcome.mode == "watch"
-        """Whether this client may only look on."""
+        """Whether this client attached with ``mode="watch"`` and may change nothing."""
         self.encoder = Encoder(
             ship_project=True,
             peer_python=welcome.python,
@@ -65,11 +65,11 @@ class Calls:
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
         self.states = MeshStates()
-        """What is known of the meshes' elements."""
+        """The known states of the meshes' elements."""
         self.progress: bool | None = None
         """Whether long waits are shown; see `loom_proxy.display.progress.wanted`."""
         self.away = False
-        """Whether the connection is lost, and is to be made again."""
+        """Whether the connection is lost and reconnects."""
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
         self._events = events
@@ -77,20 +77,23 @@ class Calls:
         self._sender = sender
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
+        """The futures of operations without an answer yet, by the operation's id."""
         self._forgotten: deque[int] = deque()
+        """Ids of released meshes that the driver does not know of yet."""
         self._error: LoomError | None = None
         self._lock = threading.Lock()
+        """Held while `_error` or `_waiting` is replaced."""
 
     def _make(self, made: Made) -> Any:
         return made if self.make_proxy is None else self.make_proxy(made)
 
     @property
     def error(self) -> LoomError | None:
-        """What ended the connection, if something has."""
+        """The error that ended the connection, if it is over."""
         return self._error
 
     def check_open(self) -> None:
-        """Raise what ended the connection, if something has."""
+        """Raise the error that ended the connection, if it is over."""
         if self._error is not None:
             raise self._error
 
@@ -118,11 +121,11 @@ class Calls:
         """Send an operation and return the future of its answer; its id is new unless given.
 
         Args:
-            operation: what is asked.
-            parts: its payload.
-            key: the id of the mesh that orders it; see `loom.wire.mux`.
-            ident: its id.
-            convert: makes the future's result of the answer.
+            operation: the operation.
+            parts: the operation's payload.
+            key: the id of the mesh among whose messages it keeps its place; see `loom.wire.mux`.
+            ident: the operation's id.
+            convert: turns the answer into the future's result.
         """
         if ident is None:
             ident = next(self._ids)
@@ -130,7 +133,7 @@ class Calls:
         eager = not self._waiting
         self._waiting[ident] = future
         self._put(operation.message(ident, parts), key, eager, ident)
-        if self._error is not None:  # it ended meanwhile, and may have missed this future
+        if self._error is not None:  # the connection ended meanwhile, and `fail` may have missed this future
             future._complete(Raise(self._error))
         return future
 
@@ -148,14 +151,15 @@ class Calls:
         return futures
 
     def tell(self, operation: Body, ident: int, key: OrderKey) -> None:
-        """Send something about what has the id; never wait, and do nothing when the connection is over."""
+        """Send a message about the mesh, port or run with an id; never wait, and do nothing after the end."""
         if self._error is None:
             self._sender.put(operation.message(ident), key)
 
     def withdraw(self, ident: int) -> bool:
-        """Take back an operation that has not been started; if that is in time, it has no answer.
+        """Withdraw an operation that has not been started; return whether that was in time.
 
-        If it has left this machine, the driver is asked, which takes a round trip.
+        A withdrawn operation has no answer. If the operation has left this machine, the driver decides, which takes
+        a round trip.
         """
         if ident not in self._waiting:
             return False
@@ -165,16 +169,16 @@ class Calls:
             if not withdrawn:
                 operation = CancelOperation(ident, self._sender.first_chunk(ident) or None)
                 withdrawn = self.ask(operation, key=None).get()
-        except LoomError:  # the connection is over; the operation's own future says how
+        except LoomError:  # the connection is over: the operation's own future gets the error
             return False
         if withdrawn:
             self._waiting.pop(ident, None)
         return bool(withdrawn)
 
     def forget(self, mesh: int) -> None:
-        """Have the driver let go of a mesh that came in a result, with the next operation.
+        """Release a mesh that came in a result; the driver learns of it with the next operation.
 
-        Called when a proxy is collected, which may be in the middle of anything: so nothing is sent here.
+        Nothing is sent here, since the garbage collector may call this in the middle of any other code.
         """
         self._forgotten.append(mesh)
         self.states.forget(mesh)
@@ -196,8 +200,8 @@ class Calls:
                 if ident is not None:
                     self._waiting.pop(ident, None)
                 raise refusal
-        on_loop = asyncio._get_running_loop() is not None  # which must not be held up
-        # As with Monarch, the caller may change an array as soon as the call has been made.
+        on_loop = asyncio._get_running_loop() is not None  # then nothing below may wait
+        # The caller may change an array right after the call, as Monarch's callers may.
         borrowed = borrowed_bytes(message) if len(parts) > 1 else 0
         if borrowed and (on_loop or borrowed <= COPIED):
             message, borrowed = with_copies(message), 0
@@ -215,7 +219,7 @@ class Calls:
                 self._sender.wait_until_taken(message.id, None)
 
     def _why_not(self, message: Message) -> LoomError | None:
-        """Return what is raised instead of sending a message."""
+        """Return the error to raise instead of sending a message, if any."""
         if self._error is not None:
             return self._error
         if self.watching and message.kind not in READING:
@@ -230,7 +234,7 @@ class Calls:
         return None
 
     def flush(self) -> None:
-        """Send what has been gathered, as far as the socket takes it at once."""
+        """Send the gathered messages, as far as the socket takes them at once."""
         if self._stream.ready:
             with Uninterrupted():
                 self._sender.flush()
@@ -250,7 +254,7 @@ class Calls:
         self._complete(message, waiting, Success(self.decoder, message.parts), rpc_ms, index)
 
     def take_error(self, message: Message) -> None:
-        """Complete the future of an operation that failed, or tell of it if nobody waits."""
+        """Complete the future of an operation that failed; without a future, report the failure as an event."""
         waiting = self._waiting.get(message.id)
         if waiting is None:  # a spawn, a view or a broadcast
             error = error_of(self.decoder, message)
@@ -276,17 +280,17 @@ class Calls:
             del self._waiting[message.id]
 
     def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
-        """Return the exception that a code and the payload of an `OperationError` stand for."""
+        """Return the exception for the code and the payload of an `OperationError`."""
         return error_of(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
 
     def over(self, error: LoomError) -> LoomError:
-        """Refuse what is sent from now on; return why, which is the first error that this was given."""
+        """Refuse all further operations; return the error that they raise, which is the first one given."""
         with self._lock:
             self._error = self._error or error
             return self._error
 
     def fail(self, error: LoomError) -> LoomError:
-        """Fail whatever waits for an answer, since the connection is over; return the error that it gets."""
+        """Fail every future that has no answer, since the connection is over; return the error that they get."""
         error = self.over(error)
         with self._lock:
             waiting, self._waiting = self._waiting, {}

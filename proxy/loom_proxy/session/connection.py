@@ -1,6 +1,6 @@
-"""A session's connection: it lives over one transport after the other, and is made again when it is lost.
+"""A session's connection, which reconnects when its transport is lost.
 
-Answers are taken in by a reader thread, or by a thread that waits for one: see `loom_proxy.session.read_loop`.
+A reader thread or a thread that waits for an answer takes in what comes; see `loom_proxy.session.read_loop`.
 """
 
 from __future__ import annotations
@@ -26,62 +26,64 @@ from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
 from loom_proxy.session.events import Event, SessionEvents
-from loom_proxy.session.handshake import TRANSIENT, Dialled, client_name, delays, dial
-from loom_proxy.session.read_loop import Reading
+from loom_proxy.session.handshake import TRANSIENT, Handshake, client_name, connect, delays
+from loom_proxy.session.read_loop import ReadLoop
 from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
 from loom_proxy.transport.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 
-DIAL_TIMEOUT = 10.0
-"""Seconds that a gateway has to answer when a lost connection is made again."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a gateway has to answer an attempt to reconnect."""
 
 WEBSOCKET_AGAIN = 3
-"""Attempts at a WebSocket where there was one, before HTTP is tried: a network that is just coming back may break a
-few."""
+"""Attempts to reconnect by WebSocket, if it worked before, until HTTP is tried.
+
+A network that is just coming back may break a few WebSockets.
+"""
 
 LINGER_MARGIN = 30.0
-"""Seconds for which a session is looked for after it should have ended for want of a client."""
+"""Seconds of attempts to reconnect beyond the time after which a session without a client should have ended."""
 
 LEAVE_TIMEOUT = 2.0
-"""Seconds that what is still to be sent has when the program leaves."""
+"""Seconds to send the rest of the messages when the program leaves."""
 
 
 class Address(NamedTuple):
-    """Where a session's gateway is, and for how long it is looked for again."""
+    """The address of a session's gateway, and how to connect to it."""
 
     url: str
-    """As `loom_proxy.transport.websocket.normalise_url` gives it."""
+    """The WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns."""
     token: str | None
     patience: float | None = None
-    """Seconds for which a lost connection is tried again; None: for as long as the session can live."""
+    """Seconds of attempts to reconnect; None for as long as the session can live."""
     ca: str | None = None
-    """As `loom.tls.client_context`."""
+    """File of the authority that vouches for the gateway; see `loom.tls.client_context`."""
     transport: str = "auto"
-    """As `loom_proxy.transport.transports.open_transport` takes it, each time: the next network may be another."""
+    """A kind for `open_transport`. ``auto`` is decided at each attempt, since the network may have changed."""
 
 
 class Connection:
     """One client's connection to one session.
 
-    What takes messages subscribes with `on`; then `start` lets them come.
+    The owner first subscribes to messages with `on`, then calls `start`.
     """
 
-    def __init__(self, dialled: Dialled, address: Address, stream: Stream) -> None:
+    def __init__(self, handshake: Handshake, address: Address, stream: Stream) -> None:
         self.url = address.url
         self.address = address
         self.events = SessionEvents()
-        self._first_frames: Sequence[bytes] = dialled.frames
-        self._transport = dialled.transport
+        self._first_frames: Sequence[bytes] = handshake.frames
+        self._transport = handshake.transport
         self._stream = stream
         self._sender = FrameSender(stream, "loom-writer")
-        self.calls = Calls(dialled.welcome, stream, self._sender, self.events)
+        self.calls = Calls(handshake.welcome, stream, self._sender, self.events)
         """Sends the client's operations."""
-        self.welcome = dialled.welcome
+        self.welcome = handshake.welcome
         self.ended = self.calls.ended
         """Set when the connection is over, for whatever reason."""
         self._takers: dict[int, Callable[[Message], None]] = {}
-        """Who takes the messages that come, by kind."""
+        """The function that takes the messages of each kind."""
         self.on(Kind.RESULT, self.calls.take_result)
         self.on(Kind.ERROR, self.calls.take_error)
         self.on(Kind.EVENT, self._take_notice)
@@ -89,32 +91,33 @@ class Connection:
         self.on(Kind.ENDED, self._take_end)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._last_words: LoomError | None = None
-        """Why the other side ended the connection, if it said so."""
+        """The reason that the other side gave for ending the connection, if any."""
         self._pinged = False
-        """Whether the other side, which is silent, has been asked for a word."""
+        """Whether the silent other side has been pinged."""
         self._leaving = threading.Event()
+        """Set when the program leaves, which ends attempts to reconnect."""
         self.gone: Callable[[], str | None] = lambda: None
-        """Says why there is nobody to connect to again, if it knows."""
+        """Returns why there is no gateway to reconnect to any more; None if there may be one."""
         self.unanswered: Callable[[], None] = lambda: None
-        """Told of each attempt to connect again that fails."""
+        """Called after each attempt to reconnect that fails."""
         self._bulk = self._second_connection()
-        self._attach(dialled.transport, 0, 0)
-        self._reading = self.calls.reading = Reading(self, None if self._bulk is None else self._bulk.bell)
-        self._reader = threading.Thread(target=self._reading.run, name="loom-reader", daemon=True)
+        self._attach(handshake.transport, 0, 0)
+        self._read_loop = self.calls.read_loop = ReadLoop(self, None if self._bulk is None else self._bulk.waker)
+        self._reader = threading.Thread(target=self._read_loop.run, name="loom-reader", daemon=True)
 
     @classmethod
     def open(cls, address: Address, hello: Hello, timeout: float) -> Connection:
         """Connect to a gateway and open a session, or attach to a living one.
 
         Raises:
-            LoomError: as `loom_proxy.session.handshake.dial`.
+            LoomError: an error of `loom_proxy.session.handshake.connect`.
         """
         hello = replace(hello, capabilities=_capabilities())
-        dialled = dial(address.url, address.token, hello, timeout, address.ca, address.transport)
-        return cls(dialled, address, Stream(lanes="lanes" in dialled.welcome.capabilities))
+        handshake = connect(address.url, address.token, hello, timeout, address.ca, address.transport)
+        return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))
 
     def start(self) -> None:
-        """Take what has come, and go on taking: once everybody has subscribed."""
+        """Start to take messages, after all subscriptions with `on`."""
         frames, self._first_frames = self._first_frames, ()
         self._take_all(frames)
         self._reader.start()
@@ -122,50 +125,50 @@ class Connection:
             self._bulk.start()
 
     def on(self, kind: Kind, take: Callable[[Message], None]) -> None:
-        """Have a function called with each message of a kind, by the thread that reads from the connection."""
+        """Call a function with each message of a kind, in the thread that reads from the connection."""
         self._takers[int(kind)] = take
 
     def on_end(self, callback: Callable[[LoomError], None]) -> None:
-        """Have a function called with the error that ends the connection."""
+        """Call a function with the error that ends the connection."""
         self._end_callbacks.append(callback)
 
     @property
     def away(self) -> bool:
-        """Whether the connection is lost, and is to be made again."""
+        """Whether the connection is lost and reconnects."""
         return self.calls.away
 
     @property
     def transport_kind(self) -> str:
-        """What carries the frames: ``websocket`` or ``http``."""
+        """The kind of transport that carries the frames: ``websocket`` or ``http``."""
         return self._transport.kind
 
     def _second_connection(self) -> BulkConnection | None:
-        """The one of the bulk lane, which is still to be made; None where there can be none."""
+        """Return the bulk lane's connection, not yet started; None if there can be none."""
         if self._stream.bulk is None or self.calls.watching or not hasattr(select, "poll"):
             return None
-        return BulkConnection(self._stream, self._sender, self._dial_second, self._break)
+        return BulkConnection(self._stream, self._sender, self._connect_bulk, self._break)
 
-    def _dial_second(self) -> Dialled:
+    def _connect_bulk(self) -> Handshake:
         hello = replace(self._hello(), lane=1)
-        return dial(self.url, self.address.token, hello, DIAL_TIMEOUT, self.address.ca, "websocket")
+        return connect(self.url, self.address.token, hello, CONNECT_TIMEOUT, self.address.ca, "websocket")
 
     def _break(self, error: LoomError) -> None:
-        """End the connection because of what came."""
+        """End the connection because of a frame that makes no sense."""
         self._last_words = error
         self._transport.close()
 
     def fileno(self) -> int:
-        """As `loom_proxy.session.read_loop.Source.fileno`."""
+        """Return the descriptor to poll for reading; -1 if the transport cannot be polled."""
         return self._transport.fileno()
 
     def read(self, wait: bool) -> bool:
-        """Take in what has come. The read loop calls this in one thread at a time."""
+        """Take in what has come; return whether to read on. The read loop calls this in one thread at a time."""
         goes_on = False
         broken: LoomError | None = None
         try:
             frames = self._transport.receive(wait)
-            if self._bulk is not None and self._bulk.bell.rung:
-                self._bulk.bell.silence()
+            if self._bulk is not None and self._bulk.waker.woken:
+                self._bulk.waker.clear()
                 self._take_arrived()
             if frames:
                 self._take_all(frames)
@@ -183,7 +186,7 @@ class Connection:
         return goes_on
 
     def _still_there(self) -> bool:
-        """Whether to go on waiting for the other side, which has been silent for a while."""
+        """Return whether to wait on for the other side, which has been silent for a while; ping it if need be."""
         if self._stream.untold:
             self._acknowledge()
         silence = time.monotonic() - self._transport.heard
@@ -198,15 +201,15 @@ class Connection:
         self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
 
     def come_back(self) -> bool:
-        """Connect again, and go on where the lost connection stopped."""
+        """Reconnect and go on where the lost connection stopped; return whether that succeeded."""
         self._sender.detach()
         self._transport.close()
         lost = time.monotonic()
         self.events.add(Event("disconnected", {"url": self.url}))
         try:
-            dialled = self._dial_again(lost)
-            self._attach(dialled.transport, dialled.welcome.received, dialled.welcome.received_bulk)
-            self._take_all(dialled.frames)
+            handshake = self._reconnect(lost)
+            self._attach(handshake.transport, handshake.welcome.received, handshake.welcome.received_bulk)
+            self._take_all(handshake.frames)
         except LoomError as error:
             self._fail(self._last_words or error)
             return False
@@ -214,7 +217,7 @@ class Connection:
         self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
         return True
 
-    def _dial_again(self, lost: float) -> Dialled:
+    def _reconnect(self, lost: float) -> Handshake:
         patience = self.address.patience
         if patience is None:
             patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
@@ -226,7 +229,7 @@ class Connection:
                 to = self.address
                 worked = to.transport == "auto" and self._transport.kind == "websocket"
                 kind = "websocket" if worked and attempt < WEBSOCKET_AGAIN else to.transport
-                return dial(to.url, to.token, hello, DIAL_TIMEOUT, to.ca, kind)
+                return connect(to.url, to.token, hello, CONNECT_TIMEOUT, to.ca, kind)
             except TRANSIENT as error:
                 gone = self.gone()
                 if gone is not None:
@@ -240,7 +243,7 @@ class Connection:
         raise AssertionError("unreachable")
 
     def _hello(self) -> Hello:
-        """What to say on another connection of this stream."""
+        """Return the hello of another connection for this stream."""
         bulk = self._stream.bulk
         return Hello(
             capabilities=_capabilities(),
@@ -256,14 +259,14 @@ class Connection:
         self._transport = transport
         if self._bulk is not None:
             if isinstance(transport, WebSocketTransport):
-                transport.listen_for(self._bulk.bell)
+                transport.listen_for(self._bulk.waker)
             self._bulk.allow(isinstance(transport, WebSocketTransport))
         self._pinged = False
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received, received_bulk)
 
     def _take_arrived(self) -> None:
-        """Take what the bulk lane has brought on a connection of its own."""
+        """Take the messages that the bulk lane's connection has brought."""
         self._take(self._stream.arrived())
 
     def _take_all(self, frames: Sequence[bytes]) -> None:
@@ -274,7 +277,7 @@ class Connection:
         takers = self._takers
         for message in messages:
             take = takers.get(message.kind)
-            if take is not None:  # else nobody takes that kind
+            if take is not None:  # else a kind that this version does not know
                 take(message)
 
     def _take_refusal(self, message: Message) -> None:
@@ -308,7 +311,7 @@ class Connection:
         self.leave(f"session {self.welcome.session!r} was closed here")
 
     def leave(self, reason: str) -> None:
-        """Close the connection; the session is not told to end."""
+        """Close the connection without ending the session."""
         if self.calls.error is None and not self.away:
             self._sender.drain(LEAVE_TIMEOUT)
             self._acknowledge()
@@ -323,6 +326,6 @@ class Connection:
 
 
 def _capabilities() -> Sequence[str]:
-    """What this side offers; with ``LOOM_LANES=1`` everything shares one lane, and one connection."""
+    """Return this side's capabilities. ``LOOM_LANES=1`` leaves out the bulk lane and its connection."""
     two_lanes = os.environ.get("LOOM_LANES") != "1"
     return CAPABILITIES if two_lanes else [name for name in CAPABILITIES if name != "lanes"]

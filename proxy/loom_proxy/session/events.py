@@ -1,4 +1,4 @@
-"""What happens in a session without being asked for."""
+"""Events of a session, which come without a request, and callbacks for its failures."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ KEEP = 10_000
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened.
+    """An event of a session. ``name`` says what happened, ``details`` gives the particulars.
 
     ``failure``: Monarch reported a fault that nothing handled; ``details`` has ``mesh`` and ``report``.
     ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index) and ``address``.
-    ``host_back``: a worker host that was gone is used again; see `Job.refresh_hosts`. ``details`` as ``host_lost``.
+    ``host_back``: a lost worker host is used again, see `Job.refresh_hosts`; ``details`` has ``host``, ``address``.
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
     (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
-    session is told of those before it, too.
+    session also gets the ``process_lost`` events of the time before.
     ``actors_lost``: Monarch has stopped actors unasked though their processes may live; ``details`` has ``mesh``,
     ``id`` (of the actor mesh), ``ranks`` and ``report``.
     ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
-    ``gateway_draining``: the gateway was told to stop; ``details`` has ``seconds``, until it does, and
-    ``sessions_end``: whether its sessions end with it, or go on and are found by the next gateway.
-    ``disconnected``: the connection is lost and is being made again; ``details`` has ``url``.
-    ``resumed``: it has been made again, and nothing was lost; ``details`` has ``seconds``, how long that took.
-    ``ended``: the session cannot be used from here any more; ``error`` says why.
+    ``gateway_draining``: the gateway is stopping; ``details`` has ``seconds``, the time left, and ``sessions_end``:
+    whether its sessions end with it, or go on and are found by the next gateway.
+    ``disconnected``: the connection is lost and reconnects; ``details`` has ``url``.
+    ``resumed``: the connection is back and nothing was lost; ``details`` has ``seconds``, how long that took.
+    ``ended``: this client cannot use the session any more; ``error`` says why.
     """
 
     name: str
     details: Mapping[str, Any]
     error: LoomError | None = None
     time: float = field(default_factory=time.time)
-    """Seconds since the epoch, when it arrived here."""
+    """Seconds since the epoch at which this client received the event."""
 
 
 class SessionEvents:
-    """The events of a session, to be read by any number of readers, each from the beginning."""
+    """The events of a session. Any number of readers may read them, each from the beginning."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=KEEP)
         self._dropped = 0
+        """Events that are no longer kept: the number of the first one in `_events`."""
         self._closed = False
         self._changed = threading.Condition()
 
     def add(self, event: Event) -> None:
-        """Add an event and wake whoever waits for one."""
+        """Add an event and wake the readers that wait for one."""
         with self._changed:
             self._append(event)
 
@@ -77,7 +78,7 @@ class SessionEvents:
         return self._closed or self._dropped + len(self._events) > position
 
     def read(self, timeout: float | None = None) -> Iterator[Event]:
-        """Each event, old ones first, then new ones as they come.
+        """Yield each event, old ones first, then new ones as they come.
 
         Args:
             timeout: stop after this many seconds without an event; None waits until the session ends.
@@ -96,16 +97,16 @@ class SessionEvents:
 
 @dataclass(frozen=True)
 class MeshFailure:
-    """A failure that nothing in the cluster handled. As Monarch's ``MeshFailure``."""
+    """A failure that nothing in the cluster handled. It stands for Monarch's ``MeshFailure``."""
 
     mesh_name: str
-    """Name of the mesh that failed, as Monarch has it: the name that was given, and a suffix."""
+    """Monarch's name of the mesh that failed: the name given at its spawn, and a suffix."""
     text: str
     event: Event
-    """The event that told of it."""
+    """The event that reported the failure."""
 
     def report(self) -> str:
-        """What failed, and why, for a person to read."""
+        """Return what failed and why, for a person to read."""
         return self.text
 
     def __str__(self) -> str:
@@ -113,7 +114,7 @@ class MeshFailure:
 
 
 class FailureCallbacks:
-    """Calls functions with each failure, on a thread of their own: they may call the session and wait."""
+    """The callbacks for failures. They run in a thread of their own, so that they may call the session and wait."""
 
     def __init__(self, log: SessionEvents) -> None:
         self._log = log
@@ -122,7 +123,7 @@ class FailureCallbacks:
         self._thread: threading.Thread | None = None
 
     def add(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
-        """Have a function called with every failure from now on; return what undoes it."""
+        """Call a function with every failure from now on; return a function that removes it."""
         key = object()
         with self._lock:
             self._callbacks[key] = callback

@@ -1,4 +1,4 @@
-"""Connecting to a session: the transport and the first exchange on it, once or until it succeeds."""
+"""The connection to a session: its transport and the handshake on it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport, open
 from loom_proxy.transport.websocket import NoUpgrade
 
 TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
-"""What may be otherwise in a moment: the network is away, a gateway restarts or is busy, something else answers."""
+"""Errors that another attempt may not meet: the network is away, or a gateway restarts or is busy.
+
+`NotAGateway` is one of them, because a proxy may answer in place of a gateway that restarts.
+"""
 
 _RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
 
 
-class Dialled(NamedTuple):
+class Handshake(NamedTuple):
     """A connection on which the session is open."""
 
     transport: Transport
     welcome: Welcome
     frames: list[bytes]
-    """What came right behind the welcome."""
+    """Frames that came together with the welcome, behind it."""
 
 
-def dial(
+def connect(
     url: str, token: str | None, hello: Hello, timeout: float, ca: str | None = None, transport_kind: str = "auto"
-) -> Dialled:
-    """Connect to a gateway and say hello.
+) -> Handshake:
+    """Connect to a gateway and perform the handshake.
 
     Args:
-        url: as `loom_proxy.transport.websocket.normalise_url` gives it.
+        url: the WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns.
         timeout: seconds to wait for the gateway to accept the connection.
-        ca: as `loom.tls.client_context`.
-        transport_kind: as `loom_proxy.transport.transports.open_transport` takes it.
+        ca: file of the authority that vouches for the gateway; see `loom.tls.client_context`.
+        transport_kind: a kind that `loom_proxy.transport.transports.open_transport` takes.
 
     Raises:
-        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError, UnknownTransport: as
-            `loom_proxy.transport.transports.open_transport`. Also `NotAGateway` where a WebSocket brings nothing in
-            `SILENCE` seconds, and there is no HTTP either.
+        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError, UnknownTransport: see
+            `loom_proxy.transport.transports.open_transport`. Also `NotAGateway` if a WebSocket brings nothing in
+            `SILENCE` seconds, and HTTP does not work either.
         ConnectionLost: the connection broke before there was an answer.
         UnknownSession, SessionInUse: the session does not live, or has a client.
         WorkerUnreachable: the gateway's workers do not answer.
@@ -61,7 +64,7 @@ def dial(
     return _say_hello(transport, url, hello)
 
 
-def _say_hello(transport: Transport, url: str, hello: Hello) -> Dialled:
+def _say_hello(transport: Transport, url: str, hello: Hello) -> Handshake:
     try:
         try:
             transport.send_all(transport.encode(behind_length(unnumbered_frame(hello.message()))))
@@ -78,11 +81,11 @@ def _say_hello(transport: Transport, url: str, hello: Hello) -> Dialled:
     except BaseException:
         transport.close()
         raise
-    return Dialled(transport, welcome, frames)
+    return Handshake(transport, welcome, frames)
 
 
 def _first_frames(transport: Transport, url: str) -> list[bytes]:
-    """What comes first: to open a session takes a while, but a gateway answers pings meanwhile."""
+    """Return the first frames. Opening a session takes a while, but a gateway answers pings meanwhile."""
     pinged = False
     while (frames := transport.receive()) is not None:
         if frames:
@@ -100,7 +103,7 @@ def _first_frames(transport: Transport, url: str) -> list[bytes]:
 
 
 def client_name() -> str:
-    """What this program says of itself in a `Hello`."""
+    """Return the name and version that this program gives in a `Hello`."""
     return f"monarch-loom {__version__}"
 
 

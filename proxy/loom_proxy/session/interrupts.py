@@ -1,4 +1,4 @@
-"""Ctrl-C, or the interrupt of a notebook's cell, only where it does no harm.
+"""Blocks of code that Ctrl-C, or the interrupt of a notebook's cell, does not break off.
 
 Python raises KeyboardInterrupt in the main thread between any two instructions. Between taking a frame from the
 stream and noting how much of it was sent, that would lose the frame, and with it the session.
@@ -11,7 +11,7 @@ import threading
 from importlib import import_module
 from typing import Any
 
-# What `signal` wraps to return enums, which would take longer than the rest.
+# The C module: `signal` wraps its functions to return enums, which takes longer than the rest of a block.
 _signal: Any = import_module("_signal")
 _handler, _handle = _signal.getsignal, _signal.signal
 _SIGINT = int(signal.SIGINT)
@@ -19,10 +19,10 @@ _get_ident, _main_thread = threading.get_ident, threading.main_thread
 
 
 class Uninterrupted:
-    """A ``with`` block that a SIGINT does not interrupt: one that comes meanwhile is handled at its end.
+    """A ``with`` block that a SIGINT does not interrupt: a signal that comes meanwhile is handled at its end.
 
-    Only for blocks that wait for nobody, or that look at `came` often. Outside the main thread, where Python
-    handles no signals, it does nothing.
+    Only for blocks that do not wait, or that check `came` often. Outside the main thread, in which alone Python
+    handles signals, it does nothing.
     """
 
     __slots__ = ("_previous", "came")
@@ -35,7 +35,7 @@ class Uninterrupted:
     def __enter__(self) -> Uninterrupted:
         if _get_ident() == _main_thread().ident:
             previous = _handler(_SIGINT)
-            if previous is not None:  # one that C code installed could not be put back
+            if previous is not None:  # None: a handler that C code installed, which could not be put back
                 _handle(_SIGINT, self._note)
                 self._previous = previous
         return self

@@ -1,4 +1,4 @@
-"""Opening a session on a gateway, or attaching to a living one."""
+"""`connect`, which opens a session on a gateway or attaches to a living one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loom_proxy.transport.websocket import normalise_url
 MODES = ("drive", "watch")
 
 ATTEMPTS = 3
-"""Sessions that `connect` tries to open where the workers accept connections but do not answer."""
+"""Sessions that `connect` tries to open if the workers accept connections but do not answer."""
 
 
 def connect(
@@ -34,36 +34,36 @@ def connect(
 ) -> Job:
     """Open a session on a gateway, or attach to a living one.
 
-    A connection that is lost is made again by itself. Meanwhile `FutureProxy.get` takes longer, and calls wait to
-    be sent; each runs once, whatever becomes of the connections. `Job.events` tells of it.
+    A lost connection reconnects by itself. Meanwhile `FutureProxy.get` takes longer, and calls wait to be sent.
+    Each call runs once, however often the connection is lost. `Job.events` reports losses.
 
     Args:
         url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
-            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, started again when it
-            ends or nobody answers through it.
+            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, which is restarted when
+            it ends or no longer reaches the gateway.
         token: default ``LOOM_TOKEN``.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
             and runs, and everything else raises `ReadOnlySession`.
-        take_over: put out the session's client, if it has one; it is told so.
-        persist: the session lives on without a client until it is closed, not only for the gateway's linger time.
+        take_over: disconnect the session's client, if it has one; that client's error says so.
+        persist: keep the session without a client until it is closed, not only for the gateway's linger time.
         timeout: seconds to wait for the gateway to accept the connection.
-        reconnect_timeout: seconds for which a lost connection is tried again before it counts as lost; None: for as
-            long as the session can live without a client.
-        ca: file with the certificate (PEM) of the authority that vouches for the gateway, where that is your own;
+        reconnect_timeout: seconds of attempts to reconnect before the session counts as lost; None for as long as
+            the session can live without a client.
+        ca: file with the certificate (PEM) of the authority that vouches for the gateway, if that is your own;
             default ``LOOM_CA``, else the authorities that this machine trusts.
         transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
-            ``"auto"``: HTTP where the WebSocket cannot be opened and HTTP can. Default ``LOOM_TRANSPORT``, or auto.
+            ``"auto"``: HTTP if only that can be opened. Default ``LOOM_TRANSPORT``, or auto.
 
     Raises:
         InvalidAddress: there is no URL, or it is not one.
         UnknownTransport: ``transport`` is none of these.
-        GatewayUnreachable: nobody answers there.
-        NotAGateway: what answers is not a Loom gateway.
-        UntrustedGateway: TLS does not vouch for what answers.
-        AuthenticationError: the token is missing or wrong, or, as `TokenRevoked`, not good any more.
-        ScopeError: the token is not for this.
-        LimitReached: the token has as many sessions as it may; or, as `RateLimited`, too much comes from here.
+        GatewayUnreachable: no program answers at the URL.
+        NotAGateway: the program that answers is not a Loom gateway.
+        UntrustedGateway: no trusted authority vouches for the gateway's certificate.
+        AuthenticationError: the token is missing or wrong; `TokenRevoked` if it was revoked or has expired.
+        ScopeError: the token's scope does not allow it.
+        LimitReached: the token has as many sessions as it may; `RateLimited` if too many requests come from here.
         UnknownSession: no living session has the name.
         SessionInUse: the session has a client already.
         WorkerUnreachable: the gateway's workers do not answer.

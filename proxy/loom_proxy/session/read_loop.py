@@ -1,9 +1,9 @@
-"""Who reads from the connection: its reader thread, or a thread that waits for an answer, in its place.
+"""The read loop of a connection, which its reader thread runs or a thread that waits for an answer.
 
 An answer that the reader thread takes in costs a switch to the thread that waits for it: on a cold processor, as
-much as sending the call. So a thread that waits reads by itself while nobody else waits for anything; the reader
-thread rests meanwhile. It comes back when somebody else waits, or when nobody has read for `REST`: so what nobody
-waits for, such as events and log lines, is taken in at most that much later.
+much as sending the call. So a thread that waits reads inline, by itself, while no other thread waits for anything;
+the reader thread rests meanwhile. The reader thread reads again when another thread waits, or when no thread has
+read for `REST` seconds. Events and log lines, which no thread waits for, are thus at most that late.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 from loom_proxy.session.interrupts import Uninterrupted
 
 REST = 0.005
 """Seconds without a reading thread after which the reader thread reads again."""
 
 LOOK = 0.05
-"""Seconds after which a thread that reads looks for what comes without being read: a cancellation, Ctrl-C."""
+"""Seconds after which an inline read checks for a cancellation or Ctrl-C, neither of which comes by the socket."""
 
 
 class Source(Protocol):
-    """What is read from."""
+    """The connection that a `ReadLoop` reads from."""
 
     def fileno(self) -> int:
-        """What to wait for; -1 if a thread cannot wait for it with `select.poll`."""
+        """Return the descriptor to poll for reading; -1 if `select.poll` cannot wait for this source."""
 
     def read(self, wait: bool) -> bool:
-        """Take in what has come, if need be after waiting a while for it; False when there will be no more."""
+        """Take in what has come; with ``wait``, wait a while for it. Return False at the end of the source."""
 
     @property
     def away(self) -> bool:
-        """Whether there is nothing to read from until `come_back`."""
+        """Whether the source is lost until `come_back`."""
 
     def come_back(self) -> bool:
-        """Have something to read from again, after waiting for it; False when there never will be."""
+        """Restore a lost source, waiting for it if need be; return False if it has ended for good."""
 
 
-class Reading:
-    """Lets one thread at a time read from a source, until that ends.
+class ReadLoop:
+    """A loop in which one thread at a time reads from a source, until the source ends.
 
     Args:
-        source: what is read from.
-        bell: what is rung when there is something to take in from elsewhere, if anything.
+        source: the connection to read from.
+        waker: wakes the reading thread when another connection has brought something to take in.
     """
 
-    def __init__(self, source: Source, bell: Bell | None = None) -> None:
+    def __init__(self, source: Source, waker: Waker | None = None) -> None:
         self._source = source
-        self._bell = bell
+        self._waker = waker
         self._turn = threading.Lock()
         """Held by the thread that reads."""
         self._awaited: set[object] = set()
-        """What threads and event loops wait for without reading by themselves."""
-        self._visits = 0
+        """Futures and receivers that threads and event loops wait for without reading inline."""
+        self._inline_reads = 0
+        """Inline reads that have ended: the reader thread rests while the count grows."""
         self._refused = False
-        """Whether a thread had to wait for the reader thread, but could have read by itself."""
+        """Whether a thread could have read inline, but found the reader thread reading."""
         self._resting = False
+        """Whether the reader thread leaves reading to the threads that wait."""
         self._wake = threading.Semaphore(0)
         self._over = False
         self._poll = self._poll_of_source()
@@ -69,22 +71,25 @@ class Reading:
             return None
         poll = select.poll()
         poll.register(self._source.fileno(), select.POLLIN)
-        if self._bell is not None:
-            poll.register(self._bell, select.POLLIN)
+        if self._waker is not None:
+            poll.register(self._waker, select.POLLIN)
         return poll
 
     def awaits(self, thing: object) -> None:
-        """Somebody waits for a thing without reading: the reader thread is to read."""
+        """Note that a thread waits for a thing without reading, so that the reader thread reads."""
         self._awaited.add(thing)
         if self._resting:
             self._wake.release()
 
     def awaits_no_more(self, thing: object) -> None:
-        """It came, or the wait for it was given up."""
+        """Note that a thing has come or that the wait for it was given up."""
         self._awaited.discard(thing)
 
-    def visit(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
-        """Read until something has arrived; False if it has not within ``seconds``, None if others have to."""
+    def read_inline(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
+        """Read in this thread until ``arrived`` returns True.
+
+        Return False if it has not within ``seconds``, and None if the reader thread has to read instead.
+        """
         if self._poll is None or self._awaited or self._over or self._source.away:
             return None
         with Uninterrupted() as held:
@@ -94,7 +99,7 @@ class Reading:
             try:
                 return self._read_until(arrived, seconds, held)
             finally:
-                self._visits += 1
+                self._inline_reads += 1
                 self._turn.release()
 
     def _read_until(self, arrived: Callable[[], bool], seconds: float, held: Uninterrupted) -> bool | None:
@@ -119,7 +124,7 @@ class Reading:
             self._over = not goes_on
 
     def run(self) -> None:
-        """Read whenever no other thread does, until the source ends: the body of the reader thread."""
+        """Read whenever no other thread does, until the source ends. The reader thread runs this."""
         while not self._over:
             with self._turn:
                 if self._source.away:
@@ -132,13 +137,13 @@ class Reading:
                 self._rest()
 
     def _rest(self) -> None:
-        """Leave the reading to threads that wait, as long as they come."""
+        """Leave reading to the threads that wait, as long as one reads in each `REST` seconds."""
         self._resting = True
         try:
             while not self._awaited and not self._over:
-                visits = self._visits
+                reads = self._inline_reads
                 self._wake.acquire(timeout=REST)
-                if visits == self._visits:  # nobody came; or one who stays for long, whose turn is waited for
+                if reads == self._inline_reads:  # none came, or one still has the turn
                     return
         finally:
             self._resting = False

@@ -1,4 +1,4 @@
-"""Calls of an earlier client of the session, whose answers it has not received."""
+"""Unclaimed results: calls of the session's earlier clients whose answers none of them received."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loom_proxy.session.caller import Caller
 
 
 class UndeliveredCall:
-    """A call of a program that left before it had the answer. The driver keeps that until it is collected."""
+    """A call of a program that left before the answer came. The driver keeps the answer until it is collected."""
 
     def __init__(
         self, caller: Caller, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
@@ -33,7 +33,7 @@ class UndeliveredCall:
 
     @property
     def futures(self) -> list[FutureProxy[Any]]:
-        """The answers, which are collected with the first look at this: one, or several of `stream`."""
+        """The futures of the answers: one, or several for `stream`. The first access collects the answers."""
         if self._futures is None:
             operation = CollectAnswer(self._ident)
             if self.adverb == "stream":
@@ -55,7 +55,7 @@ class UndeliveredCall:
 
 
 def undelivered_calls(caller: Caller) -> list[UndeliveredCall]:
-    """The calls of earlier clients that have not been collected, oldest first."""
+    """Return the calls of earlier clients whose answers have not been collected, oldest first."""
     listed = caller.ask(ListUnclaimed(), key=None).get()
     return [
         UndeliveredCall(caller, ident, mesh, endpoint, adverb, Shape(*shape), answers)

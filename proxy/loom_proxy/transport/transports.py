@@ -1,4 +1,4 @@
-"""The ways to a gateway, and the choice between them."""
+"""The transports to a gateway, and the choice between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
 logger = logging.getLogger("loom")
 
 PING_AFTER, SILENCE = 5.0, 15.0
-"""Seconds without a word after which the other side is asked for one, and after which the connection is lost."""
+"""Seconds of silence after which the other side is pinged, and after which the connection counts as lost."""
 
 _told: set[str] = set()
 """URLs for which a fallback has been logged."""
@@ -26,27 +26,27 @@ _OPENERS: dict[str, Callable[[str, str | None, float, str | None], Transport]] =
 
 
 class Transport(Wire, Protocol):
-    """Frames in and out. One thread may receive while another sends."""
+    """A carrier of frames in both directions. One thread may receive while another sends."""
 
     @property
     def kind(self) -> str:
-        """Its name for `open_transport`."""
+        """The transport's name for `open_transport`."""
 
     def fileno(self) -> int:
-        """What to wait for with `select`; -1 if that does not tell whether something has come."""
+        """Return the descriptor to `select`; -1 if it does not show whether something has come."""
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """The frames that have come, perhaps none; None when the connection is over."""
+        """Return the frames that have come, perhaps none; None when the connection is over."""
 
     @property
     def heard(self) -> float:
-        """When the other side last said anything, by `time.monotonic`."""
+        """The `time.monotonic` of the last sign of life from the other side."""
 
     def ping(self) -> None:
-        """Have the other side say something."""
+        """Ask the other side for a sign of life."""
 
     def send_control(self, data: bytes) -> None:
-        """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
+        """Send protocol bytes from the receiving thread. The owner replaces it, to order it among its senders."""
 
     def close(self) -> None:
         """End the connection."""
@@ -56,14 +56,17 @@ def open_transport(kind: str, url: str, token: str | None, timeout: float, ca: s
     """Connect to a gateway.
 
     Args:
-        kind: ``websocket``, ``http``, or ``auto``: HTTP where there is no WebSocket but a gateway over HTTP.
+        kind: ``websocket``, ``http``, or ``auto``: HTTP if there is no WebSocket but a gateway over HTTP.
         url: of the gateway's WebSocket.
         timeout: seconds for each attempt.
-        ca: as `loom.tls.client_context`.
+        ca: file of the authority that vouches for the gateway; see `loom.tls.client_context`.
 
     Raises:
         UnknownTransport: ``kind`` is none of these.
-        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: as `WebSocketTransport.open`.
+        GatewayUnreachable: no program answers at the URL.
+        NotAGateway: the program that answers is not a gateway, or not in time.
+        UntrustedGateway: no trusted authority vouches for the gateway's certificate.
+        AuthenticationError: the gateway refused the token.
     """
     if kind != "auto":
         if kind not in _OPENERS:
@@ -82,7 +85,7 @@ def open_transport(kind: str, url: str, token: str | None, timeout: float, ca: s
 def open_http_instead(
     error: NoUpgrade, url: str, token: str | None, timeout: float, ca: str | None = None
 ) -> Transport:
-    """Connect over HTTP where there was no WebSocket; raise the error that said so if that does not work either."""
+    """Connect over HTTP after a WebSocket failed with ``error``; raise that error if HTTP fails, too."""
     try:
         transport = HttpTransport.open(url, token, timeout, ca)
     except LoomError:

@@ -1,7 +1,7 @@
 """A WebSocket to the gateway: whole binary messages in and out of one socket.
 
-The protocol is that of `websockets`, whose core is sans-IO; the socket is ours, because a call is sent by the
-thread that makes it: handing it to an event loop's thread would cost more than sending it.
+`websockets`' sans-IO core speaks the protocol. The socket is Loom's own, because the thread that makes a call also
+sends it: handing the call to an event loop's thread would cost more than sending it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from loom.wire.lane import LENGTH
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import keep_queues_short
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.transport.tls import TlsSocket
 
@@ -54,10 +54,10 @@ _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
 def normalise_url(url: str) -> str:
-    """The WebSocket URL of a gateway, from what a person writes: ``ws://host:8470``, ``https://host/prefix``.
+    """Return the WebSocket URL for a gateway's URL such as ``ws://host:8470`` or ``https://host/prefix``.
 
     Raises:
-        InvalidAddress: it has no host, or another scheme.
+        InvalidAddress: the URL has no host, or another scheme than ``ws``, ``wss``, ``http`` and ``https``.
     """
     try:
         parts = urlsplit(url)
@@ -74,7 +74,7 @@ def normalise_url(url: str) -> str:
 
 
 class NoUpgrade(NotAGateway):
-    """What answers speaks HTTP, but gave no WebSocket that works: no gateway, or something is in the way."""
+    """The other side speaks HTTP but gave no working WebSocket: it is no gateway, or a proxy is in the way."""
 
 
 class WebSocketTransport:
@@ -88,12 +88,16 @@ class WebSocketTransport:
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
         self._pieces: list[bytes] = []
         self.heard = time.monotonic()
-        """When the other side last said anything, be it only the answer to a ping."""
-        self._bell: Bell | None = None
+        """The `time.monotonic` of the last sign of life from the other side, such as the answer to a ping."""
+        self._waker: Waker | None = None
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
-        """Connect and upgrade. Arguments and errors are `open_transport`'s; `NoUpgrade` if HTTP is spoken there."""
+        """Connect and upgrade, with the arguments and errors of `open_transport`.
+
+        Raises:
+            NoUpgrade: the other side speaks HTTP but gives no WebSocket.
+        """
         context = client_context(ca) if url.startswith("wss:") else None
         host = str(urlsplit(url).hostname)
         sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))
@@ -136,30 +140,29 @@ class WebSocketTransport:
         return cls(sock, protocol)
 
     def fileno(self) -> int:
-        """The socket's."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
-    def listen_for(self, bell: Bell) -> None:
-        """End a wait in `receive` when a bell rings."""
-        self._bell = bell
+    def listen_for(self, waker: Waker) -> None:
+        """End each wait in `receive` when the waker is woken."""
+        self._waker = waker
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._poll.register(bell, select.POLLIN)
+        self._poll.register(waker, select.POLLIN)
 
-    def _comes(self, bell: Bell) -> bool:
-        """Wait as `receive` does; whether there is something to receive, or an end."""
-        return any(number != bell.fileno() for number, _ in self._poll.poll(LONGEST_WAIT * 1000))
+    def _comes(self, waker: Waker) -> bool:
+        """Wait for the socket or the waker; return whether the socket is readable."""
+        return any(number != waker.fileno() for number, _ in self._poll.poll(LONGEST_WAIT * 1000))
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """The binary messages that have come, perhaps none; None when the connection is over.
+        """Return the binary messages that have come, perhaps none; None when the connection is over.
 
         Args:
-            wait: wait for something to come, if nothing has, for `LONGEST_WAIT` seconds at most, or until the bell
-                rings that `listen_for` was given.
+            wait: if nothing has come, wait `LONGEST_WAIT` seconds at most, or until `listen_for`'s waker is woken.
         """
         if self._protocol.close_expected():
             return None
-        if wait and self._bell is not None and not self._comes(self._bell):
+        if wait and self._waker is not None and not self._comes(self._waker):
             return []
         try:
             data = self._socket.recv(TURN, 0 if wait else socket.MSG_DONTWAIT)
@@ -179,7 +182,7 @@ class WebSocketTransport:
         return messages
 
     def _other_frame(self, data: bytes) -> Iterator[bytes]:
-        """A control frame, or a piece of a message in several frames, which is `websockets`' business."""
+        """Let `websockets` handle a control frame or a fragment; yield the message that a fragment completes."""
         protocol = self._protocol
         protocol.receive_data(data)
         for event in protocol.events_received():
@@ -192,12 +195,12 @@ class WebSocketTransport:
             self.send_control(reply)
 
     def ping(self) -> None:
-        """Have the other side say something."""
+        """Ask the other side for a sign of life."""
         self._protocol.send_ping(b"")
         self.send_control(b"".join(self._protocol.data_to_send()))
 
     def send_control(self, data: bytes) -> None:
-        """Send protocol bytes from the receiving thread; replaced by the owner to take its turn among senders."""
+        """Send protocol bytes from the receiving thread. The owner replaces it, to order it among its senders."""
         with contextlib.suppress(OSError):  # the other side is gone, which `receive` finds next
             self._socket.sendall(data)
 
@@ -212,26 +215,26 @@ class WebSocketTransport:
             self._socket.sendall(piece)
 
     def close(self) -> None:
-        """Say goodbye as WebSockets do, and close the socket."""
+        """Send a WebSocket close frame and close the socket."""
         try:
-            # Without waiting: of a connection that is stalled nobody takes anything.
+            # Without waiting: the other side of a stalled connection takes nothing.
             self.try_send(Frame(Opcode.CLOSE, Close(CloseCode.NORMAL_CLOSURE, "").serialize()).serialize(mask=True))
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was faster
+            pass  # the other side closed first
         self._socket.close()
 
     @staticmethod
     def encode(frame: bytes) -> bytes:
-        """A frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
-        data = memoryview(frame)[LENGTH.size :]  # a message has its own length
+        """Return a frame as a binary WebSocket message, masked as a client's must be (RFC 6455, 5.3)."""
+        data = memoryview(frame)[LENGTH.size :]  # a WebSocket message has a length of its own
         mask = secrets.token_bytes(4)
         return message_head(len(data), mask) + apply_mask(cast(bytes, data), mask)
 
 
 @contextlib.contextmanager
 def errors_of_opening(url: str, timeout: float, cut: type[NotAGateway] = NotAGateway) -> Iterator[None]:
-    """Raise `NotAGateway` if what answers at a URL does not do so in time, or not as a gateway.
+    """Raise `NotAGateway` for errors of a program that answers at a URL, but not in time or not as a gateway.
 
     Args:
         cut: the error if the connection is cut.
@@ -250,14 +253,14 @@ def errors_of_opening(url: str, timeout: float, cut: type[NotAGateway] = NotAGat
 
 
 def connect(url: str, timeout: float, secured: Callable[[socket.socket], S]) -> S:
-    """A connection to the host of a WebSocket URL, made within ``timeout`` seconds.
+    """Connect to the host of a WebSocket URL within ``timeout`` seconds.
 
     Args:
-        secured: puts TLS on it, if the URL says so.
+        secured: puts TLS on the socket, if the URL asks for it.
 
     Raises:
-        GatewayUnreachable: nobody answers there.
-        UntrustedGateway: TLS does not vouch for who does.
+        GatewayUnreachable: no program answers at the URL.
+        UntrustedGateway: no trusted authority vouches for the gateway's certificate.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
@@ -279,7 +282,7 @@ def connect(url: str, timeout: float, secured: Callable[[socket.socket], S]) -> 
 
 
 def gateway_error(body: Buffer) -> LoomError | None:
-    """The error that a gateway's answer gives in JSON; None for an answer of anything else."""
+    """Return the error that a gateway's JSON answer names; None if the answer is of another program."""
     try:
         error = json.loads(bytes(body))["error"]
         return error_for_code(error["code"], error["message"])
@@ -288,7 +291,7 @@ def gateway_error(body: Buffer) -> LoomError | None:
 
 
 def refused(url: str, status: int, reason: str, body: Buffer) -> LoomError:
-    """The error for an HTTP answer in place of a connection."""
+    """Return the error for an HTTP answer that came in place of a connection."""
     if error := gateway_error(body):
         return error
     if status == 401:

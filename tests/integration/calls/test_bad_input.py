@@ -20,7 +20,7 @@ from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
-from loom_proxy.session import handshake as dialling
+from loom_proxy.session import handshake
 from loom_proxy.session import open as opening
 from tests.support.actors import Broken, Counter, WithLock
 
@@ -335,14 +335,14 @@ def test_mesh_pickled_outside_a_call(counters: Any) -> None:
 @pytest.fixture
 def other_python(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[loom.Job]:
     """A session whose cluster says that it runs Python 3.99; two real versions need two interpreters."""
-    real = dialling.Welcome
+    real = handshake.Welcome
 
     class OtherPython(real):  # type: ignore[misc, valid-type]
         @classmethod
         def from_body(cls, body: Any) -> Any:
             return real.from_body([{**body[0], "python": (3, 99)}])
 
-    monkeypatch.setattr(dialling, "Welcome", OtherPython)
+    monkeypatch.setattr(handshake, "Welcome", OtherPython)
     with loom.connect(cluster.url, cluster.token) as job:
         yield job
 

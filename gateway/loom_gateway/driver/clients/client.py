@@ -13,7 +13,7 @@ from loom.wire.messages import ADVERBS, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom.wire.sender import HIGH_WATER, FrameSender, Wire
 from loom.wire.stream import Stream
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 from loom_gateway.driver.clients.backlog import Backlog
 
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
@@ -94,7 +94,7 @@ class Client:
         """The separate connection of the client's bulk lane."""
         self.bulk_turn = threading.Lock()
         """Held by the thread that receives from the bulk connection."""
-        self.bell = Bell() if lanes else None
+        self.waker = Waker() if lanes else None
         """Wakes the thread that holds `turn` when a large message has arrived on the bulk connection."""
         self.taken = threading.Event()
         """Set when the thread that holds `turn` has taken all large messages that had arrived."""

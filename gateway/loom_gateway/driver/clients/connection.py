@@ -30,7 +30,7 @@ from loom.wire.lane import LENGTH, behind_length
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.stream import Stream, unnumbered_frame
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 from loom_gateway.driver.clients.client import Client
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 GOODBYE_TIMEOUT = 5.0
 """Seconds that the client has to take what is still queued when the session ends."""
 
-_RUNG = b"the bell was rung"
+_WOKEN = b"the waker was woken"
 """Stands between the frames for a wake-up by the bulk connection. Compared by identity."""
 
 
@@ -78,7 +78,7 @@ class ClientConnection:
         """Whether the bytes read from the socket and not yet returned contain a whole frame."""
         self._begun = b""
         """The beginning of a frame that was read from the socket and not yet returned."""
-        self._bell: Bell | None = None
+        self._waker: Waker | None = None
         self._poll = select.poll()
 
     @staticmethod
@@ -147,7 +147,7 @@ class ClientConnection:
             self._client.turn.release()
 
     def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
-        self._listen_for(client.bell)
+        self._listen_for(client.waker)
         try:
             self._take_arrived(client)
             self._start(client, frames)  # what an earlier connection has left
@@ -161,7 +161,7 @@ class ClientConnection:
                 pass
 
     def _take(self, client: Client, frame: Buffer) -> None:
-        if frame is _RUNG:
+        if frame is _WOKEN:
             self._take_arrived(client)
             return
         client.backlog.add(client.stream.receive(frame), len(frame))
@@ -212,8 +212,8 @@ class ClientConnection:
 
     def _take_bulk(self, client: Client, frame: Buffer) -> None:
         if client.stream.receive_bulk(frame):
-            assert client.bell is not None
-            client.bell.ring()
+            assert client.waker is not None
+            client.waker.wake()
         client.sender.received()
         # A client gets to send more only when its operations are started.
         while True:
@@ -235,29 +235,29 @@ class ClientConnection:
         here = int.from_bytes(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
         return bool(len(self._begun) + here >= LENGTH.size + LENGTH.unpack(length)[0])
 
-    def _listen_for(self, bell: Bell | None) -> None:
-        self._bell = bell
-        if bell is not None:
+    def _listen_for(self, waker: Waker | None) -> None:
+        self._waker = waker
+        if waker is not None:
             self._poll.register(self._socket, select.POLLIN)
-            self._poll.register(bell, select.POLLIN)
+            self._poll.register(waker, select.POLLIN)
 
-    def _rings(self) -> bool:
-        """Wait for the socket or the bell. Return whether the bell rang."""
-        bell = self._bell
-        if bell is None:
+    def _wait_for_waker(self) -> bool:
+        """Wait for the socket or the waker. Return whether the waker was woken."""
+        waker = self._waker
+        if waker is None:
             return False
         for number, _ in self._poll.poll():
-            if number == bell.fileno():
-                bell.silence()
+            if number == waker.fileno():
+                waker.clear()
                 return True
         return False
 
     def _frames(self) -> Iterator[Buffer]:
-        """Yield the frames that arrive, and `_RUNG` each time the bell rings."""
+        """Yield the frames that arrive, and `_WOKEN` each time the waker is woken."""
         head = b""
         while True:
-            if self._rings():
-                yield _RUNG
+            if self._wait_for_waker():
+                yield _WOKEN
                 continue
             data = self._socket.recv(TURN)
             if not data:

@@ -6,41 +6,41 @@ import select
 
 import pytest
 
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 
 
 @pytest.fixture
-def bell() -> Bell:
-    return Bell()
+def waker() -> Waker:
+    return Waker()
 
 
-def readable(bell: Bell, milliseconds: float = 0) -> bool:
+def readable(waker: Waker, milliseconds: float = 0) -> bool:
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
+    poll.register(waker, select.POLLIN)
     return bool(poll.poll(milliseconds))
 
 
-def test_a_new_bell_is_silent(bell: Bell) -> None:
-    assert not bell.rung
-    assert not readable(bell)
+def test_a_new_waker_is_clear(waker: Waker) -> None:
+    assert not waker.woken
+    assert not readable(waker)
 
 
-def test_a_bell_that_was_rung_can_be_polled_until_it_is_silenced(bell: Bell) -> None:
-    bell.ring()
-    assert bell.rung
-    assert readable(bell, 1000)
+def test_a_waker_that_was_woken_can_be_polled_until_it_is_cleared(waker: Waker) -> None:
+    waker.wake()
+    assert waker.woken
+    assert readable(waker, 1000)
 
-    bell.silence()
-    assert not bell.rung
-    assert not readable(bell)
-
-
-def test_a_silent_bell_may_be_silenced_again(bell: Bell) -> None:
-    bell.silence()
-    assert not readable(bell)
+    waker.clear()
+    assert not waker.woken
+    assert not readable(waker)
 
 
-def test_a_bell_that_nobody_silences_may_be_rung_more_often_than_its_pipe_has_room_for(bell: Bell) -> None:
+def test_a_clear_waker_may_be_cleared_again(waker: Waker) -> None:
+    waker.clear()
+    assert not readable(waker)
+
+
+def test_a_waker_that_is_never_cleared_may_be_woken_more_often_than_its_pipe_has_room_for(waker: Waker) -> None:
     for _ in range(100_000):
-        bell.ring()
-    assert readable(bell, 1000)
+        waker.wake()
+    assert readable(waker, 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom_proxy.session.read_loop import Reading
+from loom_proxy.session.read_loop import ReadLoop
 
 
 class Silence:
@@ -10,7 +10,7 @@ class Silence:
 
     def __init__(self) -> None:
         self.flushes = 0
-        self.reading = Reading(self)
+        self.read_loop = ReadLoop(self)
 
     def flush(self) -> None:
         self.flushes += 1

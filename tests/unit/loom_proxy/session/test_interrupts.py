@@ -16,7 +16,7 @@ from loom.wire.handshake import Welcome
 from loom.wire.lane import LENGTH
 from loom.wire.stream import Stream
 from loom_proxy.session.connection import Address, Connection
-from loom_proxy.session.handshake import Dialled
+from loom_proxy.session.handshake import Handshake
 from loom_proxy.session.interrupts import Uninterrupted
 
 WATCHED = ("/loom/wire/", "/loom_proxy/session/c", "/loom_proxy/session/i")
@@ -72,7 +72,7 @@ class SignalAt:
 
 def connection_over(wire: Wire) -> Connection:
     welcome = Welcome(session="s", workers=["a"], versions={}, next_id=1)
-    return Connection(Dialled(wire, welcome, []), Address("ws://host/ws/v1", None), Stream())  # type: ignore[arg-type]
+    return Connection(Handshake(wire, welcome, []), Address("ws://host/ws/v1", None), Stream())  # type: ignore[arg-type]
 
 
 def test_an_interrupt_at_any_line_loses_no_message_and_no_frame() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loom.wire.waker import Bell
+from loom.wire.waker import Waker
 from loom_proxy.session import read_loop as reading
-from loom_proxy.session.read_loop import Reading
+from loom_proxy.session.read_loop import ReadLoop
 from tests.unit.loom_proxy.session.test_interrupts import SignalAt
 
 BOUND = 20.0
@@ -70,9 +70,9 @@ def source() -> Iterator[Bytes]:
 
 
 @pytest.fixture
-def started(source: Bytes) -> Iterator[Reading]:
+def started(source: Bytes) -> Iterator[ReadLoop]:
     """A reading whose reader thread runs; it ends with the source."""
-    started = Reading(source)
+    started = ReadLoop(source)
     thread = threading.Thread(target=started.run, name="reader")
     thread.start()
     assert source.reads_in.wait(BOUND)
@@ -83,9 +83,9 @@ def started(source: Bytes) -> Iterator[Reading]:
     assert not thread.is_alive()
 
 
-def until_resting(started: Reading, source: Bytes) -> None:
+def until_resting(started: ReadLoop, source: Bytes) -> None:
     """Have a thread that waits turned away and answered, after which the reader thread rests."""
-    assert started.visit(source.has(1), BOUND) is None
+    assert started.read_inline(source.has(1), BOUND) is None
     source.far.send(b"\x01")
     assert source.until(1) == "reader"
     deadline = time.monotonic() + BOUND
@@ -94,77 +94,77 @@ def until_resting(started: Reading, source: Bytes) -> None:
 
 
 def test_a_thread_that_waits_reads_by_itself(source: Bytes) -> None:
-    alone = Reading(source)
+    alone = ReadLoop(source)
     source.far.send(b"\x01\x02")
-    assert alone.visit(source.has(2), BOUND) is True
+    assert alone.read_inline(source.has(2), BOUND) is True
     assert source.taken == [(1, "MainThread"), (2, "MainThread")]
 
 
 def test_a_wait_that_is_too_long_is_given_up_and_reads_nothing(source: Bytes) -> None:
-    alone = Reading(source)
-    assert alone.visit(source.has(1), 0.01) is False
+    alone = ReadLoop(source)
+    assert alone.read_inline(source.has(1), 0.01) is False
     source.far.send(b"\x01")
-    assert alone.visit(source.has(1), BOUND) is True
+    assert alone.read_inline(source.has(1), BOUND) is True
 
 
 def test_a_wait_of_no_time_does_not_wait(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LOOK", float("nan"))  # not a time that can be waited for
-    assert Reading(source).visit(source.has(1), 0.0) is False
+    assert ReadLoop(source).read_inline(source.has(1), 0.0) is False
 
 
 def test_a_bell_ends_the_wait(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LOOK", BOUND)
-    bell, arrived = Bell(), threading.Event()
-    alone = Reading(source, bell)
+    waker, arrived = Waker(), threading.Event()
+    alone = ReadLoop(source, waker)
 
     def ring() -> None:
         arrived.set()
-        bell.ring()
+        waker.wake()
 
     timer = threading.Timer(0.01, ring)
     timer.start()
-    assert alone.visit(arrived.is_set, 10 * BOUND) is True
+    assert alone.read_inline(arrived.is_set, 10 * BOUND) is True
     timer.join()
 
 
 def test_what_came_already_is_not_waited_for(source: Bytes) -> None:
-    assert Reading(source).visit(lambda: True, BOUND) is True
+    assert ReadLoop(source).read_inline(lambda: True, BOUND) is True
 
 
 def test_what_comes_without_reading_ends_the_wait(source: Bytes) -> None:
     cancelled = threading.Event()
     timer = threading.Timer(0.01, cancelled.set)
     timer.start()
-    assert Reading(source).visit(cancelled.is_set, BOUND) is True
+    assert ReadLoop(source).read_inline(cancelled.is_set, BOUND) is True
     timer.join(BOUND)
 
 
-def test_while_somebody_else_waits_the_reader_thread_reads(source: Bytes, started: Reading) -> None:
+def test_while_somebody_else_waits_the_reader_thread_reads(source: Bytes, started: ReadLoop) -> None:
     started.awaits("a future")
-    assert started.visit(source.has(1), BOUND) is None
+    assert started.read_inline(source.has(1), BOUND) is None
     source.far.send(b"\x01")
     assert source.until(1) == "reader"
 
 
 def test_the_reader_thread_leaves_the_reading_to_a_thread_that_waits(
-    source: Bytes, started: Reading, monkeypatch: pytest.MonkeyPatch
+    source: Bytes, started: ReadLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REST", BOUND)
     until_resting(started, source)
     for byte in (2, 3, 4):
         source.far.send(bytes([byte]))
-        assert started.visit(source.has(byte), BOUND) is True
+        assert started.read_inline(source.has(byte), BOUND) is True
     assert [name for _, name in source.taken] == ["reader", "MainThread", "MainThread", "MainThread"]
 
 
-def test_when_nobody_comes_the_reader_thread_reads_again(source: Bytes, started: Reading) -> None:
+def test_when_nobody_comes_the_reader_thread_reads_again(source: Bytes, started: ReadLoop) -> None:
     until_resting(started, source)
     source.far.send(b"\x02")
     assert source.until(2) == "reader"
 
 
 def test_the_reader_thread_comes_at_once_when_somebody_else_waits(
-    source: Bytes, started: Reading, monkeypatch: pytest.MonkeyPatch
+    source: Bytes, started: ReadLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REST", 2 * BOUND)
     until_resting(started, source)
@@ -173,7 +173,7 @@ def test_the_reader_thread_comes_at_once_when_somebody_else_waits(
     assert source.until(2) == "reader"
 
 
-def test_after_a_long_visit_the_reader_thread_reads(source: Bytes, started: Reading) -> None:
+def test_after_a_long_visit_the_reader_thread_reads(source: Bytes, started: ReadLoop) -> None:
     until_resting(started, source)
     looks: list[bool] = []
 
@@ -181,30 +181,30 @@ def test_after_a_long_visit_the_reader_thread_reads(source: Bytes, started: Read
         looks.append(started._resting)
         return not looks[-1]  # stays until the reader thread waits for the turn
 
-    assert started.visit(arrived, BOUND) in (True, None)  # None: it was back before the visit
+    assert started.read_inline(arrived, BOUND) in (True, None)  # None: it was back before the visit
     source.far.send(b"\x02")
     assert source.until(2) == "reader"
 
 
 def test_the_end_ends_the_wait_and_the_reader_thread(source: Bytes) -> None:
-    alone = Reading(source)
+    alone = ReadLoop(source)
     source.far.close()
-    assert alone.visit(source.has(1), BOUND) is False
-    assert alone.visit(source.has(1), BOUND) is None
+    assert alone.read_inline(source.has(1), BOUND) is False
+    assert alone.read_inline(source.has(1), BOUND) is None
     alone.run()  # returns
 
 
 def test_a_source_that_raises_is_over(source: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Reading(source)
+    alone = ReadLoop(source)
     monkeypatch.setattr(source, "read", lambda wait: 1 / 0)
     source.far.send(b"\x01")
     with pytest.raises(ZeroDivisionError):
-        alone.visit(source.has(1), BOUND)
-    assert alone.visit(source.has(1), BOUND) is None
+        alone.read_inline(source.has(1), BOUND)
+    assert alone.read_inline(source.has(1), BOUND) is None
 
 
 def test_an_interrupt_ends_a_wait(source: Bytes) -> None:
-    alone = Reading(source)
+    alone = ReadLoop(source)
     main = threading.main_thread().ident
     assert main is not None
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -217,12 +217,12 @@ def test_an_interrupt_ends_a_wait(source: Bytes) -> None:
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            alone.visit(arrived, BOUND)
+            alone.read_inline(arrived, BOUND)
     finally:
         timer.join(BOUND)
         signal.signal(signal.SIGINT, previous)
     source.far.send(b"\x01")
-    assert alone.visit(source.has(1), BOUND) is True
+    assert alone.read_inline(source.has(1), BOUND) is True
 
 
 def test_an_interrupt_at_any_line_loses_no_turn_and_nothing_that_came(
@@ -231,7 +231,7 @@ def test_an_interrupt_at_any_line_loses_no_turn_and_nothing_that_came(
     watched = ("/loom_proxy/session/read_loop.py", "/test_reading.py")
     monkeypatch.setattr("tests.unit.loom_proxy.session.test_interrupts.WATCHED", watched)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    alone = Reading(source)
+    alone = ReadLoop(source)
     interrupted = line = 0
     try:
         while True:
@@ -240,7 +240,7 @@ def test_an_interrupt_at_any_line_loses_no_turn_and_nothing_that_came(
             trace = SignalAt(line)
             arrived = source.has(line)
             interrupted += _interrupted(trace, alone, arrived)
-            assert alone.visit(arrived, BOUND) is True
+            assert alone.read_inline(arrived, BOUND) is True
             if trace.left > 0:
                 break  # the whole of it ran through
     finally:
@@ -249,10 +249,10 @@ def test_an_interrupt_at_any_line_loses_no_turn_and_nothing_that_came(
     assert interrupted == line - 1 > 15
 
 
-def _interrupted(trace: SignalAt, alone: Reading, arrived: Callable[[], bool]) -> bool:
+def _interrupted(trace: SignalAt, alone: ReadLoop, arrived: Callable[[], bool]) -> bool:
     sys.settrace(trace)
     try:
-        alone.visit(arrived, BOUND)
+        alone.read_inline(arrived, BOUND)
     except KeyboardInterrupt:
         return True
     finally:
