@@ -1,1 +1,1 @@
-"""Results that are on their way, and waiting for them."""
+"""Futures of operations in the cluster, and waiting for them."""

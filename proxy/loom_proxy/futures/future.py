@@ -1,4 +1,4 @@
-"""Results that are on their way."""
+"""The future of an operation in the cluster."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PENDING = object()
 
 
 class FutureProxy(Generic[R]):
-    """The result of an operation in the cluster. As ``monarch.actor.Future``.
+    """The future result of an operation in the cluster; the counterpart of ``monarch.actor.Future``.
 
-    `get` waits for it in ordinary code and ``await`` in a coroutine, on any event loop. It may be waited for by
-    many, many times; a wait that times out leaves the future as it was. The result is unpickled by whoever asks
-    for it first, in their thread.
+    `get` waits for the result in ordinary code and ``await`` in a coroutine, on any event loop. Many threads and
+    coroutines may wait, many times; a wait that times out leaves the future as it was. The first thread that asks
+    for the result unpickles it.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class FutureProxy(Generic[R]):
     ) -> None:
         self._connection = connection
         self.operation = operation
-        """What was asked, for what is shown while it is waited for."""
+        """The operation, which the progress display of a long wait names."""
         self._ident = ident
-        """Id of the operation, if it has this one answer."""
+        """Id of the operation; None if it has several answers."""
         self._convert = convert
         self._lock = threading.Lock()
         self._unpack: Callable[[], R] | None = None
+        """Makes the value from the answer, or raises its error; None until the answer has come."""
         self._value: Any = _PENDING
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -56,7 +57,7 @@ class FutureProxy(Generic[R]):
         self._rpc_ms = 0.0
 
     def _complete(self, unpack: Callable[[], R], rpc_ms: float = 0.0) -> None:
-        """Note the answer; ``unpack`` makes the value of it, or raises the error that it is."""
+        """Complete the future; ``unpack`` makes the value from the answer, or raises its error."""
         self._finished = time.perf_counter()
         with self._lock:
             if self._unpack is not None:
@@ -70,7 +71,7 @@ class FutureProxy(Generic[R]):
             callback()
 
     def done(self) -> bool:
-        """Whether the answer is here."""
+        """Return whether the answer has come."""
         return self._unpack is not None
 
     def get(self, timeout: float | None = None) -> R:
@@ -80,7 +81,7 @@ class FutureProxy(Generic[R]):
             timeout: seconds to wait at most; None waits for ever.
 
         Raises:
-            WaitTimeout: the time is up (a `TimeoutError`). The operation goes on; ask again whenever you like.
+            WaitTimeout: the time is up (a `TimeoutError`). The operation goes on and can be waited for again.
             ActorError: the endpoint raised.
             SupervisionError: a process or an actor that had to answer is dead.
             LoomError: the session or the connection failed.
@@ -92,11 +93,15 @@ class FutureProxy(Generic[R]):
         return self._result()
 
     def result(self, timeout: float | None = None) -> R:
-        """The same as `get`."""
+        """Wait for the result, exactly as `get` does."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait; return what `get` would raise, or None. A timeout raises as it does there."""
+        """Wait for the answer; return the error that `get` would raise, or None.
+
+        Raises:
+            WaitTimeout: the time is up.
+        """
         check_timeout(timeout)
         if self._unpack is None:
             self._connection.flush()
@@ -110,14 +115,14 @@ class FutureProxy(Generic[R]):
         return None
 
     def cancel(self) -> bool:
-        """Take the operation back, if it has not been started; as `concurrent.futures.Future.cancel`.
+        """Cancel the operation if it has not been started; the counterpart of `concurrent.futures.Future.cancel`.
 
-        An operation is started when the driver has handed it to Monarch. Before that it may be on this machine, on
-        the way, or in the driver behind others; if it has left this machine, the driver is asked, which takes a
-        round trip. One that has been started goes on. Results of a `stream` cannot be taken back.
+        An operation counts as started when the driver has handed it to Monarch. Until then it waits on this
+        machine, on the network, or in the driver behind others. If it has left this machine, the driver decides,
+        which takes a round trip. A started operation goes on. Results of a `stream` cannot be cancelled.
 
         Returns:
-            True if the operation will not be started: whoever waits gets an `OperationCancelled`.
+            True if the operation will not be started: all who wait get an `OperationCancelled`.
         """
         ident = self._ident
         if self._unpack is None and ident is not None and self._connection.withdraw(ident):
@@ -125,28 +130,28 @@ class FutureProxy(Generic[R]):
         return self.cancelled()
 
     def cancelled(self) -> bool:
-        """Whether the operation was taken back."""
+        """Return whether the operation was cancelled."""
         return isinstance(self._unpack, _Cancelled) or isinstance(self._error, OperationCancelled)
 
     @property
     def timing(self) -> Timing | None:
-        """Where the time went, once the answer is here."""
+        """The operation's time accounting; None until the answer has come."""
         if self._unpack is None:
             return None
         wall_ms = (self._finished - self._started) * 1000
         return Timing(wall_ms, wall_ms - self._rpc_ms, self._rpc_ms)
 
     def add_done_callback(self, callback: Callable[[FutureProxy[R]], None]) -> None:
-        """Have a function called when the answer is here: at once if it is, else by the thread that takes it in.
+        """Call a function when the answer has come: at once if it has, else in the thread that takes it in.
 
-        What it raises is logged.
+        An exception of the function is logged.
         """
 
         def call() -> None:
             try:
                 callback(self)
             except Exception:
-                # It would end the connection.
+                # Not raised: in the thread that reads, it would end the connection.
                 logger.exception("a callback of %r raised", self)
 
         self._connection.flush()
@@ -154,9 +159,9 @@ class FutureProxy(Generic[R]):
             call()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """An ``asyncio.Future`` of the running loop with the same outcome, for ``asyncio.gather`` and the like.
+        """Return an ``asyncio.Future`` of the running loop with the same result, for ``asyncio.gather``, say.
 
-        To cancel it ends that wait only; see `cancel`. Each call gives a new one.
+        Cancelling that future ends that wait only; `cancel` cancels the operation. Each call returns a new one.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -176,7 +181,7 @@ class FutureProxy(Generic[R]):
             arrived: asyncio.Future[None] = loop.create_future()
 
             def wake() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and the wait with it
                     loop.call_soon_threadsafe(_resolve, arrived)
 
             self._connection.flush()
@@ -233,7 +238,7 @@ class FutureProxy(Generic[R]):
         return self._unpack is not None
 
     def _drop(self, callback: Callable[[], None]) -> None:
-        """Take back what `_add` added."""
+        """Remove a callback that `_add` added, if it has not been called."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
@@ -270,14 +275,14 @@ class FutureProxy(Generic[R]):
 
 
 class _Cancelled:
-    """The answer of an operation that was taken back before it was started."""
+    """The answer of an operation that was cancelled before it was started."""
 
     def __call__(self) -> Any:
         raise OperationCancelled("the operation was taken back before it was started")
 
 
 def _unpacked() -> Any:
-    """Stands for a payload that has been unpacked, so that it can be freed."""
+    """Take the place of `FutureProxy._unpack` after unpacking, so that the payload can be freed."""
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""What an operation comes to: a result or an error that has arrived, and not been unpickled yet."""
+"""Answers of operations: results and errors that have arrived and are not unpickled yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loom_proxy.futures.future import FutureProxy
 
 
 class StreamFutures:
-    """The futures of one `stream` call, completed in the order in which results arrive."""
+    """The futures of one `stream` call, which complete in the order in which results arrive."""
 
     def __init__(self, operation: Body, futures: list[FutureProxy[Any]]) -> None:
         self.operation = operation
@@ -30,7 +30,7 @@ class StreamFutures:
         self._left = len(futures)
 
     def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
-        """Complete one; True if it was the last. Without an index the call failed as a whole."""
+        """Complete one future; return True if it was the last. Without an index the whole call has failed."""
         if index is None:
             self.fail(unpack)
             return True
@@ -39,7 +39,7 @@ class StreamFutures:
         return self._left == 0
 
     def fail(self, unpack: Callable[[], Any]) -> None:
-        """Complete all that have not been, in the same way."""
+        """Complete all remaining futures with the same answer."""
         for future in self._futures:
             future._complete(unpack)
 
@@ -71,7 +71,7 @@ class Failure:
 
 
 class Raise:
-    """An error of this side."""
+    """An error that arose on this side."""
 
     def __init__(self, error: LoomError) -> None:
         self._error = error
@@ -81,12 +81,12 @@ class Raise:
 
 
 def text_of(message: Message) -> str:
-    """What an error message says."""
+    """Return the text of an error message."""
     return str(unpack_texts(message.parts[0]).get("text", ""))
 
 
 def error_of(decoder: Decoder, message: Message) -> LoomError:
-    """The exception that an error message stands for."""
+    """Return the exception for an error message."""
     code = OperationError.from_body(message.body).code
     texts = unpack_texts(message.parts[0])
     text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
@@ -109,7 +109,7 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
 
 
 def own_exception(error: LoomError, decoder: Decoder, pickled: Sequence[Buffer]) -> BaseException:
-    """What a function raised, made of the error that stands for it; the error itself if that cannot be done."""
+    """Return the exception that a function raised, unpickled; ``error`` itself if it cannot be unpickled."""
     try:
         original = decoder.loads(pickled, "the exception")
     except UnpicklableError:

@@ -1,4 +1,4 @@
-"""What a timeout may be."""
+"""The check of timeouts that a caller gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of an operation went."""
+"""The time accounting of an operation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """Where the time of an operation went, in milliseconds."""
+    """The time that an operation took, in milliseconds."""
 
     wall_ms: float
-    """From the call to the arrival of its answer."""
+    """Time from the call to the arrival of its answer."""
     queue_ms: float
-    """On the way and waiting: ``wall_ms - rpc_ms``."""
+    """Time on the network and in queues: ``wall_ms - rpc_ms``."""
     rpc_ms: float
-    """In Monarch and the actors, as the driver measured it."""
+    """Time in Monarch and the actors, measured by the driver."""

@@ -1,7 +1,7 @@
-"""Opening ports: whoever has the one end sends, this program receives from the other.
+"""Channels, which open ports: an actor sends to the one end, this program receives from the other.
 
-A port is opened in the driver, as Monarch's own. Its `Port` can be an argument of endpoints, constructors and
-`loom.send`, and arrives as a real Monarch port.
+The driver opens the port as a real Monarch port. Its `Port` can be an argument of endpoints, constructors and
+`loom.send`, and arrives there as the Monarch port.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 
 class HasPorts(Protocol):
-    """A job, which is what ports are opened for."""
+    """A job, whose session has ports."""
 
     session: str
     _ports: Ports
 
     @property
     def closed(self) -> bool:
-        """Whether this connection to the session is over."""
+        """Whether the job's connection to its session is over."""
 
 
 open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()
@@ -33,16 +33,16 @@ open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()
 
 
 class Channel(Generic[R]):
-    """Opens ports. As ``monarch.actor.Channel``."""
+    """A factory of ports; the counterpart of ``monarch.actor.Channel``."""
 
     @staticmethod
     def open(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], PortReceiver[R]]:
         """Open a port whose messages come to this program.
 
         Args:
-            once: it takes one message only.
-            job: the session that it is for; may be left out where the program has one open job. Inside an actor
-                or a function of `Job.run` this opens a port there, as Monarch's does.
+            once: the port takes one message only.
+            job: the job whose session gets the port; may be left out if the program has one open job. Without it,
+                inside an actor or a function of `Job.run`, Monarch's own ``Channel`` opens the port.
 
         Raises:
             NoOpenJob: no job was given, and the program has none open, or several.

@@ -13,14 +13,14 @@ from loom_proxy.session.caller import Caller
 R = TypeVar("R")
 
 CREDIT_MESSAGES = 16384
-"""Messages that may wait in a receiver, or be on their way to it."""
+"""Messages that may wait in a receiver or be on their way to it."""
 
 CREDIT_BYTES = 16 << 20
-"""Bytes of messages that may wait in a receiver, or be on their way to it; one message may be larger."""
+"""Bytes of messages that may wait in a receiver or be on their way to it; one message may be larger."""
 
 
 class PortLink:
-    """A port of the session, and how many hold on to it."""
+    """A port of the session, which its two ends share. The driver forgets the port when both ends are garbage."""
 
     def __init__(self, caller: Caller, once: bool) -> None:
         self.caller = caller
@@ -33,7 +33,7 @@ class PortLink:
 
 
 class Port(Generic[R]):
-    """The sending end of a port. As ``monarch.actor.Port``, which it arrives as wherever it is passed to."""
+    """The sending end of a port; the counterpart of ``monarch.actor.Port``, as which it arrives in the cluster."""
 
     def __init__(self, wire: PortLink) -> None:
         self._wire = wire
@@ -48,7 +48,7 @@ class Port(Generic[R]):
         self._put(obj, False)
 
     def exception(self, obj: Exception) -> None:
-        """Send an exception, which is raised by the receiver's ``recv().get()``.
+        """Send an exception, which the receiver's ``recv().get()`` raises.
 
         Raises:
             WrongArguments: the object is not an exception.

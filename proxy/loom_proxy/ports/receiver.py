@@ -1,7 +1,4 @@
-"""The receiving end of a port: what is sent to it comes here without being asked for.
-
-It comes as far as this side has granted credit, and waits in the `PortReceiver`.
-"""
+"""The receiving end of a port. The driver sends messages unasked, as far as this side has granted credit."""
 
 from __future__ import annotations
 
@@ -37,7 +34,10 @@ class _Delivered(NamedTuple):
 
 
 class _PortInbox:
-    """What has come to a port. Its receivers and their futures share it; when it is garbage, nobody receives."""
+    """The messages that have come to a port, which its receivers and their futures share.
+
+    The port is closed when the inbox is garbage.
+    """
 
     def __init__(self, ports: Ports, wire: PortLink) -> None:
         self.wire = wire
@@ -45,16 +45,21 @@ class _PortInbox:
         self._close_port = ports.close
         self.lock = threading.Lock()
         self._messages: deque[_Delivered] = deque()
+        """Messages that no future has been given."""
         self._waiting: OrderedDict[_Received[Any], None] = OrderedDict()
+        """Futures that wait for a message, oldest first."""
         self._over: LoomError | None = None
+        """The error that ended the port, if it is over."""
         self._spent_messages = 0
+        """Messages given to futures since the last grant of credit."""
         self._spent_bytes = 0
         self._given = 0
+        """Messages given to futures since the port was opened."""
         ports.inboxes[wire.ident] = self
         weakref.finalize(self, ports.let_go, wire.ident).atexit = False
 
     def deliver(self, messages: list[_Delivered]) -> None:
-        """Take messages in, and wake who waits for them."""
+        """Take messages in, and give them to the futures that wait."""
         callbacks: list[Callable[[], None]] = []
         with self.lock:
             if self._over is not None:
@@ -66,7 +71,7 @@ class _PortInbox:
             callback()
 
     def end(self, error: LoomError) -> None:
-        """Have whoever waits now, or wants more than has come, fail with an error."""
+        """Fail the futures that wait, and later ones for which no message is left, with an error."""
         callbacks: list[Callable[[], None]] = []
         with self.lock:
             self._over = self._over or error
@@ -76,7 +81,7 @@ class _PortInbox:
             callback()
 
     def close(self) -> None:
-        """Receive no more. What has come and was not received is dropped."""
+        """Receive no more, and drop the messages that were not received."""
         self.end(PortClosed("the receiver of this port was closed"))
         with self.lock:
             self._messages.clear()
@@ -100,11 +105,11 @@ class _PortInbox:
             self._waiting[received] = None
 
     def withdraw(self, received: _Received[Any]) -> None:
-        """Undo `wait` for a future that nobody waits for any more. With the lock held."""
+        """Undo `wait` for a future whose wait was given up. With the lock held."""
         self._waiting.pop(received, None)
 
     def put_back(self, message: _Delivered) -> list[Callable[[], None]]:
-        """Undo `_give`: the future of a message was given up before anybody looked. With the lock held."""
+        """Undo `_give` for a message whose future was given up unread. With the lock held."""
         self._given -= 1
         self._messages.appendleft(message)
         self._spent_messages -= 1
@@ -132,21 +137,24 @@ class Ports:
         self._let_go: deque[int] = deque()
 
     def let_go(self, ident: int) -> None:
-        """Close a port with the next chance: this is called in the middle of anything, so nothing is sent here."""
+        """Close a port at the next chance.
+
+        Nothing is sent here, since the garbage collector may call this in the middle of any other code.
+        """
         self._let_go.append(ident)
 
     def close_those_let_go(self) -> None:
-        """Tell the driver of the ports that nobody receives from any more."""
+        """Close the ports that were let go."""
         while self._let_go:
             self.close(self._let_go.popleft())
 
     def close(self, ident: int) -> None:
-        """Have the driver receive no more from a port."""
+        """Tell the driver to forward no more messages of a port."""
         self.inboxes.pop(ident, None)
         self.caller.tell(ClosePort(), ident, BARRIER)
 
     def take(self, message: Message) -> None:
-        """Take in what came to a port."""
+        """Take in the messages that came to a port."""
         self.close_those_let_go()
         inbox = self.inboxes.get(message.id)
         if inbox is None:
@@ -169,13 +177,13 @@ class Ports:
         inbox.deliver(delivered)
 
     def end(self, error: LoomError) -> None:
-        """Have whoever waits for a message fail, since the connection is over."""
+        """Fail all futures of messages, since the connection is over."""
         for inbox in list(self.inboxes.values()):
             inbox.end(error)
 
 
 class _Open:
-    """Unpickles a message, or raises it."""
+    """A callable that unpickles a message, and raises it if it is an exception."""
 
     def __init__(self, caller: Caller, ranked: bool, message: _Delivered) -> None:
         self._caller = caller
@@ -199,10 +207,10 @@ class _Open:
 
 
 class _Received(FutureProxy[R]):
-    """A message that comes, or has come, to a port.
+    """The future of a message to a port.
 
-    A message is taken from the receiver only when someone waits for it, and goes back if the wait was given up
-    before anyone looked at it. So no message is lost with a future that timed out.
+    The future takes a message from the inbox only while a thread or coroutine waits for it. The message goes back
+    if that wait was given up before it was read, so that no message is lost with a future that timed out.
     """
 
     def __init__(self, inbox: _PortInbox, ranked: bool) -> None:
@@ -211,10 +219,12 @@ class _Received(FutureProxy[R]):
         self._ranked = ranked
         self._message: _Delivered | None = None
         self._woken: list[Callable[[], None]] = []
+        """The callbacks of the waits that the message ended."""
         self._woken_in_vain = False
+        """Whether the message ended a single wait, which was given up at the same moment."""
 
     def _bind(self, unpack: Callable[[], R]) -> list[Callable[[], None]]:
-        """Complete, but leave it to the caller to call back. With the inbox's lock held."""
+        """Complete, and return the callbacks for the caller to call. With the inbox's lock held."""
         with self._lock:
             self._finished = time.perf_counter()
             self._unpack = unpack
@@ -223,7 +233,7 @@ class _Received(FutureProxy[R]):
         return self._woken
 
     def _read(self, seconds: float) -> bool | None:
-        return None  # a message comes to whoever waits in the inbox
+        return None  # a message that is read goes to the inbox's first future, which may be another
 
     def _add(self, callback: Callable[[], None]) -> bool:
         with self._inbox.lock:
@@ -242,7 +252,7 @@ class _Received(FutureProxy[R]):
                 self._woken_in_vain = self._woken == [callback]
 
     def _give_back(self) -> None:
-        """Leave what has come to the next who waits, if it was only for a wait that was given up."""
+        """Give the message to the next future that waits, if it came only for a wait that was given up."""
         callbacks: list[Callable[[], None]] = []
         with self._inbox.lock:
             with self._lock:
@@ -256,7 +266,7 @@ class _Received(FutureProxy[R]):
             callback()
 
     def done(self) -> bool:
-        """Whether there is a message for this future; if so, it keeps it."""
+        """Return whether the future has a message. It takes the next one that has come, and keeps it."""
         if self._unpack is None:
             with self._inbox.lock:
                 self._inbox.claim(self)
@@ -280,11 +290,11 @@ class _Received(FutureProxy[R]):
 
 
 class PortReceiver(Generic[R]):
-    """The receiving end of a port. As ``monarch.actor.PortReceiver``.
+    """The receiving end of a port; the counterpart of ``monarch.actor.PortReceiver``.
 
     Messages of one sender come in the order in which they were sent. At most `CREDIT_MESSAGES` messages or
-    `CREDIT_BYTES` bytes of them wait here; more wait in the cluster. The port is closed when its receivers are
-    garbage, or with `close`; what is sent to it after that is dropped.
+    `CREDIT_BYTES` bytes of them wait here; more wait in the cluster. `close` closes the port, and so does the
+    garbage collector when it collects the receivers. Messages sent after that are dropped.
     """
 
     _ranked = False
@@ -293,11 +303,11 @@ class PortReceiver(Generic[R]):
         self._inbox = inbox
 
     def recv(self) -> FutureProxy[R]:
-        """The next message, for whoever waits first.
+        """Return the future of the next message. If several wait, the first one gets it.
 
-        A wait that times out or is cancelled takes no message. An exception that was sent is raised; one that an
-        endpoint raised under `loom.send` is an `ActorError`. The future of a closed port raises `PortClosed`, a
-        second one of a port for one message `OncePortUsed`.
+        A wait that times out or is cancelled takes no message. The future raises an exception that was sent, and an
+        `ActorError` for one that an endpoint raised under `loom.send`. It raises `PortClosed` if the port is
+        closed, and `OncePortUsed` if the port takes one message, which was received.
         """
         return _Received(self._inbox, self._ranked)
 
@@ -306,11 +316,11 @@ class PortReceiver(Generic[R]):
         return RankedPortReceiver(self._inbox)
 
     def close(self) -> None:
-        """Receive no more: what has come is dropped, whoever waits gets a `PortClosed`."""
+        """Receive no more: drop the messages that wait, and raise `PortClosed` in the futures that wait."""
         self._inbox.close()
 
     def __iter__(self) -> Iterator[R]:
-        """Each message as it comes, until the receiver is closed."""
+        """Yield each message as it comes, until the receiver is closed."""
         while True:
             try:
                 message = self.recv().get()
@@ -334,8 +344,8 @@ class PortReceiver(Generic[R]):
 class RankedPortReceiver(PortReceiver[tuple[int, R]]):
     """A receiver whose messages are ``(rank, message)``, with the rank of the actor that replied.
 
-    Replies to `loom.send` have a rank; what an actor sends to a port that it was passed has none, and raises a
-    ``ValueError``, as with Monarch.
+    Replies to `loom.send` have a rank. A message that an actor sends to a port which it was passed has none; its
+    future raises a ``ValueError``, as Monarch's does.
     """
 
     _ranked = True

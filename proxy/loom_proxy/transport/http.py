@@ -1,7 +1,7 @@
-"""The way to a gateway through networks that break WebSockets: frames go up in POSTs and come down in long polls.
+"""A tunnel to a gateway through networks that break WebSockets: frames go up in POSTs and come down in long polls.
 
-See `loom_gateway.relay.http_tunnel` for the requests. Each carries the number of its batch, so that it can be made
-again when it or its answer was lost: what the network does to single requests costs time and nothing else.
+See `loom_gateway.relay.http_tunnel` for the requests. Each carries the number of its batch, so that a request can
+be repeated when it or its answer was lost. A lost request costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ GOODBYE_TIMEOUT = 2.0
 """Seconds that closing waits for the gateway."""
 
 BACKOFF = Backoff(0.05, 1.0, jitter=0.5, at_once=True)
-"""Seconds before it is tried again; the first time at once, as idle connections are closed by many."""
+"""Seconds before a request is repeated; the first time at once, since many servers close idle connections."""
 
 T = TypeVar("T")
 
 
 class _KeptConnection:
-    """A connection that is kept alive, for one request after the other."""
+    """A keep-alive connection for one request after the other."""
 
     def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -59,7 +59,7 @@ class _KeptConnection:
     def ask(
         self, method: str, path: str, body: Buffer | None = None, *, timeout: float, connect_timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Make one request, and read its answer; the timeouts are seconds for the answer and for a new connection.
+        """Make one request and read its answer. The timeouts are seconds for the answer and for a new connection.
 
         Raises:
             OSError, http.client.HTTPException: there was no answer.
@@ -81,15 +81,15 @@ class _KeptConnection:
         return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=self._http.host)
 
     def interrupt(self) -> None:
-        """Have a request that is under way fail."""
+        """Make a request that is under way fail."""
         sock = self._http.sock
         if sock is not None:
             with contextlib.suppress(OSError):  # it is closed already
-                # Not a TLS socket's own method, which pulls the state from under the thread that reads.
+                # The plain socket's method: a TLS socket's own discards the state that the reading thread uses.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def finish(self, seconds: float) -> None:
-        """Let a request that is under way come to its end, for so many seconds; then have it fail."""
+        """Give a request that is under way so many seconds to end; then make it fail."""
         if self._lock.acquire(timeout=seconds):
             self._lock.release()
         else:
@@ -114,21 +114,23 @@ class HttpTransport:
         self._path = ""
         """Path of the tunnel, below that of all tunnels."""
         self._answer_timeout = 0.0
+        """Seconds to wait for an answer, which the gateway holds back for up to ``poll_seconds``."""
         self._sent = 0
         """Number of the last batch that the gateway has taken."""
         self._received = 0
-        """Number of the last batch that came from it."""
+        """Number of the last batch that came from the gateway."""
         self._ended = False
-        """Whether the gateway has no more to say."""
+        """Whether the gateway has sent its last batch."""
         self._gone = False
-        """Whether the gateway has no tunnel to close any more."""
+        """Whether the gateway's end of the tunnel is closed or lost, so that it needs no DELETE."""
         self._closing = threading.Event()
+        """Set when the tunnel is closed or lost."""
         self._error: LoomError | None = None
-        """Why the gateway or something before it takes no more, if it said so."""
+        """The error with which the gateway, or a proxy before it, refused a request."""
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> HttpTransport:
-        """Open a tunnel to the gateway that has a WebSocket URL. Arguments and errors are `open_transport`'s."""
+        """Open a tunnel to the gateway with a WebSocket URL, with the arguments and errors of `open_transport`."""
         transport = cls(url, token, ca)
         with errors_of_opening(url, timeout):
             response, body = transport._up.ask("POST", "", b"", timeout=timeout, connect_timeout=timeout)
@@ -142,17 +144,18 @@ class HttpTransport:
         return transport
 
     def fileno(self) -> int:
-        """-1: that a socket has something to read tells nothing about frames."""
+        """Return -1: a readable socket does not mean that a frame has come."""
         return -1
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """The frames that have come, perhaps none; None when the connection is over.
+        """Return the frames that have come, perhaps none; None when the connection is over.
 
         Args:
-            wait: ask the gateway, which holds its answer back until there is something, for a while.
+            wait: make a request, whose answer the gateway holds back for a while until it has frames. Without it,
+                there are none.
 
         Raises:
-            LoomError: the gateway does not let this client go on.
+            LoomError: the gateway refuses this client.
         """
         if self._ended or self._closing.is_set():
             if self._error is not None:
@@ -171,11 +174,11 @@ class HttpTransport:
 
     @staticmethod
     def encode(frame: bytes) -> bytes:
-        """A frame, given behind its length, as a batch of one."""
+        """Return a frame, given behind its length, as a batch of one."""
         return frame
 
     def try_send(self, data: Buffer) -> int:
-        """Sends nothing, since a request cannot be made without waiting."""
+        """Send nothing and return 0, since every request waits."""
         return 0
 
     def send_all(self, data: Buffer) -> None:
@@ -195,14 +198,14 @@ class HttpTransport:
 
     @property
     def heard(self) -> float:
-        """Now: that the other side is silent is noticed by the requests, which fail."""
+        """The current `time.monotonic`: requests to a silent gateway fail by themselves."""
         return time.monotonic()
 
     def ping(self) -> None:
-        """Does nothing: see `heard`."""
+        """Do nothing, since requests to a silent gateway fail by themselves."""
 
     def send_control(self, data: bytes) -> None:
-        """HTTP has nothing to send from the receiving thread."""
+        """Do nothing: HTTP has no control frames."""
 
     def _insist(
         self,
@@ -212,11 +215,11 @@ class HttpTransport:
         body: Buffer | None,
         understand: Callable[[http.client.HTTPResponse, bytes], T],
     ) -> T:
-        """Make a request, again and again until it is answered.
+        """Repeat a request until it is answered.
 
         Raises:
-            ConnectionLost: it was not for `PATIENCE` seconds, or the gateway does not know the tunnel any more.
-            LoomError: the gateway refuses it.
+            ConnectionLost: there was no answer for `PATIENCE` seconds, or the gateway no longer knows the tunnel.
+            LoomError: the gateway refuses the request.
         """
         deadline = None
         pauses = iter(BACKOFF)
@@ -232,7 +235,7 @@ class HttpTransport:
                 try:
                     return understand(response, answer)
                 except (ValueError, KeyError, TypeError, ProtocolMismatch):
-                    # Something before the gateway answers in its place: for now, or so one hopes.
+                    # A proxy before the gateway answers in its place, perhaps only while the gateway restarts.
                     problem = f"HTTP {response.status} {response.reason}"
             deadline = deadline or time.monotonic() + PATIENCE
             if time.monotonic() > deadline:
@@ -241,9 +244,9 @@ class HttpTransport:
         raise ConnectionLost("the connection was closed")
 
     def _lose(self, error: LoomError) -> None:
-        """Let the threads that use the tunnel notice that it is gone."""
+        """Note that the tunnel is lost, and wake the threads that use it."""
         if self._closing.is_set():
-            return  # that is why
+            return  # the error comes from closing the tunnel
         if not isinstance(error, ConnectionLost):
             self._error = error
         self._gone = True
@@ -251,7 +254,7 @@ class HttpTransport:
         self._down.interrupt()
 
     def close(self) -> None:
-        """Close the tunnel, after what is on its way."""
+        """Close the tunnel after the request that is under way."""
         self._closing.set()
         self._down.interrupt()
         if not self._gone:
@@ -266,7 +269,7 @@ class HttpTransport:
 
 
 def _check_not_refused(response: http.client.HTTPResponse, answer: bytes, body: Buffer | None) -> None:
-    """Raise the error of an answer that will be the same however often one asks."""
+    """Raise the error of an answer that repeating the request cannot change."""
     if response.status != 200 and (error := gateway_error(answer)):
         raise error
     if response.status == 413:
@@ -277,26 +280,26 @@ def _check_not_refused(response: http.client.HTTPResponse, answer: bytes, body: 
 
 
 def _taken(response: http.client.HTTPResponse, answer: bytes) -> int:
-    """Number of the last batch that the gateway has taken."""
+    """Return the number of the last batch that the gateway has taken."""
     return int(json.loads(answer)["taken"])
 
 
 def _batch(response: http.client.HTTPResponse, answer: bytes) -> tuple[list[bytes], bool]:
-    """The frames of a batch, and whether it is the last."""
+    """Return the frames of a batch, and whether it is the last."""
     if response.status != 200 or response.headers.get_content_type() != CONTENT_TYPE:
         raise ValueError("not a batch")
-    # Copied: what one frame brought is not to keep those beside it in memory.
+    # Copied, so that a result made of one frame does not keep the whole batch in memory.
     return [bytes(frame) for frame in split_batch(answer)], ENDED_HEADER in response.headers
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """The whole body: half a batch may look like one."""
+    """Read a body whole. A cut batch must not pass, since its first half may look like a batch."""
     size = response.length
     if size is None and not response.chunked:
         raise http.client.HTTPException("an answer that does not say how long it is")
     body = response.read(MAX_BATCH + 1)
     if len(body) > MAX_BATCH:
         raise http.client.HTTPException(f"an answer of more than {MAX_BATCH} bytes")
-    if size is not None and len(body) < size:  # which http.client notices of chunks only
+    if size is not None and len(body) < size:  # http.client notices it only of chunked bodies
         raise http.client.IncompleteRead(body, size - len(body))
     return body

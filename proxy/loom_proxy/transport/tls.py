@@ -1,9 +1,9 @@
 """A TLS connection that one thread may read from while others write.
 
-`ssl.SSLSocket` is not made for that. OpenSSL wants one thread at a time on a connection, and CPython does not see
-to it: without a lock of its own it has crashed (python/cpython issues 76714 and 151508), and with one, a thread
-that waited for data kept the others from sending (137583, in 3.13.6). Here the lock is ours and nobody waits with
-it: TLS turns bytes into bytes in memory (`ssl.SSLObject`), and what waits is the plain socket.
+`ssl.SSLSocket` does not allow that. OpenSSL wants one thread at a time on a connection, and CPython does not ensure
+it. Without a lock, CPython has crashed (python/cpython issues 76714 and 151508); with one, a thread that waited for
+data kept the others from sending (137583, in 3.13.6). Here TLS turns bytes into bytes in memory (`ssl.SSLObject`)
+under a lock of Loom's, and threads wait only on the plain socket, without the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loom.wire.messages import Buffer
 from loom.wire.sender import try_send
 
 FINISH_TIMEOUT = 1.0
-"""Seconds that the rest of a last record has when the connection is closed."""
+"""Seconds for sending the rest of a last record when the connection is closed."""
 
 _RECORD = 16 << 10
 """Bytes in a TLS record at most."""
@@ -32,8 +32,8 @@ class TlsSocket:
 
     Args:
         sock: a connected socket; its timeout is for the handshake.
-        context: says whom to trust.
-        host: the name that the certificate has to have.
+        context: the trusted authorities.
+        host: the name that the certificate must have.
 
     Raises:
         OSError: the handshake failed; an `ssl.SSLError` says how.
@@ -45,12 +45,13 @@ class TlsSocket:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._lock = threading.Lock()
-        """Held while TLS works, which never waits."""
+        """Held while TLS encrypts or decrypts, which never waits."""
         self._sending = threading.Lock()
-        """Held from encrypting something until it has been sent, so that it leaves in order."""
+        """Held from encrypting a record until it has been sent, so that records leave in order."""
         self._unsent: Buffer = b""
-        """Encrypted, and not taken by the socket. Whoever holds `_sending` may use it."""
+        """Encrypted bytes that the socket did not take. Only the holder of `_sending` may use them."""
         self._finishing: threading.Thread | None = None
+        """The thread that sends `_unsent` after a `try_send`."""
         self._handshake()
 
     def _handshake(self) -> None:
@@ -66,7 +67,7 @@ class TlsSocket:
                     self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                 self._feed(self._socket.recv(_CHUNK))
             finally:
-                with contextlib.suppress(OSError):  # the last word: that we are done, or what was wrong
+                with contextlib.suppress(OSError):  # the end of the handshake, or the alert that says what failed
                     self._socket.sendall(self._outgoing.read())
 
     def settimeout(self, timeout: float | None) -> None:
@@ -78,15 +79,15 @@ class TlsSocket:
         self._socket.setsockopt(level, option, value)
 
     def fileno(self) -> int:
-        """The plain socket's. What is readable there may be half a record, which has no data yet."""
+        """Return the plain socket's descriptor. It may be readable with half a record, which has no data yet."""
         return self._socket.fileno()
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Receive all data that has come, so that nothing stays where `select` does not see it; b"" at the end.
+        """Receive all data that has come; b"" at the end. `select` would not show decrypted data that stayed here.
 
         Args:
             size: bytes to read from the plain socket at most.
-            flags: of `socket.socket.recv`.
+            flags: flags of `socket.socket.recv`.
 
         Raises:
             BlockingIOError: no data has come, with ``MSG_DONTWAIT`` or after ``SO_RCVTIMEO``.
@@ -115,13 +116,13 @@ class TlsSocket:
         except ssl.SSLWantReadError:
             over = False
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass  # it was closed, or cut off, which a WebSocket notices by itself
+            pass  # closed or cut off: the WebSocket above tells these apart
         return b"".join(pieces), over
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes were taken.
 
-        They go out in whole records. Of the last one the socket may take a part; a thread sends the rest.
+        The bytes leave in whole records. If the socket takes only a part of the last one, a thread sends the rest.
         """
         if not self._sending.acquire(blocking=False):
             return 0
@@ -144,9 +145,9 @@ class TlsSocket:
         return done
 
     def _finish(self) -> None:
-        """Send what the socket did not take, with the lock that `try_send` has handed over."""
+        """Send the bytes that the socket did not take, holding the lock that `try_send` has handed over."""
         try:
-            with contextlib.suppress(OSError):  # who reads finds that out
+            with contextlib.suppress(OSError):  # the reading thread meets the same error
                 self._send_unsent()
         finally:
             self._sending.release()
@@ -170,7 +171,7 @@ class TlsSocket:
             return self._outgoing.read()
 
     def shutdown(self, how: int) -> None:
-        """Shut the plain socket down, without TLS' own goodbye: a WebSocket has said one."""
+        """Shut the plain socket down without a TLS close_notify: the WebSocket has sent its own close."""
         if self._finishing is not None:
             self._finishing.join(FINISH_TIMEOUT)
         self._socket.shutdown(how)
