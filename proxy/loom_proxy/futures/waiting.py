@@ -1,6 +1,6 @@
 """Waiting for many futures at once, of any jobs, in threads and on event loops.
 
-Nothing here has a thread or asks again and again: each future tells when its answer comes.
+Each future calls back when its answer comes, so that no thread has to poll.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _WHEN = (FIRST_COMPLETED, FIRST_EXCEPTION, ALL_COMPLETED)
 
 
 class DoneAndNotDone(NamedTuple):
-    """What `wait` found."""
+    """The result of `wait`."""
 
     done: set[FutureProxy[Any]]
-    """Futures whose answer is here: a result, an error, or that they were cancelled."""
+    """Futures with an answer: a result, an error or a cancellation."""
     not_done: set[FutureProxy[Any]]
-    """The others."""
+    """Futures without an answer."""
 
 
 def wait(
     futures: Iterable[FutureProxy[Any]], timeout: float | None = None, return_when: str = ALL_COMPLETED
 ) -> DoneAndNotDone:
-    """Wait for several futures, of one job or of many. As `concurrent.futures.wait`.
+    """Wait for several futures, of one job or of many; the counterpart of `concurrent.futures.wait`.
 
     Args:
-        futures: what to wait for; one that is given twice counts once.
-        timeout: seconds to wait at most; None waits for ever. When the time is up, what is there is returned.
+        futures: the futures to wait for; one that is given twice counts once.
+        timeout: seconds to wait at most; None waits for ever. When the time is up, `wait` does not raise.
         return_when: ``"FIRST_COMPLETED"``, ``"FIRST_EXCEPTION"`` (or when all are done, if none fails), or
-            ``"ALL_COMPLETED"``, as the constants of `concurrent.futures`.
+            ``"ALL_COMPLETED"``, which are the constants of `concurrent.futures`.
 
     Returns:
         The sets ``done`` and ``not_done``.
@@ -77,23 +77,23 @@ def _wait_for_one(completed: AsCompleted[Any], only_failed: bool) -> None:
 
 
 def as_completed(futures: Iterable[FutureProxy[R]], timeout: float | None = None) -> AsCompleted[R]:
-    """Each future as its answer comes, those that are done first. As `concurrent.futures.as_completed`.
+    """Return an iterator over futures in the order of their answers, those that are done first.
 
-    For ``for`` and, on any event loop, for ``async for``.
+    The counterpart of `concurrent.futures.as_completed`, for ``for`` and, on any event loop, ``async for``.
 
     Args:
-        futures: what to wait for; one that is given twice comes once.
-        timeout: seconds from now that all may take together; None waits for ever.
+        futures: the futures to wait for; one that is given twice comes once.
+        timeout: seconds from now for all of them together; None waits for ever.
 
     Raises:
-        WaitTimeout: while iterating: the time is up. The futures are as they were.
+        WaitTimeout: while iterating, if the time is up. The futures stay as they were.
     """
     check_timeout(timeout)
     return AsCompleted(_distinct(futures), timeout)
 
 
 class AsCompleted(Generic[R]):
-    """What `as_completed` gives: an iterator and an asynchronous iterator of futures. For one reader at a time."""
+    """The iterator, and asynchronous iterator, of `as_completed`. For one reader at a time."""
 
     def __init__(self, futures: dict[FutureProxy[R], None], timeout: float | None) -> None:
         self._total = len(futures)
@@ -101,9 +101,9 @@ class AsCompleted(Generic[R]):
         self._deadline = _deadline(timeout)
         self._arrived: queue.SimpleQueue[FutureProxy[R]] = queue.SimpleQueue()
         self._wake: Callable[[], object] = _nobody_waits
-        """Wakes the event loop on which somebody waits."""
+        """Wakes the event loop on which the reader waits, if it waits on one."""
         self._callbacks = {future: partial(self._arrive, future) for future in futures}
-        """Of the futures that have not been given yet."""
+        """The callback of each future that the reader has not taken."""
         _flush(futures)
         for future, callback in self._callbacks.items():
             if not future._add(callback):
@@ -111,7 +111,7 @@ class AsCompleted(Generic[R]):
 
     def _arrive(self, future: FutureProxy[R]) -> None:
         self._arrived.put(future)
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and the wait with it
             self._wake()
 
     def __iter__(self) -> Iterator[FutureProxy[R]]:
@@ -130,7 +130,7 @@ class AsCompleted(Generic[R]):
             raise StopAsyncIteration
         here = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, here.set)
-        if self._arrived.empty():  # what came before there was a loop to wake is in the queue
+        if self._arrived.empty():  # else a future arrived before `_wake` was set
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(here.wait(), _seconds_until(self._deadline))
         return self._take(0.0)
@@ -149,7 +149,7 @@ class AsCompleted(Generic[R]):
         return future
 
     def leave(self) -> None:
-        """Leave nothing behind in the futures that have no answer."""
+        """Remove the callbacks from the futures that have no answer."""
         for future, callback in self._callbacks.items():
             future._drop(callback)
 
