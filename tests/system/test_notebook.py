@@ -166,11 +166,19 @@ class Pipe:
         os.write(self.descriptor, bytes(1000))
 
 
+@pytest.fixture(scope="module")
+def pipes(shared: Kernel) -> Iterator[list[Pipe]]:
+    """All pipes, kept open: an interrupted call may read from one when its test is over already."""
+    opened: list[Pipe] = []
+    yield opened
+    for pipe in opened:
+        os.close(pipe.descriptor)
+
+
 @pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[Pipe]:
-    pipe = Pipe(tmp_path / "pipe")
-    yield pipe
-    os.close(pipe.descriptor)
+def pipe(tmp_path: Path, pipes: list[Pipe]) -> Pipe:
+    pipes.append(Pipe(tmp_path / "pipe"))
+    return pipes[-1]
 
 
 # -- waiting ------------------------------------------------------------------------------------------------
