@@ -1,12 +1,15 @@
-"""Sessions over plain HTTP, for networks that break WebSockets: frames go up in POSTs and come down in long polls.
+"""Sessions over plain HTTP, for networks that break WebSockets: frames go up in POSTs and down in long polls.
 
-``POST /api/v1/tunnel`` opens a tunnel; ``POST …/{id}/up?n=N`` takes the client's batches of frames, numbered from
-1; ``GET …/{id}/down?n=N`` answers with the driver's, numbered too, and acknowledges those before it;
-``DELETE …/{id}`` closes. Because of the numbers any request can be made again when its answer was lost: nothing is
-taken twice, and a batch is kept until the next one is asked for.
+- ``POST /api/v1/tunnel`` opens a tunnel.
+- ``POST …/{id}/up?n=N`` takes the client's batches of frames, numbered from 1.
+- ``GET …/{id}/down?n=N`` answers with the driver's batch N, and acknowledges the batches before it.
+- ``DELETE …/{id}`` closes the tunnel.
 
-To the relay a tunnel is one more client: it stands in for the WebSocket, event by event. So who may come in, what
-opens a session and how it ends is decided in one place.
+The numbers make every request repeatable if its answer was lost: no batch is taken twice, and each is kept until
+the client asks for the next one.
+
+To the relay, a tunnel is another client: it replaces the WebSocket, event by event. So one place decides about
+access, the opening of sessions, and their end.
 """
 
 from __future__ import annotations
@@ -36,22 +39,23 @@ from loom_gateway.relay.links import DriverLink
 logger = logging.getLogger(__name__)
 
 POLL = 25.0
-"""Seconds that an answer is held back at most: ingresses cut requests that take 30 or 60."""
+"""The longest time in seconds to hold back an answer: ingresses cut requests that take 30 or 60 s."""
 
 IDLE = 60.0
 """Seconds without a poll after which a client counts as gone."""
 
 BATCH = 2 << 20
-"""Bytes of a batch, if it is not one larger frame; as many wait behind it before no more are read."""
+"""Bytes of a batch, unless one frame is larger. Reading from the driver pauses when as many bytes wait."""
 
 _UNCACHED = {"Cache-Control": "no-store, no-transform"}
 
 
 class Tunnel:
-    """One client's tunnel. To the relay, a WebSocket: `receive`, `send` and `relay_to`.
+    """One client's tunnel. The relay uses it like a WebSocket: `receive`, `send` and `relay_to`.
 
     Args:
         idle: seconds without a poll after which it closes itself.
+        on_close: called when it is closed.
     """
 
     def __init__(self, idle: float, on_close: Callable[[], object]) -> None:
@@ -61,18 +65,18 @@ class Tunnel:
         self._link: DriverLink | None = None
         self._ended = False
         self._taken = 0
-        """Number of the last batch that was taken from the client."""
+        """The number of the last batch that was taken from the client."""
         self._room = asyncio.Event()
-        """Set while the driver takes what comes."""
+        """Set while the driver takes frames."""
         self._room.set()
         self._frames: deque[list[Buffer]] = deque()
-        """What the next batches are made of."""
+        """The frames of the next batches."""
         self._waiting_bytes = 0
         self._news = asyncio.Event()
-        """Set when there is something to answer a poll with."""
+        """Set when there is an answer for a poll."""
         self._batch = b""
         self._number = 0
-        """Number of the last batch that was made for the client, which is kept until the next is asked for."""
+        """The number of the last batch for the client. The batch is kept until the client asks for the next one."""
         self._polls = 0
         self._idle = idle
         self._on_close = on_close
@@ -80,11 +84,11 @@ class Tunnel:
         self._closing = self._loop.call_later(idle, self.close)
 
     async def receive(self) -> dict[str, Any]:
-        """The next event, as ASGI has it for WebSockets: the connection, the hello, the end."""
+        """Return the next event, in ASGI's form for WebSockets: the connection, the hello, the end."""
         return await self._events.get()
 
     async def send(self, event: Any) -> None:
-        """Take an event, as ASGI has it for WebSockets."""
+        """Take an event in ASGI's form for WebSockets."""
         kind = event["type"]
         if kind == "websocket.send":
             self.send_frame(event["bytes"])
@@ -92,7 +96,7 @@ class Tunnel:
             self.end()
 
     def relay_to(self, link: DriverLink) -> None:
-        """Send what the client sends from now on to a driver, and what has come already."""
+        """Send the client's frames to a driver from now on, including those that have arrived."""
         self._link = link
         while not self._events.empty():
             event = self._events.get_nowait()
@@ -103,7 +107,7 @@ class Tunnel:
         self._room.set()
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Send the client a frame; drop it if the tunnel has ended."""
+        """Send the client a frame. Drop it if the tunnel has ended."""
         if self._ended:
             return
         frame = [LENGTH.pack(_size(pieces)), *pieces]
@@ -114,16 +118,16 @@ class Tunnel:
             self._link.pause_reading()
 
     def pause_receiving(self) -> None:
-        """The driver takes no more for now."""
+        """Stop taking frames from the client, because the driver takes none for now."""
         if not self._ended:
             self._room.clear()
 
     def resume_receiving(self) -> None:
-        """The driver takes more."""
+        """Take frames from the client again."""
         self._room.set()
 
     def end(self) -> None:
-        """Take nothing more from either side; the client still gets what has come for it."""
+        """Stop taking frames from either side. The client still gets those that have arrived for it."""
         if not self._ended:
             self._ended = True
             self._room.set()
@@ -133,19 +137,20 @@ class Tunnel:
     abort = end
 
     async def take(self, number: int, data: bytes) -> int:
-        """Take a batch for the driver when that has room; the number of the last batch that was taken.
+        """Take a batch for the driver once it has room. Return the number of the last batch taken.
 
-        That is a lower one if there was no room for `POLL` seconds: the client is to send the batch again.
+        The number is lower than ``number`` if there was no room for `POLL` seconds. The client then sends the batch
+        again.
 
         Raises:
-            ProtocolMismatch: it is no batch, or one before it is missing.
+            ProtocolMismatch: the data is no batch, or an earlier batch is missing.
         """
         if number > self._taken + 1:
             raise ProtocolMismatch(f"batch {number} came where batch {self._taken + 1} had to come")
         frames = split_batch(data)
         if number == self._taken + 1:
             await _happens(self._room)
-        if number == self._taken + 1 and self._room.is_set():  # and it was not taken from a repetition meanwhile
+        if number == self._taken + 1 and self._room.is_set():  # a repeated request may have delivered it meanwhile
             self._taken = number
             self._pass_on(frames)
         return self._taken
@@ -160,9 +165,9 @@ class Tunnel:
                 self._events.put_nowait({"type": "websocket.receive", "bytes": bytes(frame)})
 
     async def poll(self, number: int) -> tuple[bytes, bool]:
-        """The batch with a number, as soon as there is one, and whether nothing comes after it.
+        """Return a batch by number, and whether it is the last. Wait until there is one.
 
-        The batch is empty after `POLL` seconds without one.
+        The batch is empty after `POLL` seconds without frames.
 
         Raises:
             ProtocolMismatch: the number is neither the last one's nor the next.
@@ -173,7 +178,7 @@ class Tunnel:
             if number == self._number + 1:
                 self._batch = b""
                 await _happens(self._news)
-            if number == self._number + 1 and self._frames:  # no other poll has made it meanwhile
+            if number == self._number + 1 and self._frames:  # no concurrent poll has made it meanwhile
                 self._number = number
                 self._batch = self._next_batch()
             return self._batch if number == self._number else b"", self._ended and not self._frames
@@ -193,7 +198,7 @@ class Tunnel:
 
     @contextlib.contextmanager
     def _attended(self) -> Iterator[None]:
-        """The client is there; and is gone when it has not polled for a while after this."""
+        """Suspend the idle timeout while the client polls, and restart it afterwards."""
         self._closing.cancel()
         self._polls += 1
         try:
@@ -204,7 +209,7 @@ class Tunnel:
                 self._closing = self._loop.call_later(self._idle, self.close)
 
     def close(self) -> None:
-        """The client is gone: let go of everything."""
+        """Close the tunnel, because the client is gone."""
         self._closed = True
         self._closing.cancel()
         self.end()
@@ -213,7 +218,7 @@ class Tunnel:
 
 
 class Tunnels:
-    """The tunnels of a gateway, and the routes that lead to them."""
+    """The tunnels of a gateway, and their routes."""
 
     def __init__(self, relay: ASGIApp, idle: float = IDLE) -> None:
         self._relay = relay
@@ -228,7 +233,7 @@ class Tunnels:
         ]
 
     def close(self) -> None:
-        """End every tunnel. A poll that is under way is answered with what has come."""
+        """End every tunnel. A poll that is under way is answered with the frames that have arrived."""
         for _, tunnel in list(self._tunnels.values()):
             tunnel.end()
 
@@ -255,7 +260,7 @@ class Tunnels:
         try:
             data = await _body(request)
         except ClientDisconnect:
-            return Response()  # which nobody gets
+            return Response()  # the client is gone, so nothing receives this
         return JSONResponse({"taken": await tunnel.take(_number(request), data)}, headers=_UNCACHED)
 
     async def _down(self, request: Request) -> Response:
@@ -269,7 +274,7 @@ class Tunnels:
 
     def _find(self, request: Request) -> Tunnel:
         owner, tunnel = self._tunnels.get(request.path_params["tunnel"], (None, None))
-        # To anyone else it is as if it were not there.
+        # Another token gets the answer for an unknown tunnel, so that it learns nothing.
         if tunnel is None or owner != _identity(request):
             raise ConnectionLost(
                 "this gateway has no such tunnel of this token: it was closed, or had no poll for long"
@@ -290,11 +295,7 @@ def _number(request: Request) -> int:
 
 
 async def _body(request: Request) -> bytes:
-    """A request's body.
-
-    Raises:
-        TooLarge: it is over `MAX_BATCH`; no more than that has been read.
-    """
+    """Return a request's body. Raise `TooLarge`, without reading further, once it exceeds `MAX_BATCH` bytes."""
     too_large = TooLarge(f"a body is over the limit of {MAX_BATCH} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BATCH:
@@ -314,6 +315,6 @@ def _size(buffers: Sequence[Buffer]) -> int:
 
 
 async def _happens(event: asyncio.Event) -> None:
-    """Wait until an event is set, for `POLL` seconds at most."""
+    """Wait until an event is set, for at most `POLL` seconds."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), POLL)

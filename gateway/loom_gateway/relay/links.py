@@ -1,4 +1,4 @@
-"""`DriverLink`: the gateway's end of a connection to a driver, and what it needs of the client's end."""
+"""`DriverLink`, the gateway's end of a connection to a driver, and the interface of the client's end."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
 
 _HIGH_WATER = 512 << 10
-"""Bytes that wait for the other side before no more are read. All of it is ahead of a small call."""
+"""Bytes that may wait for the other side before reading pauses. A small call waits behind all of them."""
 
 _FAREWELL = 4096
-"""Bytes of the largest frame that may be a driver's last word."""
+"""Bytes of the largest frame that may be a driver's farewell."""
 
 
 class ClientSocket(Protocol):
-    """A client's connection, as the link to its driver sees it."""
+    """A client's connection, as its link to the driver uses it."""
 
     def relay_to(self, link: DriverLink) -> None:
-        """Send what the client sends from now on to a driver, and what has come already."""
+        """Send the client's frames to a driver from now on, including those that have arrived."""
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Send a frame, given in pieces, to the client; dropped where the connection is closing."""
+        """Send the client a frame, given in pieces. Drop it if the connection is closing."""
 
     def pause_receiving(self) -> None:
-        """The driver takes no more for now."""
+        """Stop taking frames from the client, because the driver takes none for now."""
 
     def resume_receiving(self) -> None:
-        """The driver takes more."""
+        """Take frames from the client again."""
 
     def abort(self) -> None:
-        """Close the connection without a word, and drop what waits to be sent."""
+        """Close the connection at once, and drop what waits to be sent."""
 
 
 class DriverLink(asyncio.Protocol):
@@ -49,20 +49,20 @@ class DriverLink(asyncio.Protocol):
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._socket: ClientSocket | None = None
         self.frames = 0
-        """Frames that were sent to the driver."""
+        """The number of frames sent to the driver."""
         self.bytes_in = 0
-        """Bytes of them, with their lengths."""
+        """The bytes of these frames, including their lengths."""
         self.bytes_out = 0
-        """Bytes that came from the driver."""
+        """Bytes received from the driver."""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done when the driver has closed the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
 
     def relay_to(self, socket: ClientSocket) -> None:
-        """Send every frame from now on to a client, and what has come already."""
+        """Send every frame to a client from now on, including those that have arrived."""
         self._socket = socket
         while not self._frames.empty():
             frame = self._frames.get_nowait()
@@ -70,13 +70,13 @@ class DriverLink(asyncio.Protocol):
                 socket.send_frame(frame)
 
     async def next(self) -> bytes | None:
-        """The next frame from the driver, before `relay_to`; None when the driver has closed the connection."""
+        """Return the driver's next frame, before `relay_to`; None if the driver has closed the connection."""
         return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
         self.bytes_out += len(data)
         if not self._missing and not self._head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
-            self._frame([data[4:]])  # one frame that came whole, as small ones do
+            self._frame([data[4:]])  # small frames usually arrive whole
             return
         if self._head:
             data = self._head + data
@@ -107,13 +107,13 @@ class DriverLink(asyncio.Protocol):
 
     @property
     def last_frame(self) -> bytes:
-        """The last frame that came from the driver; empty if it was too large for a farewell."""
+        """The last frame from the driver; empty if it was too large for a farewell."""
         return joined(self._last)
 
     def write(self, *pieces: Buffer) -> None:
-        """Send a frame to the driver; dropped where it is gone, of which the client is about to be told."""
+        """Send a frame to the driver. Drop it if the driver is gone: the client is about to learn of that."""
         if self._transport.is_closing():
-            return  # uvloop's transport would raise, and the client's connection would end without a word
+            return  # uvloop's transport would raise, and the client's connection would end without an explanation
         size = sum(map(len, pieces))
         self.frames += 1
         self.bytes_in += LENGTH.size + size
@@ -128,12 +128,12 @@ class DriverLink(asyncio.Protocol):
             self._socket.resume_receiving()
 
     def pause_reading(self) -> None:
-        """The client takes no more for now."""
+        """Stop reading from the driver, because the client takes no frames for now."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """The client takes more."""
+        """Read from the driver again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 

@@ -1,8 +1,8 @@
 """The WebSocket endpoint: authenticates, finds or starts the session's driver, and relays frames.
 
-After the first frame nothing that passes is decoded: a WebSocket message is a frame, and a frame on the unix socket
-is the same bytes behind their length. The endpoint is an ASGI application of its own, not a FastAPI route, because
-it sits on the path of every call.
+After the first frame, nothing is decoded: a WebSocket message is a frame, and on the unix socket the same bytes
+follow their length. The endpoint is a plain ASGI application and not a FastAPI route, because it is on the path of
+every call.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from loom_gateway.sessions.session import Session, SessionState
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT = 10.0
-"""Seconds that a client has to say hello."""
+"""Seconds that a client has to send its hello."""
 
 EXIT_TIMEOUT = 5.0
-"""Seconds that are waited for a driver's exit code once its socket has closed."""
+"""Seconds that a driver's exit code has to arrive after its socket has closed."""
 
 CUT_TIMEOUT = 5.0
-"""Seconds that a client has to take the news that its token is not good any more."""
+"""Seconds that a client has to receive the reason for its disconnection."""
 
 CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000
@@ -42,7 +42,7 @@ CLOSE_SUPERSEDED = 4001
 
 
 class Relay:
-    """ASGI application of the path ``/ws/v1``."""
+    """The ASGI application of the path ``/ws/v1``."""
 
     def __init__(self, manager: SessionManager, access: AccessControl, draining: Draining) -> None:
         self._manager = manager
@@ -78,7 +78,7 @@ class Relay:
             return await self._manager.create(principal.identity.token)
 
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
-        """Pass the driver's answer to the hello on; return whether it takes the client."""
+        """Pass on the driver's answer to the hello. Return whether it accepts the client."""
         first = await link.next()
         if first is None:
             await _say_lost(session, send)
@@ -105,8 +105,8 @@ class Relay:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Let frames pass until either side ends the connection."""
-        if not hello.lane:  # another is the second connection of a client that is counted already
+        """Relay frames until either side ends the connection."""
+        if not hello.lane:  # the second connection of a client is not counted again
             self._manager.connected(session)
             logger.info("session %s: client connected", session.name)
             self._access.entered(principal, session, hello)
@@ -120,13 +120,13 @@ class Relay:
             link.close()
             try:
                 await asyncio.wait_for(_refuse(send, error), CUT_TIMEOUT)
-            except asyncio.TimeoutError:  # it takes nothing, not even this
+            except asyncio.TimeoutError:  # the client does not even receive the reason
                 socket.abort()
 
         try:
             with self._access.connected(principal, cut), session.traffic.on(link), self._notified(hello, socket):
                 while (await receive())["type"] != "websocket.disconnect":
-                    pass  # text, which no client of ours sends
+                    pass  # a text message, which Loom's clients never send
         finally:
             farewell.cancel()
             if not hello.lane:
@@ -135,7 +135,7 @@ class Relay:
                 logger.info("session %s: client disconnected", session.name)
 
     def _notified(self, hello: Hello, socket: ClientSocket) -> AbstractContextManager[None]:
-        """Notify a client that the gateway ends: once, on the first of its connections."""
+        """Return the context that notifies a client of the gateway's end, on the client's first connection only."""
         if hello.lane or "draining" not in hello.capabilities:
             return nullcontext()
         return self._draining.notified(socket.send_frame)
@@ -167,7 +167,7 @@ def _read_hello(frame: bytes) -> Hello:
 
 
 async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
-    """Connect to a session's driver and pass the client's hello on."""
+    """Connect to a session's driver, and pass on the client's hello."""
     loop = asyncio.get_running_loop()
     try:
         _, link = await loop.create_unix_connection(DriverLink, session.driver.socket_path)
@@ -180,7 +180,7 @@ async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
 
 
 async def _await_exit(session: Session) -> bool:
-    """Wait for a driver's exit code, once its socket has closed; return whether it has ended."""
+    """Wait for a driver's exit code after its socket has closed. Return whether the driver has ended."""
     try:
         await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
     except asyncio.TimeoutError:
@@ -203,10 +203,10 @@ async def _say_farewell(session: Session, link: DriverLink, send: Send) -> None:
 
 
 def _last_word(frame: bytes) -> int | None:
-    """Return the kind of a driver's last message, if that is one that it ends a connection with."""
+    """Return the kind of a driver's last message, if it is one that ends a connection."""
     if not frame:
         return None
-    # Only unnumbered frames are looked into: a numbered one is the client's and the driver's business.
+    # Only unnumbered frames matter: numbered ones are between the client and the driver.
     decoded = decode_frame(frame)
     ends = [message.kind for message in decoded.messages if message.kind in (Kind.ENDED, Kind.REFUSE)]
     return ends[0] if decoded.seq == 0 and ends else None
@@ -216,7 +216,7 @@ async def _say_lost(session: Session, send: Send) -> None:
     if await _await_exit(session):
         await _refuse(send, session.ended_error())
     else:
-        # It has given up this connection for a later one of the same client.
+        # The driver has given up this connection for a later one of the same client.
         await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
 
 

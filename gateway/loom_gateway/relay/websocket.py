@@ -1,4 +1,4 @@
-"""`RelaySocket`: a client's WebSocket, which passes frames straight on to a driver."""
+"""`RelaySocket`, a client's WebSocket that passes frames straight on to a driver."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from loom_gateway.relay.links import DriverLink
 logger = logging.getLogger(__name__)
 
 _SMALL = 16 << 10
-"""Bytes up to which joining costs less than writing in pieces."""
+"""Bytes up to which one joined write is cheaper than a write in pieces."""
 
 
 class RelaySocket(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket (``websockets-sansio``), with a short way for frames.
+    """uvicorn's WebSocket (``websockets-sansio``) with a short path for frames.
 
-    An ASGI application takes each message from a queue in a task of its own. Once a client is connected to its
-    driver, frames go straight from one socket's callback to the other socket.
+    An ASGI application takes each message from a queue, in a separate task. Once a client is connected to its
+    driver, this class passes frames from one socket's callback to the other socket instead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,15 +44,16 @@ class RelaySocket(WebSocketsSansIOProtocol):
     def handle_events(self) -> None:
         super().handle_events()
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # A header that HTTP allows and `websockets` does not; uvicorn would leave the client without a word.
+            # `websockets` refuses some headers that HTTP allows. uvicorn would close the connection without an
+            # answer.
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             self.transport.close()
 
     def refuse(self, status: int, headers: Mapping[str, str], text: str) -> None:
-        """Answer the upgrade with an error. Of one that an application refuses, uvicorn complains in the log."""
+        """Answer the upgrade with an error. If an application refused it instead, uvicorn would log a complaint."""
         response = self.conn.reject(status, text)
         for name, value in headers.items():
-            response.headers.pop(name, None)  # which would keep both
+            response.headers.pop(name, None)  # otherwise both values would be sent
             response.headers[name] = value
         self.conn.send_response(response)
         self.transport.write(b"".join(self.conn.data_to_send()))
@@ -60,11 +61,11 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close the connection without a word, and drop what waits to be sent."""
+        """Close the connection at once, and drop what waits to be sent."""
         self.transport.abort()
 
     def relay_to(self, link: DriverLink) -> None:
-        """Send every binary message from now on to a driver, and what has come already."""
+        """Send every binary message to a driver from now on, including those that have arrived."""
         self._link = link
         keep_queues_short(self.transport.get_extra_info("socket"))
         while not self.queue.empty():
@@ -95,7 +96,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
         if self._link is None or not event.fin:
             super().handle_bytes(event)
         else:
-            self._link.write(bytes(event.data))  # bytes already: no copy
+            self._link.write(bytes(event.data))  # bytes already, so this makes no copy
 
     def send_receive_event_to_app(self) -> None:
         if self._link is None or self.curr_msg_data_type == "text":
@@ -105,7 +106,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
             self.frames = []
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Send a binary message; dropped where the connection is closing."""
+        """Send a binary message. Drop it if the connection is closing."""
         if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
             head = message_head(sum(map(len, pieces)))
             if len(pieces) == 1 and len(pieces[0]) < _SMALL:
