@@ -1,7 +1,7 @@
-"""The end of a gateway that is told to stop: no new sessions, clients who know, time for what is under way.
+"""The end of a gateway that was told to stop: it refuses new sessions, notifies clients, and lets sessions finish.
 
-Kubernetes sends SIGTERM to a pod that is to go, and SIGKILL a while later. In between a gateway with ``--drain``
-serves the sessions that there are; ``/readyz`` tells the Service that no new ones are wanted here.
+Kubernetes sends SIGTERM to a pod, and SIGKILL some time later. In between, a gateway with ``--drain`` serves its
+living sessions, and ``/readyz`` tells the Service to send no new ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from loom_gateway.sessions.manager import SessionManager
 logger = logging.getLogger(__name__)
 
 SendFrame: TypeAlias = Callable[..., None]
-"""Sends a client a frame, given in pieces: see `relay.ClientSocket`."""
+"""Sends a client a frame, given in pieces; see `relay.ClientSocket`."""
 
 
 class Draining:
-    """Whether the gateway is about to end, and who has to know. For the gateway's event loop."""
+    """The state of draining, and the clients to notify. On the gateway's event loop."""
 
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
@@ -39,10 +39,10 @@ class Draining:
         return self._until is not None
 
     def begin(self, seconds: float) -> None:
-        """Refuse new sessions from now on, and tell every client. Does nothing the second time.
+        """Refuse new sessions from now on, and notify every client. A second call does nothing.
 
         Args:
-            seconds: until the gateway ends.
+            seconds: the time until the gateway ends.
         """
         if self._until is not None:
             return
@@ -52,7 +52,7 @@ class Draining:
             self._notify(send_frame)
 
     async def over(self) -> None:
-        """Wait until no session is left, or the seconds given to `begin` are over."""
+        """Wait until no session is left, or until the seconds given to `begin` are over."""
         assert self._until is not None
         while sessions := self._manager.sessions():
             ends = [asyncio.ensure_future(session.over.wait()) for session in sessions]
@@ -78,7 +78,7 @@ class Draining:
 
     @contextmanager
     def notified(self, send_frame: SendFrame) -> Iterator[None]:
-        """Notify a client, while it is connected, that the gateway ends; at once if that is known already."""
+        """Notify a client that the gateway ends, as soon as it does, for as long as the client is connected."""
         self._clients.add(send_frame)
         if self._until is not None:
             self._notify(send_frame)
@@ -93,5 +93,5 @@ class Draining:
             "seconds": max(0.0, self._until - time.monotonic()),
             "sessions_end": self._manager.end_sessions,
         }
-        # Not numbered: it is no word of the driver's, and need not be repeated to a client that comes back.
+        # Unnumbered, because it does not come from the driver and need not be repeated to a client that comes back.
         send_frame(*unnumbered_frame(Notice("gateway_draining").message(parts=[pack_texts(details)])))

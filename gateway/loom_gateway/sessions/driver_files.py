@@ -1,6 +1,6 @@
-"""What the gateway and a driver leave for each other on disk: the files of one driver in the state folder.
+"""The files of one driver in the state folder, through which the gateway and the driver exchange information.
 
-The names of all of them begin alike, and the gateway removes them when the driver has ended. What stays is the log.
+All their names begin alike. The gateway removes them when the driver has ended, except for the log.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from pathlib import Path
 from typing import Any
 
 OUTPUT_LINES = 50
-"""Last lines of a driver's output that are kept for error messages."""
+"""The number of last lines of a driver's output that error messages include."""
 
 OUTPUT_BYTES = 16 << 10
-"""Bytes of them, at most."""
+"""The maximum number of bytes of these lines."""
 
 
 @dataclass(frozen=True)
 class DriverRecord:
-    """What a gateway notes of a driver, for the gateway after it."""
+    """The description of a driver that a gateway leaves for its successor."""
 
     pid: int
     started: int
-    """When the process started, as `start_time` tells: another process that got the same id started later."""
+    """The process's start by `start_time`. Another process with the same id has a later start."""
     port: int
-    """The port that its Monarch was given."""
+    """The port of the driver's Monarch."""
     protocol: Sequence[int]
-    """Version of the protocol that it speaks."""
+    """The driver's version of the protocol."""
     session: str = ""
-    """Name of its session; empty for a spare."""
+    """The name of its session; empty for a spare."""
     created: float = 0.0
-    """When the session was opened, in seconds since the epoch."""
+    """The time at which the session was opened, in seconds since the epoch."""
     persist: bool = False
-    """Whether the session lives on without a client for as long as it takes."""
+    """Whether the session never ends for lack of a client."""
     owner: str = ""
-    """Id of the token that opened the session; empty for a spare."""
+    """The id of the token that opened the session; empty for a spare."""
 
     @classmethod
     def parse(cls, text: str) -> DriverRecord:
-        """A record that was written. Raises `ValueError` for anything else."""
+        """Parse a written record. Raise `ValueError` for any other text."""
         values = json.loads(text)
         fits = {"int": int, "float": float, "str": str, "bool": bool, "Sequence[int]": list}
         kinds = {f.name: fits[str(f.type)] for f in fields(cls)}
@@ -54,12 +54,12 @@ class DriverRecord:
 
 @dataclass(frozen=True)
 class LastWords:
-    """Why a driver ends."""
+    """The reason and exit code that a driver, or its gateway, leaves at the driver's end."""
 
     reason: str = ""
     """Empty if it is not known."""
     exit_code: int | None = None
-    """Known when the driver has come to its own end."""
+    """Known only if the driver has ended by itself."""
 
 
 class DriverFiles:
@@ -68,32 +68,32 @@ class DriverFiles:
     def __init__(self, base: str) -> None:
         self.base = base
         self.socket = f"{base}.sock"
-        """Where the driver takes the gateway's connections."""
+        """The socket on which the driver takes the gateway's connections."""
         self.record = f"{base}.json"
-        """Its `DriverRecord`."""
+        """The file of the `DriverRecord`."""
         self.output = f"{base}.out"
-        """What it prints."""
+        """The driver's standard output and error."""
         self.last_words = f"{base}.end"
-        """Its `LastWords`."""
+        """The file of the `LastWords`."""
         self.log = f"{base}.log"
-        """What the session printed; see `loom_gateway.driver.output.spool`."""
+        """The session's log; see `loom_gateway.driver.output.spool`."""
 
     def write_record(self, record: DriverRecord) -> None:
-        """Write the record, so that a reader finds the old one or this one."""
+        """Replace the record atomically."""
         write_atomically(self.record, json.dumps(asdict(record)))
 
     def read_record(self) -> DriverRecord:
-        """Raises `OSError` where there is none, `ValueError` where it is none."""
+        """Return the record. Raise `OSError` if there is none, `ValueError` if it is damaged."""
         return DriverRecord.parse(Path(self.record).read_text())
 
     def say(self, words: LastWords) -> None:
-        """Leave the last words; the reason that was given first stays."""
+        """Write the last words. The first reason stays."""
         reason = self.read_last_words().reason or words.reason
-        with contextlib.suppress(OSError):  # the folder is gone, and with it whoever would want to know
+        with contextlib.suppress(OSError):  # the folder is gone, and so is the reader
             write_atomically(self.last_words, json.dumps({"reason": reason, "exit_code": words.exit_code}))
 
     def read_last_words(self) -> LastWords:
-        """The last words; empty ones where there are none."""
+        """Return the last words, or empty ones if there are none."""
         try:
             words: Any = json.loads(Path(self.last_words).read_text())
             return LastWords(str(words["reason"]), words["exit_code"])
@@ -101,7 +101,7 @@ class DriverFiles:
             return LastWords()
 
     def last_output(self) -> list[str]:
-        """The last `OUTPUT_LINES` lines that the driver printed."""
+        """Return the last `OUTPUT_LINES` lines of the driver's output."""
         try:
             with open(self.output, "rb") as output:
                 output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
@@ -110,7 +110,7 @@ class DriverFiles:
             return []
 
     def remove(self, log: bool = False) -> None:
-        """Remove what is there of the files; the log only if asked to."""
+        """Remove the files; the log only with ``log=True``."""
         paths = [self.socket, self.record, self.output, self.last_words]
         for path in paths + ([self.log, f"{self.log}.1"] if log else []):
             with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ class DriverFiles:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None where there is no such process, or no Linux."""
+    """Return a process's start in ticks since the machine's boot; None without such a process or without Linux."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -127,7 +127,7 @@ def start_time(pid: int) -> int | None:
 
 
 def write_atomically(path: str, text: str) -> None:
-    """Write a file that only this user can read; a reader finds what was there before or all of this."""
+    """Write a file that only this user can read. A reader finds either the old content or the new one, whole."""
     folder, name = os.path.split(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
     try:

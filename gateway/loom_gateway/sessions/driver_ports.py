@@ -1,10 +1,9 @@
 """Ports for drivers, none given twice.
 
-A worker goes on trying to deliver what it had for a driver that is gone (see ``UNDELIVERABLE_AFTER`` in
-`loom_gateway.workers.host`), and numbers its messages to an address from the first that it ever sent there. So to
-another driver that got the same port it would never say anything that this one takes (torchmonarch 0.7): the new
-driver's attach fails. The kernel gives out ports at random, and one of a hundred sessions met one that had been
-used.
+A worker keeps trying to deliver its messages for a dead driver (see ``UNDELIVERABLE_AFTER`` in
+`loom_gateway.workers.host`). It numbers the messages to an address from the first that it ever sent there. If
+another driver got the same port, it would wait for numbers that never come, and its attach would fail (torchmonarch
+0.7). The kernel chooses ports at random, and one of a hundred sessions met a used one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 TRIES = 64
-"""Ports asked for at once before used ones are given again."""
+"""The number of ports to try at once before used ones may be given again."""
 
 
 def _bind_any() -> socket.socket:
@@ -25,12 +24,12 @@ def _bind_any() -> socket.socket:
 
 
 class FreshPorts:
-    """Free TCP ports of this machine. When hardly any is left that was not given, all may be given again.
+    """Free TCP ports of this machine. When hardly any new ones are left, all may be given again.
 
     Args:
-        bind: binds a socket to a port that the kernel picks.
-        path: a file of the ports that were given, for the next gateway, whose workers are the same; None: there is
-            no next one.
+        bind: returns a socket that is bound to a port of the kernel's choice.
+        path: a file of the given ports for the next gateway, which has the same workers; None if no gateway will
+            follow.
     """
 
     def __init__(self, bind: Callable[[], socket.socket] = _bind_any, path: str | None = None) -> None:
@@ -40,8 +39,8 @@ class FreshPorts:
         self._given = {int(port) for port in given if port.isdecimal()}
 
     def take(self) -> int:
-        """A port that nobody listens on and that was not given before."""
-        with ExitStack() as held:  # what is held is not picked again
+        """Return a port that is free and was not given before."""
+        with ExitStack() as held:  # a port that is held here is not chosen again
             for _ in range(TRIES):
                 port = int(held.enter_context(self._bind()).getsockname()[1])
                 if port not in self._given:

@@ -1,4 +1,4 @@
-"""A driver's process, as the gateway sees it: one that it started, or one that an earlier gateway did.
+"""A driver's process as the gateway sees it: started by this gateway, or by an earlier one.
 
 The weaver's process is one, too; see `loom_gateway.weaver_process`.
 """
@@ -25,7 +25,7 @@ from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWo
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 10.0
-"""Seconds that a driver may take to stop its meshes and exit before it is killed."""
+"""Seconds that a driver has to stop its meshes and exit before it is killed."""
 
 CONNECT_TIMEOUT = 2.0
 """Seconds that a driver's socket has to accept a connection."""
@@ -42,11 +42,11 @@ class DriverProcess(ABC):
         self.socket_path = files.socket
         self.exited = asyncio.Event()
         self.exit_code: int | None = None
-        """Negative: the signal that killed it. None: it lives, or nobody knows."""
+        """Negative: the signal that killed the process. None: the process lives, or the code is unknown."""
         self.output: list[str] = []
-        """The last lines that it printed, when it has ended."""
+        """The last lines of the process's output, once it has ended."""
         self.reason = ""
-        """Why it was told to end; empty if it ended by itself."""
+        """Why the process was told to end; empty if it ended by itself."""
 
     def _ended(self, exit_code: int | None) -> None:
         words = self.files.read_last_words()
@@ -58,7 +58,7 @@ class DriverProcess(ABC):
 
     @property
     def how_it_ended(self) -> str:
-        """What became of the process, as the end of a sentence."""
+        """The way the process ended, as the end of a sentence."""
         code = self.exit_code
         if code is None:
             return "ended; its exit code is not known"
@@ -67,11 +67,11 @@ class DriverProcess(ABC):
         return f"exited with code {code}"
 
     def lost(self, message: str) -> SessionLost:
-        """The error that tells a client that this driver has ended."""
+        """Return the error that tells a client that this driver has ended."""
         return SessionLost(message, self.exit_code, "\n".join(self.output))
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
-        """Tell the driver to stop its meshes and exit; kill it after ``timeout`` seconds."""
+        """Tell the driver to stop its meshes and exit. Kill it after ``timeout`` seconds."""
         self.files.say(LastWords(reason))
         self.signal(signal.SIGTERM)
         try:
@@ -87,7 +87,7 @@ class DriverProcess(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """See that it ends, as this process is about to with its parent. On any thread."""
+        """Make sure that the process ends when this one ends with its parent. Safe on any thread."""
 
 
 class OwnDriver(DriverProcess):
@@ -96,7 +96,7 @@ class OwnDriver(DriverProcess):
     def __init__(self, name: str, files: DriverFiles, command: Sequence[str]) -> None:
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # Its standard input tells it when this process is gone; see `driver.lifetime`.
+            # The child's standard input closes when this process ends; see `driver.lifetime`.
             self._child = Child(name, command, errors=output)
         finally:
             os.close(output)
@@ -105,10 +105,10 @@ class OwnDriver(DriverProcess):
         self._child.ended.add_done_callback(self._note_end)
 
     async def come_up(self, timeout: float) -> dict[str, Any]:
-        """Wait until the process listens; return what it announces.
+        """Wait until the process listens. Return its announcement.
 
         Raises:
-            SessionLost: it ended before, or did not listen within ``timeout`` seconds and was killed.
+            SessionLost: the process ended before, or did not listen within ``timeout`` seconds and was killed.
         """
         ready = asyncio.shield(asyncio.wrap_future(self._child.ready))
         try:
@@ -123,22 +123,23 @@ class OwnDriver(DriverProcess):
             raise self.lost(f"{how}; its last output:\n{last}") from None
 
     def _note_end(self, ended: Future[int]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has left its drivers
+        # the loop is closed because the gateway has left its drivers behind
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended, ended.result())
 
     def signal(self, number: int) -> None:
         self._child.signal(number)
 
     def abandon(self) -> None:
-        """Do nothing: it sees that standard input is closed."""
+        """Do nothing: the driver ends when its standard input is closed."""
 
 
 class NotOurDriver(Exception):
-    """What a record speaks of is not the driver that it was written for; says why."""
+    """Raised with the reason if a record's driver has ended, or another process has taken its place."""
 
 
 class AdoptedDriver(DriverProcess):
-    """A driver that an earlier gateway has started."""
+    """A driver that an earlier gateway started."""
 
     def __init__(self, files: DriverFiles, record: DriverRecord, pidfd: int) -> None:
         super().__init__(files, record.pid)
@@ -149,10 +150,10 @@ class AdoptedDriver(DriverProcess):
 
     @classmethod
     def adopt(cls, files: DriverFiles) -> AdoptedDriver:
-        """Take over the driver that a record names.
+        """Take over the driver of a record.
 
         Raises:
-            NotOurDriver: it does not run any more, or what runs there is not what the record was written for.
+            NotOurDriver: the driver has ended, or another process has its id or its socket.
         """
         try:
             record = files.read_record()
@@ -163,7 +164,7 @@ class AdoptedDriver(DriverProcess):
         except (OSError, OverflowError) as error:
             raise NotOurDriver(f"process {record.pid} has ended") from error
         try:
-            # The descriptor holds on to the process: what is true of it now does not become another's.
+            # The descriptor keeps the process's id from being reused, so the checks below hold from now on.
             if start_time(record.pid) != record.started:
                 raise NotOurDriver(f"process {record.pid} is another one than the record's, which has ended")
             _check_listener(files.socket, record.pid)
@@ -190,7 +191,7 @@ class AdoptedDriver(DriverProcess):
 
 
 def _check_listener(path: str, pid: int) -> None:
-    """Check that a process of this user with this id listens on a socket. Raises `NotOurDriver`."""
+    """Raise `NotOurDriver` unless this process of this user listens on a socket."""
     try:
         found = os.lstat(path)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():

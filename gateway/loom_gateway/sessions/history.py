@@ -1,4 +1,4 @@
-"""The sessions that ended last, and why."""
+"""The last sessions that ended, with the reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loom.errors import LoomError, SessionLost, UnknownSession
 from loom_gateway.sessions.driver_files import write_atomically
 
 KEEP = 100
-"""Sessions that are remembered."""
+"""The number of ended sessions to remember."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +24,19 @@ class EndedSession:
     name: str
     reason: str
     lost: bool
-    """Whether its driver ended without having been meant to."""
+    """Whether its driver ended unintentionally."""
     exit_code: int | None
-    """Of the driver; negative: the signal that killed it; None: not known."""
+    """The driver's exit code; negative: the signal that killed it; None: unknown."""
     created_at: float
-    """Seconds since the epoch, as `ended_at`."""
+    """Seconds since the epoch, as is `ended_at`."""
     ended_at: float
     output: str
-    """The driver's last lines."""
+    """The last lines of the driver's output."""
     log: str
-    """Path of the file with what the session printed."""
+    """The path of the session's log."""
 
     def error(self) -> LoomError:
-        """What to tell a client that wants to attach to it."""
+        """Return the error for a client that wants to attach to the session."""
         if self.lost:
             return SessionLost(
                 f"session {self.name!r} is lost: {self.reason}; its meshes are stopped. Open a new one with "
@@ -48,10 +48,10 @@ class EndedSession:
 
 
 class EndedSessions:
-    """The last `KEEP`, the newest last.
+    """The last `KEEP` ended sessions, the newest last.
 
     Args:
-        path: a file in which the next gateway finds them; None: there is no next one.
+        path: a file in which the next gateway finds them; None if no gateway will follow.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -79,9 +79,9 @@ class EndedSessions:
                 logger.warning("the end of session %s cannot be written down: %s", session.name, error)
 
     def all(self) -> list[EndedSession]:
-        """Those that are remembered, the newest last."""
+        """Return the remembered sessions, the newest last."""
         return list(self._sessions)
 
     def get(self, name: str) -> EndedSession | None:
-        """The session of a name, if it is remembered."""
+        """Return a session by name, or None if it is not remembered."""
         return next((session for session in self._sessions if session.name == name), None)

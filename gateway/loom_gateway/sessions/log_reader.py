@@ -1,4 +1,4 @@
-"""Reading what sessions printed, from the files that their drivers write (`loom_gateway.driver.output.spool`)."""
+"""Reader of the sessions' logs, the files that their drivers write (`loom_gateway.driver.output.spool`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import IO, Any
 from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
 
 KEEP_ENDED = 16
-"""Sessions that have ended whose logs are kept, the last ones."""
+"""The number of ended sessions whose logs are kept, the newest."""
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at a file that is followed; there is no event for files that works everywhere."""
+"""Seconds between two reads of a followed file: no event for files works everywhere."""
 
 SIGN_OF_LIFE = 5.0
 """Seconds of silence after which a follower gets an empty line."""
@@ -26,16 +26,16 @@ SIGN_OF_LIFE = 5.0
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which lines to read; None for all."""
+    """A filter of log lines. None matches everything."""
 
     mesh: str | None = None
     rank: int | None = None
     stream: str | None = None
     tail: int | None = None
-    """The last so many."""
+    """The number of last lines to read."""
 
     def check(self) -> None:
-        """Raise `WrongArguments` where it could match nothing in any session."""
+        """Raise `WrongArguments` if the filter cannot match in any session."""
         if self.stream not in (None, "stdout", "stderr"):
             raise WrongArguments(f"stream={self.stream!r}: it is stdout or stderr")
         if self.tail is not None and self.tail < 0:
@@ -59,18 +59,18 @@ class _Log:
 
 
 class SessionLogs:
-    """The logs of the living sessions and of the last `KEEP_ENDED` that have ended."""
+    """The logs of the living sessions and of the last `KEEP_ENDED` ended ones."""
 
     def __init__(self) -> None:
         self._logs: dict[str, _Log] = {}
         self._closing = False
 
     def add(self, session: str, path: str) -> None:
-        """Note where a new session's log is written."""
+        """Note the path of a new session's log."""
         self._logs[session] = _Log(path)
 
     def ended(self, session: str) -> None:
-        """Note that a session has ended: its log grows no more. The oldest such log is removed."""
+        """Note that a session has ended and its log is complete. Remove the oldest such log."""
         log = self._logs.pop(session, None)
         if log is None:
             return
@@ -84,22 +84,25 @@ class SessionLogs:
                     os.unlink(path)
 
     def stop_following(self) -> None:
-        """End every `follow`: the gateway stops."""
+        """End every `follow`, because the gateway stops."""
         self._closing = True
 
     def read(self, session: str, query: LogQuery) -> list[bytes]:
-        """The lines of JSON that match.
+        """Return the matching lines, as JSON.
 
         Raises:
-            UnknownSession, NoSuchMesh, NoSuchRank: there is no such thing to have a log.
-            WrongArguments: see `LogQuery.check`.
+            UnknownSession, NoSuchMesh, NoSuchRank: the query names something that does not exist.
+            WrongArguments: the query cannot match; see `LogQuery.check`.
         """
         lines, reader = self._open(session, query)
         reader.close()
         return lines
 
     async def follow(self, session: str, query: LogQuery) -> AsyncIterator[bytes]:
-        """The lines of JSON that match, old and new, until the session ends. Raises as `read`, before the first."""
+        """Yield the matching lines, old and new, as JSON, until the session ends.
+
+        Raises the errors of `read` before the first line.
+        """
         lines, reader = await asyncio.to_thread(self._open, session, query)
         return self._follow(self._logs[session], query, lines, reader)
 
@@ -112,7 +115,7 @@ class SessionLogs:
                 if lines:
                     yield b"".join(lines)
                     silence = 0.0
-                living = log.living and not self._closing  # before the last look
+                living = log.living and not self._closing  # checked before the last read, so that no line is missed
                 entries = await asyncio.to_thread(reader.new_entries)
                 lines = [line for line, entry in entries if query.matches(entry)]
                 if lines:
@@ -132,7 +135,7 @@ class SessionLogs:
             raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
         reader = _LogReader(log.path)
         sizes: dict[str, int] = {}
-        tail = None if query.tail is None else min(query.tail, sys.maxsize)  # a deque takes no more
+        tail = None if query.tail is None else min(query.tail, sys.maxsize)  # the longest possible deque
         lines: deque[bytes] = deque(maxlen=tail)
         for line, entry in reader.old_entries():
             if "processes" in entry:
@@ -144,7 +147,7 @@ class SessionLogs:
 
 
 class _LogReader:
-    """Reads a spool from its oldest entry, and what is added to it."""
+    """Reads a log from its oldest entry, then its new entries."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -156,14 +159,14 @@ class _LogReader:
         older = _open_if_there(self._path + ".1")
         if older is not None:
             with older:
-                # They are one if the file was set aside just now.
+                # Both names may lead to one file if the driver renamed it just now.
                 if self._file is None or not os.path.sameopenfile(self._file.fileno(), older.fileno()):
                     yield from _entries(older.read())
         yield from self.new_entries()
 
     def new_entries(self) -> list[tuple[bytes, dict[str, Any]]]:
         found = self._read_on()
-        # What was written before the file was set aside has been read when a look after that finds no more.
+        # After a rename, one more read gets everything that was written before it.
         if self._was_set_aside():
             found += self._read_on()
             self.close()

@@ -1,4 +1,4 @@
-"""The gateway's sessions: one driver process each, and a warm spare for the next."""
+"""The gateway's sessions: one driver process each, and a warm spare for the next session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loom_gateway.workers.watcher import WorkerWatch
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
-"""Seconds that a driver may take to come up."""
+"""Seconds that a driver has to come up."""
 
 STOPPED = "the gateway was stopped"
 
@@ -37,9 +37,9 @@ class SessionManager:
     """Starts, finds and ends sessions.
 
     Args:
-        linger: seconds that a session lives on without a client; its driver counts them.
-        folder: where drivers are found again; by default one that goes with this gateway.
-        patience: seconds that a new session waits for workers that are missing.
+        linger: seconds that a session lives without a client; its driver measures them.
+        folder: the state folder, in which the next gateway finds the drivers; a temporary one by default.
+        patience: seconds that a new session waits for missing workers.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class SessionManager:
     ) -> None:
         self._linger = linger
         self.folder = StateFolder.make_temporary() if folder is None else folder
-        """Where drivers are found again."""
+        """The state folder, in which the next gateway finds the drivers."""
         hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
         self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"), patience)
-        """Looks for the worker hosts."""
+        """Watches the list of worker hosts."""
         self.exit_with_gateway = exit_with_gateway or self.folder.temporary
-        """Whether what this gateway starts ends when it does, however it ends."""
+        """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
         self._ports = FreshPorts(path=self.folder.ports)
@@ -70,9 +70,9 @@ class SessionManager:
         self.end_sessions = self.exit_with_gateway
         """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
-        """What the sessions print, and what the last ones to end have printed."""
+        """The logs of the living sessions and of the last ended ones."""
         self.ended = EndedSessions(self.folder.ended)
-        """The sessions that are over."""
+        """The last ended sessions."""
 
     @property
     def spare_ready(self) -> bool:
@@ -81,19 +81,19 @@ class SessionManager:
 
     @property
     def workers(self) -> list[str]:
-        """Addresses of the worker hosts, in the order of the dimension ``hosts``."""
+        """The addresses of the worker hosts, in the order of the dimension ``hosts``."""
         return self.worker_watch.hosts.addresses
 
     def sessions(self) -> list[Session]:
-        """The living sessions, oldest first."""
+        """Return the living sessions, oldest first."""
         return list(self._sessions.values())
 
     def get(self, name: str) -> Session:
-        """A living session.
+        """Return a living session.
 
         Raises:
-            SessionLost: its driver died lately.
-            UnknownSession: it has ended lately, and why; or naming the sessions that there are.
+            SessionLost: its driver died recently.
+            UnknownSession: it ended recently, or never existed; the text says which.
         """
         session = self._sessions.get(name)
         if session is None or session.is_ending:
@@ -107,7 +107,7 @@ class SessionManager:
         return session
 
     async def adopt(self) -> None:
-        """Take over the drivers that an earlier gateway has left in the folder, and clear away what is stale."""
+        """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones."""
         for ended in self.ended.all():
             self.logs.add(ended.name, ended.log)
             self.logs.ended(ended.name)
@@ -158,7 +158,7 @@ class SessionManager:
         files.remove(log=not keep_log)
 
     def prepare_spare(self) -> None:
-        """Start warming a driver for the next session, unless one is there."""
+        """Start a driver for the next session, unless there is one."""
         self.worker_watch.start()
         if self._spare is None and not self._closing:
             self._spare = asyncio.ensure_future(self._start_driver())
@@ -182,10 +182,10 @@ class SessionManager:
         return driver
 
     async def create(self, owner: str = "gateway") -> Session:
-        """Give the spare driver to a new session and warm the next spare.
+        """Give the spare driver to a new session and start the next spare.
 
         Args:
-            owner: id of the token that opens it; ``gateway`` for the gateway's own.
+            owner: the id of the token that opens it; ``gateway`` for the gateway's own.
 
         Raises:
             SessionLost: no driver could be started.
@@ -213,7 +213,7 @@ class SessionManager:
         spare, self._spare = self._spare, None
         assert spare is not None
         driver = await spare
-        if driver.exited.is_set():  # it died while it waited
+        if driver.exited.is_set():  # it died while it was a spare
             driver = await self._start_driver()
         return driver
 
@@ -231,7 +231,7 @@ class SessionManager:
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 
     def persist(self, session: Session) -> None:
-        """Note that a session lives on without a client for as long as it takes."""
+        """Note that a session never ends for lack of a client."""
         if not session.persist:
             session.record = replace(session.record, persist=True)
             session.driver.files.write_record(session.record)
@@ -239,13 +239,13 @@ class SessionManager:
     def connected(self, session: Session) -> None:
         """Note that a client is connected."""
         session.clients += 1
-        if session.state is SessionState.STARTING:  # not another client's, nor told to end meanwhile
+        if session.state is SessionState.STARTING:  # else another client has opened the session, or it is ending
             session.move_to(SessionState.OPEN)
-        # Not before the session is open: warming a driver takes a core for a while.
+        # Start the spare only after the session is open: warming a driver takes a core for some time.
         asyncio.get_running_loop().call_later(0.5, self.prepare_spare)
 
     def disconnected(self, session: Session) -> None:
-        """Note that a client is gone. Without one the driver ends after the linger time, see `driver.lifetime`."""
+        """Note that a client is gone. Without any client, the driver ends after the linger time."""
         session.clients -= 1
 
     async def end(self, session: Session, reason: str) -> None:
@@ -255,21 +255,21 @@ class SessionManager:
         await session.over.wait()
 
     async def close(self) -> None:
-        """End the spare and, where `end_sessions` says so, every session; else leave them to the next gateway."""
+        """End the spare. End every session if `end_sessions` is set, else leave them to the next gateway."""
         await self.end_all()
         if self._spare is not None:
             await self._end_spare(self._spare)
         self.folder.remove()
 
     async def end_all(self) -> None:
-        """Where `end_sessions` says so, end every session, while its clients can still be told."""
+        """End every session if `end_sessions` is set, while the clients can still be notified."""
         self._closing = True
         self.worker_watch.close()
         if self.end_sessions:
             await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
 
     def abandon(self) -> None:
-        """Do what can be done at once when this process is about to end with its parent. On any thread."""
+        """Do the immediate part of the clean-up when this process ends with its parent. Safe on any thread."""
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()

@@ -1,4 +1,4 @@
-"""`Session`: one user's session, with its states."""
+"""A user's session and its states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loom_gateway.sessions.history import EndedSession
 
 
 class SessionState(str, enum.Enum):
-    """Where a session is in its life."""
+    """The states of a session."""
 
     STARTING = "starting"
     OPEN = "open"
@@ -43,7 +43,7 @@ class Link(Protocol):
 
 
 class Traffic:
-    """What this gateway has passed on between a session's clients and its driver."""
+    """Counters of what this gateway has relayed between a session's clients and its driver."""
 
     def __init__(self) -> None:
         self._earlier = Counter[str]()
@@ -51,7 +51,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def on(self, link: Link) -> Iterator[None]:
-        """Count a connection while it is open, and what it has passed on for good."""
+        """Include a connection's counters while it is open, and keep their totals afterwards."""
         self._links.add(link)
         try:
             yield
@@ -77,34 +77,34 @@ class Traffic:
 
 @dataclass
 class Session:
-    """One user's session: a driver and what is known about it."""
+    """One user's session: its driver, its state and its counters."""
 
     name: str
     driver: DriverProcess
     record: DriverRecord
-    """What the next gateway finds."""
+    """The driver's record, which the next gateway finds."""
     created_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     state: SessionState = SessionState.STARTING
     clients: int = 0
-    """Clients that are connected."""
+    """The number of connected clients."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its driver has ended and it is noted why."""
+    """Set when the driver has ended and the reason is noted."""
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def owner(self) -> str:
-        """Id of the token that it was opened with; ``gateway`` for the gateway's own."""
+        """The id of the token that opened the session; ``gateway`` for the gateway's own."""
         return self.record.owner
 
     @property
     def persist(self) -> bool:
-        """Whether it lives on without a client for as long as it takes."""
+        """Whether the session never ends for lack of a client."""
         return self.record.persist
 
     @property
     def pid(self) -> int:
-        """Process id of its driver."""
+        """The process id of the driver."""
         return self.driver.pid
 
     @property
@@ -114,31 +114,31 @@ class Session:
 
     @property
     def operations(self) -> int:
-        """Frames that clients have sent to this gateway."""
+        """The number of frames that clients have sent to this gateway."""
         return self.traffic.frames
 
     @property
     def is_ending(self) -> bool:
-        """Whether it takes no clients any more."""
+        """Whether the session takes no more clients."""
         return self.state in (SessionState.ENDING, SessionState.ENDED)
 
     def move_to(self, state: SessionState) -> None:
         """Change the state.
 
         Raises:
-            RuntimeError: a session in its state never gets into that one.
+            RuntimeError: the current state never changes to that one.
         """
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"session {self.name!r} cannot become {state.value}: it is {self.state.value}")
         self.state = state
 
     def begin_to_end(self) -> None:
-        """Take no more clients. Several may want it to end at once: a user, its driver, the end of its token."""
+        """Stop taking clients. Idempotent: a user, the driver and the end of a token may all end a session."""
         if not self.is_ending:
             self.move_to(SessionState.ENDING)
 
     def ended(self) -> EndedSession:
-        """Return what is remembered of it, now that its driver has gone, or is going."""
+        """Return the session's entry in the history, when its driver has ended or is ending."""
         reason = self.driver.reason or self.driver.files.read_last_words().reason
         return EndedSession(
             self.name,
@@ -152,5 +152,5 @@ class Session:
         )
 
     def ended_error(self) -> LoomError:
-        """Return what to tell a client whose driver has gone, or is going."""
+        """Return the error for a client whose driver has ended or is ending."""
         return self.ended().error()

@@ -1,4 +1,4 @@
-"""The gateway's state folder: what its drivers and the gateway after it need to find each other again."""
+"""The gateway's state folder, through which its drivers and the next gateway find each other again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loom_gateway.sessions.driver_files import DriverFiles
 
 
 def default_path(port: int) -> str:
-    """Where the gateway on a port keeps its state unless told otherwise."""
+    """Return the default state folder of the gateway on a port."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = os.path.join(runtime, "loom") if runtime else f"{tempfile.gettempdir()}/loom-{os.geteuid()}"
     return os.path.join(base, f"gateway-{port}")
@@ -25,50 +25,50 @@ class StateFolder:
     def __init__(self, path: str, lock: int | None) -> None:
         self.path = path
         self.ports: str | None = None if lock is None else os.path.join(path, "ports")
-        """The file of `FreshPorts`; None if no gateway will come after this one."""
+        """The file of `FreshPorts`; None if no gateway will follow."""
         self.ended: str | None = None if lock is None else os.path.join(path, "ended.json")
-        """The file of `loom_gateway.sessions.history.EndedSessions`; None likewise."""
+        """The file of `loom_gateway.sessions.history.EndedSessions`; None if no gateway will follow."""
         self.weaver = os.path.join(path, "weaver")
         """The weaver's folder."""
         self._lock = lock
 
     @property
     def temporary(self) -> bool:
-        """Whether the folder is gone when the gateway is."""
+        """Whether the folder is removed with the gateway."""
         return self._lock is None
 
     @classmethod
     def make_temporary(cls) -> StateFolder:
-        """A new folder, for a gateway whose drivers end with it."""
+        """Create a new folder, for a gateway whose drivers end with it."""
         return cls(tempfile.mkdtemp(prefix="loom-gateway-"), None)
 
     @classmethod
     def open(cls, path: str) -> StateFolder:
-        """Open a folder, which is made unless it is there, and hold it until this process ends.
+        """Open a folder, creating it if necessary, and hold it until this process ends.
 
         Raises:
-            UnsafeStateFolder: it is not this user's own, others can open it, or it cannot be made.
+            UnsafeStateFolder: it belongs to another user, others can open it, or it cannot be created.
             StateFolderInUse: another gateway holds it.
         """
         path = os.path.abspath(path)
         socket = os.path.basename(cls(path, None).new_driver().socket)
         lock = hold(Path(path), "gateway", socket, " with --state-dir")
-        for unfinished in Path(path).glob(".*"):  # what somebody was killed in the middle of writing
+        for unfinished in Path(path).glob(".*"):  # left by a process that was killed while it wrote
             unfinished.unlink()
         return cls(path, lock)
 
     def new_driver(self) -> DriverFiles:
-        """Names for the files of a new driver."""
+        """Return unused names for the files of a new driver."""
         return DriverFiles(os.path.join(self.path, f"driver-{secrets.token_hex(6)}"))
 
     def drivers(self) -> list[DriverFiles]:
-        """Those of every driver that a gateway has left here."""
+        """Return the files of every driver that a gateway has left here."""
         names = {
             entry.name.partition(".")[0] for entry in os.scandir(self.path) if entry.name.startswith("driver-")
         }
         return [DriverFiles(os.path.join(self.path, name)) for name in sorted(names)]
 
     def remove(self) -> None:
-        """Remove a temporary folder."""
+        """Remove the folder if it is temporary."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
