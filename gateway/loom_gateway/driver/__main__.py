@@ -21,8 +21,8 @@ from loom_gateway.workers.monarch_env import set_monarch_environment
 set_monarch_environment()  # before Monarch is imported
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which a thread that pickles a gigabyte lets the next one run. A small call meanwhile needs three
-turns, which would take 5 ms each with Python's own interval."""
+"""Seconds after which a thread that pickles a gigabyte lets the next one run. A small call needs three turns
+meanwhile, which would take 5 ms each with Python's default interval."""
 
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""When a driver ends by itself.
+"""The lifetime of a driver.
 
-A spare ends with its gateway. A driver that has a session does not: it lives until it is told to end, or until it
-has been without a client for the linger time, which it counts itself, because no gateway may ever come back. Only
-where the gateway was told to end with its own parent do drivers end with it.
+A spare driver ends with its gateway. A driver with a session outlives the gateway: it ends on a signal, or after
+the linger time without a client. It measures the linger time itself, because no gateway may ever come back. Drivers
+with a session end with their gateway only if the gateway ends with its own parent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 logger = logging.getLogger(__name__)
 
 SHORTEST_TOLD = 1e-3
-"""Seconds of linger time that a client is told of where there is none: 0 stands for ever."""
+"""Seconds of linger time that a client is told if there is none, because 0 means forever."""
 
 
 class Lifetime:
-    """Ends the driver of one session when nobody needs it any more.
+    """Ends the driver of one session when it is no longer needed.
 
     Args:
-        files: of this driver.
+        files: the driver's files.
         linger: seconds without a client after which a session ends.
-        exit_with_gateway: whether the driver ends with its gateway even where it has a session.
-        remove_folder: whether the folder of the files goes with the gateway.
+        exit_with_gateway: whether the driver ends with its gateway even if it has a session.
+        remove_folder: whether the folder of the files is removed when the gateway ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Lifetime:
         self._lock = threading.Lock()
 
     def watch_gateway(self) -> None:
-        """Watch standard input, whose other end the gateway holds, on a thread of its own."""
+        """Watch standard input on a separate thread: it is closed when the gateway ends."""
         when_parent_ends(self._gateway_ended)
 
     def _gateway_ended(self) -> None:
@@ -63,22 +63,22 @@ class Lifetime:
         logger.info("the gateway is gone; the session lives on")
 
     def _vanish(self) -> NoReturn:
-        """End at once and leave nothing behind. The session's processes hold on to this one and end, too."""
+        """End at once and remove the files. The lifelines end the session's processes."""
         if self._remove_folder:
             shutil.rmtree(os.path.dirname(self._files.base), ignore_errors=True)
         self._files.remove(log=True)
         os._exit(1)
 
     def start(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], object]) -> None:
-        """Begin to count; ``end`` is called on the loop, with the reason, when the session has lingered enough."""
+        """Start to measure the linger time. After it, ``end`` is called on the loop with the reason."""
         self._loop = loop
         self._end = end
 
     def opened(self, persist: bool) -> float:
-        """Note that the session is open; return for how many seconds it lingers, 0 for ever. On any thread.
+        """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread.
 
         Args:
-            persist: whether it is to linger for ever from now on.
+            persist: whether the session lingers forever from now on.
         """
         with self._lock:
             self._opened = True
@@ -86,11 +86,11 @@ class Lifetime:
         return 0.0 if self._persist else max(self._linger, SHORTEST_TOLD)
 
     def client_came(self, client: object) -> None:
-        """Note that a client is connected. On any thread."""
+        """Note that a client is connected. Safe on any thread."""
         self._loop.call_soon_threadsafe(self._came, client)
 
     def client_left(self, client: object) -> None:
-        """Note that a client, if it was one, is gone. On any thread."""
+        """Note that a connection is gone, whether it became a client or not. Safe on any thread."""
         self._loop.call_soon_threadsafe(self._left, client)
 
     def _came(self, client: object) -> None:
@@ -105,20 +105,20 @@ class Lifetime:
             self._timer = self._loop.call_later(self._linger, self._end, f"no client for {self._linger:g} s")
 
     def ends(self, reason: str) -> None:
-        """Note why the driver ends; what was noted first stays."""
+        """Note why the driver ends. The first reason stays."""
         self._files.say(LastWords(reason))
         self._why = reason
 
     def check_goes_on(self, session: str) -> None:
-        """Raise `UnknownSession` where the session is ending. On any thread."""
+        """Raise `UnknownSession` if the session is ending. Safe on any thread."""
         if self._why:
             raise UnknownSession(f"session {session!r} is ending: {self._why}. Open a new one with loom.connect.")
 
     def told_to_end(self, number: signal.Signals) -> None:
-        """End because of a signal: for the reason that the gateway has noted, if it sent it. On the loop."""
+        """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop."""
         self._end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
 
     def over(self) -> None:
-        """Note that the driver has come to its own end."""
-        if not self._remove_folder:  # else nobody will read it, and the folder may be going just now
+        """Note that the driver has ended by itself."""
+        if not self._remove_folder:  # else no gateway reads the note, and the folder may be disappearing
             self._files.say(LastWords(exit_code=0))

@@ -1,4 +1,4 @@
-"""The driver's socket: opens the session when the first client comes, and serves it until it is ended."""
+"""The driver's socket: opens the session for the first client, and serves its clients until the session ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class DriverServer:
     """Serves one session to its clients.
 
-    Made on the event loop, which lives for as long as the driver and does what is not on the path of a call.
+    It is created on the driver's event loop, which does everything that is not on the path of a call.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DriverServer:
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 
     def open(self, hello: Hello, session: str) -> Session:
-        """Return the session, attached to the workers now if it was not before. On a client's thread.
+        """Return the session. Attach to the workers first if this is the first client. On a client's thread.
 
         Raises:
             LoomError: the session cannot be opened, or is ending.
@@ -92,11 +92,11 @@ class DriverServer:
             return self._session
 
     def _read_workers(self) -> WorkerList | None:
-        """Return what the gateway says now; None: nothing. They are as many as this session's hosts, or more."""
+        """Return the gateway's current list, which covers at least this session's hosts; None if there is none."""
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     def end(self, reason: str) -> None:
-        """Stop the session's meshes, tell the client, and set `ended`. On the event loop."""
+        """Stop the session's meshes, tell the clients, and set `ended`. On the event loop."""
         if self._ending is None:
             self._lifetime.ends(reason)
             self._ending = self._loop.create_task(self._end(reason))
@@ -109,9 +109,9 @@ class DriverServer:
 
 
 def _attach(workers: Sequence[str], session: str) -> Any:
-    """Return a host mesh of the workers, once they have answered."""
+    """Return a host mesh of the workers once they have answered."""
     probe(workers)
-    # Nobody can be told yet, but the process must not end.
+    # No session can report faults yet, but they must not end the process.
     replace_fault_hook(lambda mesh, report: logger.warning("failure of %s: %s", mesh, report))
     host_mesh = attach(workers, session)
     try:

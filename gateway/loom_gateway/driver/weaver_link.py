@@ -1,7 +1,8 @@
-"""What a session's processes are told of the weaver, and what the weaver is told of them.
+"""The link between a driver and the weaver: the weaver's address, and reports about the session's processes.
 
-The driver knows at once of a process that is gone, also where its machine is; the weaver would have to wait for
-heartbeats. It is told over the socket that the gateway asks it by. Reports wait while it is away.
+The driver learns at once of a process that is gone, even if its machine is gone too. The weaver alone would have to
+wait for missing heartbeats. Reports go over the socket for the gateway's requests, and wait while the weaver is
+away.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from loom_gateway.sessions.driver_files import DriverFiles
 logger = logging.getLogger(__name__)
 
 FIRST_WEAVER = 3.0
-"""Seconds for which the first processes of a session wait for a weaver that is just being started."""
+"""Seconds for which the first processes of a session wait for a weaver that is starting."""
 
 MOST_REPORTS = 10_000
-"""Reports that wait for a weaver that is away; of more, the oldest are dropped."""
+"""The maximum number of reports that wait for an absent weaver. Beyond it, the oldest are dropped."""
 
 BACKOFF = Backoff(0.05, 5.0)
-"""Before the weaver is looked for again."""
+"""Pauses between attempts to reach the weaver."""
 
 CALLS_EVERY = 2.0
-"""Seconds between two reports of how long calls took."""
+"""Seconds between two reports of the calls' durations."""
 
 
 class WeaverLink:
-    """Tells the weaver of one session's processes, and asks it. For the driver's event loop.
+    """Reports one session's processes to the weaver, and asks it. On the driver's event loop.
 
     Args:
-        folder: the weaver's; None where there is no weaver.
+        folder: the weaver's folder; None if there is no weaver.
         session: the session's name.
         loop: the driver's event loop.
     """
@@ -46,7 +47,7 @@ class WeaverLink:
     def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
         self._client: WeaverClient | None = None
         if folder is not None:
-            # Nothing waits for a weaver that is away: what asks has a patience of its own.
+            # Nothing waits for an absent weaver here: each caller has a timeout of its own.
             self._client = WeaverClient(DriverFiles(os.path.join(folder, "weaver")).socket, patience=0.0)
             self._client.came()
         self.session = session
@@ -60,9 +61,9 @@ class WeaverLink:
         self._reporting: asyncio.Task[None] | None = None
 
     async def address(self) -> str:
-        """Return what threadlets find the weaver by; an empty text if there is no weaver.
+        """Return the address at which threadlets find the weaver, or an empty string if there is none.
 
-        A weaver that is just being started is waited for, until `FIRST_WEAVER` seconds after the first call.
+        A weaver that is starting gets until `FIRST_WEAVER` seconds after the first call.
         """
         if self._client is None:
             return ""
@@ -82,24 +83,24 @@ class WeaverLink:
 
     @property
     def client(self) -> WeaverClient:
-        """What asks the weaver.
+        """The client for requests to the weaver.
 
         Raises:
-            WeaverUnavailable: there is none.
+            WeaverUnavailable: there is no weaver.
         """
         if self._client is None:
             raise WeaverUnavailable("this gateway has no weaver")
         return self._client
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
-        """Tell of processes that have started."""
+        """Report processes that have started."""
         self._report("spawned", procs, None, f"{len(ranks)} of {name}")
 
     def gone(self, procs: int, rank: int, stopped: bool, reason: str) -> None:
-        """Tell of a process that is gone.
+        """Report a process that is gone.
 
         Args:
-            stopped: whether it was meant to end.
+            stopped: whether it was stopped on purpose.
         """
         self._report("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
 
@@ -115,14 +116,14 @@ class WeaverLink:
             self._reporting = self._loop.create_task(self._keep_reporting(self._client))
 
     async def report_calls(self, latencies: Latencies) -> None:
-        """Tell how long calls took, again and again, for as long as the session lives."""
+        """Report the durations of calls periodically for as long as the session lives."""
         while self._client is not None:
             await asyncio.sleep(CALLS_EVERY)
-            with contextlib.suppress(LoomError):  # it is away: the next report has these, too
+            with contextlib.suppress(LoomError):  # the weaver is away: the next report includes these calls
                 await self._client.ask("calls", session=self.session, **latencies.to_dict())
 
     async def flush(self, timeout: float) -> None:
-        """Wait until the weaver has been told everything, for so many seconds at most."""
+        """Wait until the weaver has every report, for at most ``timeout`` seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_reported.wait(), timeout)
 
@@ -143,5 +144,5 @@ class WeaverLink:
             except LoomError as error:
                 logger.warning("the weaver does not take %s: %s", operation, error)
             waits = iter(BACKOFF)
-            if self._reports[0][1] is arguments:  # else there were so many that it was dropped meanwhile
+            if self._reports[0][1] is arguments:  # else the queue overflowed meanwhile and dropped it
                 self._reports.popleft()

@@ -1,4 +1,4 @@
-"""What is removed from the cache of synced folders when it has grown over its limit."""
+"""Trimming of the cache of synchronised folders to its limit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from loom.manifest import human_size
 logger = logging.getLogger(__name__)
 
 PARTIAL_AGE = 24 * 3600.0
-"""Seconds after which what was left half made, by a process that was killed, is removed."""
+"""Seconds after which the unfinished work of a killed process is removed."""
 
 ORPHAN_AGE = 3600.0
-"""Seconds that a content may wait for a tree to be assembled from it."""
+"""Seconds that a content may wait for a tree that contains it."""
 
 
 def trim(cache: Path, limit: int) -> None:
-    """Remove contents that no tree has, then trees that nobody holds, the oldest first, until the cache fits.
+    """Remove contents without a tree, then unused trees, the oldest first, until the cache fits its limit.
 
     Args:
-        cache: its folder, which no other process trims meanwhile.
+        cache: the cache's folder, which no other process trims at the same time.
         limit: bytes that may stay.
     """
     partial = cache / "partial"
@@ -36,7 +36,7 @@ def trim(cache: Path, limit: int) -> None:
     total = sum(blob.stat().st_size for blob in blobs)
     if total <= limit:
         return
-    # When a content was made, linked or unlinked is when its inode was changed.
+    # The inode's change time is the time when the content was made, linked or unlinked.
     total -= _remove_unlinked(blob for blob in blobs if blob.stat().st_ctime < time.time() - ORPHAN_AGE)
     for lock in sorted((cache / "trees").glob("*.lock"), key=_modified):
         if total <= limit:
@@ -57,7 +57,7 @@ def _remove_left_over(partial: Path) -> None:
 
 
 def _remove_tree(lock: Path, partial: Path) -> bool:
-    """Remove a tree unless somebody holds it."""
+    """Remove a tree unless a process holds it."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def _remove_tree(lock: Path, partial: Path) -> bool:
 
 
 def discard(tree: Path, partial: Path) -> None:
-    """Remove a tree, if it is there, from its place at once and then from the disk."""
+    """Remove a tree: first atomically from its place, then from the disk. It need not exist."""
     gone = partial / f"gone-{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError):
         tree.rename(gone)
@@ -83,16 +83,16 @@ def discard(tree: Path, partial: Path) -> None:
 
 
 def _blobs(cache: Path) -> Iterator[os.DirEntry[str]]:
-    """Each content, looked at just now."""
+    """Yield each content, with fresh stat values."""
     for folder in os.scandir(cache / "blobs"):
         for blob in os.scandir(folder):
             with contextlib.suppress(FileNotFoundError):
-                blob.stat()  # which the entry keeps
+                blob.stat()  # the entry keeps the result
                 yield blob
 
 
 def _remove_unlinked(blobs: Iterable[os.DirEntry[str]]) -> int:
-    """Remove the contents that no tree has; return how many bytes they had."""
+    """Remove the contents that are in no tree. Return the freed bytes."""
     freed = 0
     for blob in blobs:
         if blob.stat().st_nlink == 1:
