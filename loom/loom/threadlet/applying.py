@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind, FaultRemoved
+from loom.control.commands import (
+    FAULT_COMMANDS,
+    Acknowledged,
+    Acknowledgement,
+    Change,
+    Command,
+    CommandKind,
+    FaultRemoved,
+)
 from loom.control.reports import Phase
 from loom.threadlet.deferred import Deferred, Settlement
 from loom.threadlet.handlers import HandlerRegistry
@@ -188,7 +196,7 @@ class CommandApplier(StatusReporter):
         return applied
 
     def _apply(self, command: Command) -> None:
-        if command.kind is CommandKind.INJECT:
+        if command.kind in FAULT_COMMANDS:
             return self._inject(command)
         made = _Application(command)
         try:

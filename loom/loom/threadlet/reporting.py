@@ -97,7 +97,7 @@ class StatusReporter:
         step = self._step
         return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
 
-    def _make_rows(self) -> None:
+    def _make_rows(self, link: WeaverLink) -> None:
         """Make rows of what is published, until the end. A thread of its own: it waits for GPUs."""
         warned = False
         make = self._rows.make
@@ -107,8 +107,7 @@ class StatusReporter:
             if given := self._given:
                 while given:
                     self._kept.add([make(given.popleft()) for _ in range(min(len(given), ROWS))])
-                if self._link is not None:
-                    self._link.wake()
+                link.wake()
             if self.dropped and not warned:
                 warned = True
                 _log.warning("status reports are dropped, the oldest first: the weaver does not take them")

@@ -122,7 +122,7 @@ class Threadlet(CommandApplier):
         process_exit.opened(self)
         # Daemons: none of them keeps a process that ends, and `close` waits for what is worth it.
         for target, arguments, name in (
-            (self._make_rows, (), "loom-reports"),
+            (self._make_rows, (link,), "loom-reports"),
             (watch_devices, (self.devices, link, self._ended), "loom-devices"),
         ):
             self._threads.append(threading.Thread(target=target, args=arguments, name=name, daemon=True))

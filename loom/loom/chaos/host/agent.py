@@ -74,10 +74,10 @@ def keep(
         raise FaultRefused(said["refused"])
 
     def follow() -> None:
-        for line in process.stdout or ():
-            last = json.loads(line)
-            told(last.get("removed", last))
-        process.wait()
+        with process:  # which waits for it, and closes its pipes
+            for line in process.stdout or ():
+                last = json.loads(line)
+                told(last.get("removed", last))
 
     def strike() -> None:
         assert process.stdin is not None

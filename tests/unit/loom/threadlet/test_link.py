@@ -16,6 +16,7 @@ from loom.control.reports import DeviceReport
 from loom.process.backoff import Backoff
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
+from loom.threadlet import threadlet as threadlet_module
 from loom.threadlet.link import format_stacks
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, eventually
 
@@ -317,6 +318,35 @@ def test_a_fault_in_the_link_is_logged_and_overcome(
 
     assert caplog.text.count("the link to the weaver broke of itself") == 1
     assert "RuntimeError: a fault" in caplog.text
+
+
+def test_a_frame_that_the_next_replaces_waits_behind_no_other(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    connection, _ = weaver.accept()
+    assert made._link is not None
+    made._link.send(Handlers({"lr": "float"}))
+
+    made._link.send_if_idle(DeviceReport(1.0, {}))
+    connection.send("welcome", {"protocol": 1, "beat": 0.05, "weaver": "w", "seq": 0})
+
+    connection.expect("handlers")
+    connection.expect("beat")
+    assert not any(frame[0] == "devices" for frame in connection.skipped)
+
+
+def test_the_end_does_not_wait_for_an_answer_to_hello(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threadlet_module, "CLOSE_TIMEOUT", 0.05)
+    made = threadlet()
+    weaver.accept()
+    assert made._link is not None
+    began = time.monotonic()
+
+    made.close()
+    made._link._thread.join(BOUND)
+
+    assert time.monotonic() - began < module.WELCOME_TIMEOUT
 
 
 def test_what_cannot_be_packed_is_left_out_and_named(

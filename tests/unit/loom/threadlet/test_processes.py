@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from loom.threadlet import Threadlet
-from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, eventually
+from loom.threadlet import Deferred, Threadlet
+from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, eventually
 
 Make = Callable[..., Threadlet]
 
@@ -201,6 +201,118 @@ def test_a_fork_does_not_use_its_parents_threadlet(weaver: FakeWeaver, threadlet
     assert [row[2] for row in connection.rows(2)] == [1, 4]
     assert len(made._pending) == 1
     assert made.connected
+
+
+def test_a_fork_of_a_process_that_has_no_connection_leaves_it_its_own(weaver: FakeWeaver, threadlet: Make) -> None:
+    weaver.stop()
+    made = threadlet()
+
+    assert in_fork(lambda: made.connected) is False
+
+    weaver.start()
+    weaver.welcome()
+    eventually(lambda: made.connected)
+
+
+def test_a_fork_decides_nothing_about_its_parents_updates(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet(config={"lr": 0.1})
+    later = Deferred()
+    made.handler("lr")(lambda value: later)
+    connection, _ = weaver.welcome()
+    ident = weaver.command(connection, "update_config", lr=0.2)
+    eventually(lambda: made._pending, "the command")
+    made.check_and_apply_updates()
+
+    def decide() -> Any:
+        later.applied(5)
+        return made._config
+
+    assert in_fork(decide) == {"lr": 0.1}
+
+    later.applied(6)
+    assert connection.ack(ident)[0] == 6
+
+
+def test_a_fork_within_a_handler_is_not_paused_and_acknowledges_nothing(
+    weaver: FakeWeaver, threadlet: Make
+) -> None:
+    made = threadlet()
+    reader, writer = os.pipe()
+    children: list[int] = []
+    made.handler("n")(lambda value: children.append(os.fork()))
+
+    def body(number: int) -> None:
+        try:
+            made.wait_while_paused()
+            if children == [0]:
+                os.write(writer, json.dumps([made.paused, made.connected]).encode())
+        finally:
+            if children == [0]:
+                os._exit(0)
+
+    connection, _ = weaver.welcome()
+    loop = Loop(body)
+    pause = weaver.command(connection, "pause")
+    eventually(lambda: made._pending, "the command")
+    loop.go()
+    connection.ack(pause)
+    update = weaver.command(connection, "update_config", n=1)
+
+    assert connection.ack(update)[1]["ok"]
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        assert json.load(answer) == [False, False]
+    os.waitpid(children[0], 0)
+    connection.send("stack", "behind")
+    connection.expect("stack")
+    assert not any(frame[0] == "ack" for frame in connection.skipped)
+    assert made.paused
+    weaver.command(connection, "resume")
+    assert loop.done.get(timeout=BOUND) == 0
+    loop.end()
+
+
+def test_a_fault_that_ends_in_a_fork_goes_on_in_its_parent(weaver: FakeWeaver, threadlet: Make) -> None:
+    pytest.importorskip("torch")
+    made = threadlet(injectable=True)
+    connection, _ = weaver.welcome()
+    ident = weaver.command(connection, "inject", fault="nan_loss", params={"steps": 1})
+    eventually(lambda: made._pending, "the command")
+    made.check_and_apply_updates()
+    assert connection.ack(ident)[1]["ok"]
+
+    def make_steps() -> int:
+        for _ in range(2):
+            made.check_and_apply_updates()
+        return len(made._each_step)
+
+    assert in_fork(make_steps) == 0
+
+    assert len(made._each_step) == 1
+    assert make_steps() == 0
+    assert connection.expect("fault")[2]["pid"] == os.getpid()
+    assert not any(frame[0] == "fault" for frame in connection.skipped)
+
+
+def test_a_process_that_a_fault_stopped_goes_on_and_tells_of_it(
+    weaver: FakeWeaver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOM_CHAOS_DIR", str(tmp_path / "agents"))
+    waiting = """
+        t = Threadlet(injectable=True)
+        sys.stdin.readline()
+    """
+    with program(weaver, tmp_path, waiting) as process:
+        connection, _ = weaver.welcome()
+        ident = weaver.command(connection, "inject", fault="sigstop", duration=0.05)
+
+        assert connection.ack(ident)[1]["evidence"] == {"pid": process.pid}
+        _, of, evidence = connection.expect("fault")
+        process.communicate("", BOUND)
+
+    assert of == ident
+    assert evidence["was"] == {"pid": process.pid, "state": "T"}
+    assert process.returncode == 0
 
 
 def test_a_fork_may_have_a_threadlet_of_its_own(weaver: FakeWeaver, threadlet: Make) -> None:

@@ -173,6 +173,14 @@ def seqs(taken: list[list[Any]]) -> list[int]:
     return [row[0] for row in taken]
 
 
+def test_a_row_without_a_step_leaves_the_last_step_what_it_was() -> None:
+    reports = kept(3)
+
+    reports.add([[4, 0.0, None, None, None, {"loss": 0.5}, None]])
+
+    assert reports.last_step == 30
+
+
 def test_each_row_is_taken_once_and_kept_until_it_is_stored() -> None:
     reports = kept(5)
 
