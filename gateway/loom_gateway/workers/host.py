@@ -1,12 +1,12 @@
 """``python -m loom_gateway.workers.host``: offers this machine to root clients as a Monarch host.
 
-The process runs Monarch's worker loop. Sessions attach to it and spawn their procs on it, as its children. It
-prints one line of JSON once a client can connect::
+The process runs Monarch's worker loop. Sessions attach to it and spawn their processes on it, as its children. Once
+a client can connect, it prints one line of JSON::
 
     {"event": "listening", "address": "tcp://127.0.0.1:26601", "pid": 4242}
 
-and ends on SIGTERM, on SIGINT and, with ``--exit-with-parent``, when its standard input is closed. Its procs and
-what these have started end with it. After a SIGKILL only the procs end: Monarch asks the kernel for that.
+It ends on SIGTERM, on SIGINT and, with ``--exit-with-parent``, when its standard input is closed. All its
+descendants end with it. After a SIGKILL only the processes of sessions end: Monarch has asked the kernel for that.
 """
 
 from __future__ import annotations
@@ -38,40 +38,41 @@ if TYPE_CHECKING:
 
 
 GRACE = 0.5
-"""Seconds that the descendants have between SIGTERM and SIGKILL, and at most after that."""
+"""Seconds that the descendants have between SIGTERM and SIGKILL, and the longest wait after SIGKILL."""
 
 LOOK_AGAIN = 0.05
-"""Seconds between two looks for descendants at the end."""
+"""Seconds between two searches for descendants at the end."""
 
 _ending = threading.Event()
 """Set when this process is about to end."""
 
 UNDELIVERABLE_AFTER = "3650d"
-"""How long the host tries to deliver a message.
+"""The duration for which the host tries to deliver a message.
 
-After Monarch's default of 60 s it gives up *and exits* (torchmonarch 0.7: ``hyperactor::client`` ends the process),
-so that a root client that was killed would take every other session's host with it a minute later. To go on trying
-costs a connection attempt now and then.
+After Monarch's default of 60 s the host gives up *and exits* (torchmonarch 0.7: ``hyperactor::client`` ends the
+process). A killed root client would then, a minute later, end the host of every other session. Trying longer costs
+an occasional connection attempt.
 """
 
 PROCESSES_GIVE_UP_AFTER = "30s"
-"""The same for the processes that the host starts: Monarch's default. It has to be said, since they would otherwise
-have it from the driver, which does not give up either. One whose host was killed before it had begun ends by it."""
+"""The same duration for the processes that the host starts: Monarch's default. It is set explicitly because they
+would otherwise inherit the driver's setting, which never gives up. This timeout ends a process whose host was
+killed before the process had begun."""
 
 REAP_EVERY = 0.1
-"""Seconds between two looks for orphans that have ended, while there is something that has ended."""
+"""Seconds between two searches for ended orphans while a zombie exists."""
 
 _PORT_ADVICE = "end what listens there or choose another port"
 
 LISTEN_CHECK = 0.005
-"""Seconds between two looks at whether Monarch listens. It has no event for that, but does so in milliseconds."""
+"""Seconds between two checks whether Monarch listens. It has no event for that, but takes only milliseconds."""
 
 
 def serve(address: WorkerAddress) -> None:
     """Run Monarch's worker loop at ``address`` until a client shuts the host down.
 
     Raises:
-        InvalidAddress: the host of the address is not one of this machine that others can connect to.
+        InvalidAddress: the address's host is not one of this machine that others can connect to.
         PortInUse: something else listens there.
     """
     ip = _resolve(address)
@@ -82,11 +83,13 @@ def serve(address: WorkerAddress) -> None:
     from monarch.config import configure
 
     monarch.actor.unhandled_fault_hook = _on_fault
-    # Monarch numbers what each client sends to each of its actors, and whoever receives waits for the numbers in
-    # between. This worker has the name of the one that was here before: a client that counts on from that one would
-    # never be heard. One connection keeps the order. Processes that are spawned here keep to the numbers.
+    # Monarch numbers the messages of each client to each actor, and the receiver waits for missing numbers. This
+    # worker has the name of its predecessor, so it would wait forever for the earlier messages of a client that
+    # knew the predecessor. One connection keeps the order anyway. Processes that are spawned here keep to the
+    # numbers.
     configure(message_delivery_timeout=UNDELIVERABLE_AFTER, enable_dest_actor_reordering_buffer=False)
-    # For the processes that are started here; this one has read its own already, over which it would prevail.
+    # For the processes that are started here. This one has read its configuration already; the variable would
+    # override it.
     os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", PROCESSES_GIVE_UP_AFTER)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{bracketed(ip)}:0")
     url = str(address)
@@ -106,7 +109,7 @@ def _wait_until_listening(served: Any, port: int) -> None:
     import psutil
 
     this_process = psutil.Process()
-    # A connection would not tell who answers it: a program that took the port meanwhile would do as well.
+    # A connection attempt would not show who answers: another program may have taken the port meanwhile.
     while not any(
         connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         for connection in this_process.net_connections("tcp")
@@ -131,12 +134,12 @@ def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 def _check_free(address: WorkerAddress, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-    """Bind the port and let it go: says what is wrong before Monarch is loaded, which takes a second."""
+    """Bind the port and release it. This reports a conflict before Monarch is loaded, which takes a second."""
     listen(str(ip), address.port, _PORT_ADVICE).close()
 
 
 def _end_with_descendants(status: int = 0) -> NoReturn:
-    """End every descendant, then this process, without unwinding what runs in other threads."""
+    """End every descendant, then this process, without unwinding other threads."""
     _ending.set()
     import psutil
 
@@ -146,7 +149,8 @@ def _end_with_descendants(status: int = 0) -> NoReturn:
         looks_in_vain = 0
         while looks_in_vain < 2 and time.monotonic() < kill_at + GRACE:
             descendants = _living_descendants()
-            # A look misses what is adopted meanwhile, from a parent that has just ended: the next one finds it.
+            # A search misses processes that are adopted during it, after their parent has ended. The next one finds
+            # them.
             looks_in_vain = 0 if descendants else looks_in_vain + 1
             for process in descendants:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -174,9 +178,9 @@ def _living_descendants() -> list[psutil.Process]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of what the procs leave behind when they end, so that it ends with this process.
+    """Become the parent of the orphans of sessions' processes, so that they end with this process.
 
-    What users' code starts would otherwise go to init. Where the kernel is not Linux it does.
+    Without this, and always on systems other than Linux, the kernel gives the children of users' code to init.
     """
     if sys.platform == "linux":
         import ctypes
@@ -187,21 +191,23 @@ def _adopt_orphans() -> None:
 
 
 def _reap_orphans() -> None:
-    """Take note of the ends of orphans that lead a session, as the pumps of the procs' output do.
+    """Reap ended orphans that lead a session, as the pumps of the output do.
 
-    Each would stay a zombie for as long as this process runs. Monarch reaps the procs, which lead none.
+    Each would stay a zombie for as long as this process runs. Monarch reaps the sessions' processes, which lead
+    none.
     """
     while True:
         try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # until there is a zombie, whoever is to reap it
+            # returns as soon as there is a zombie, without reaping it
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
-            time.sleep(REAP_EVERY)  # no children: there is nothing to wait for
+            time.sleep(REAP_EVERY)  # there are no children to wait for
             continue
         for pid in _children():
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 if os.getsid(pid) == pid:
                     os.waitpid(pid, os.WNOHANG)
-        time.sleep(REAP_EVERY)  # what is left is Monarch's to reap
+        time.sleep(REAP_EVERY)  # Monarch reaps the rest
 
 
 def _children() -> list[int]:
@@ -211,26 +217,27 @@ def _children() -> list[int]:
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
-    # Monarch, too, raises SIGINT here, for a fault that it knows nobody to tell of.
+    # Monarch raises SIGINT too, for a fault that it can report to no client.
     _say_why(f"the worker ends: {signal.Signals(number).name}\n")
     _end_with_descendants()
 
 
 def _say_why(line: str) -> None:
-    # Not with print(): a handler may run while this thread is writing, and whoever read it may be gone.
+    # Not with print(): a handler may interrupt a write of this thread, and the reader may be gone.
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
 
 
 def _on_fault(failure: MeshFailure) -> None:
-    """Say it, where Monarch's own hook would end the process, and with it the hosts of all sessions."""
+    """Report a fault. Monarch's own hook would end this process, and with it the hosts of all sessions."""
     _say_why(f"Monarch: {failure.report()}\n")
 
 
 def _exit_with_parent() -> None:
-    """Watch standard input, whose other end the parent holds, and end when it is closed."""
-    lifeline = os.dup(0)  # not inheritable, as every descriptor that Python makes
-    # The procs inherit standard input: theirs is empty, so that input() in an actor does not wait for the parent.
+    """Watch standard input, whose other end the parent holds. End when it is closed."""
+    lifeline = os.dup(0)  # not inheritable, like every descriptor that Python makes
+    # Give the sessions' processes an empty standard input, so that input() in an actor does not wait for the
+    # parent.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
@@ -242,7 +249,7 @@ def _exit_with_parent() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Offer this machine as a Monarch host until it is told to end; return the exit code."""
+    """Offer this machine as a Monarch host until a signal ends it. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loom_gateway.workers.host",
         description="Offer this machine as a Monarch host. Prints one line of JSON when it listens.",

@@ -1,23 +1,23 @@
-"""The environment that every Monarch process of Loom runs with."""
+"""The environment of every Monarch process of Loom."""
 
 from __future__ import annotations
 
 import os
 
 MONARCH_ENVIRONMENT = {
-    # Monarch looks for dead processes every 10 s by default; a caller is to know within a second.
+    # Monarch looks for dead processes every 10 s by default, but a caller should know within a second.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "250ms",
-    # What a host has not acknowledged when it goes (it takes 500 ms by default) is sent again to one that takes its
-    # place on the same address. That one does not know the processes it is for, and what Monarch's controllers have
-    # sent comes back to them: they end, and take the living rest of their meshes along.
+    # When a host dies, messages that it has not acknowledged (by default it waits 500 ms) are sent again to its
+    # successor on the same address. The successor does not know their receivers, and messages of Monarch's
+    # controllers come back to them. The controllers then end, and stop the living rest of their meshes.
     "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL": "5ms",
-    # A worker may never answer a new root client, it seems if an earlier one had its port; see `WorkersSilent`.
+    # A worker may never answer a new root client, probably if an earlier one had its port; see `WorkersSilent`.
     "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "8s",
 }
-"""Variables and their values, unless the user has set them."""
+"""Variables and their values, for those that the user has not set."""
 
 
 def set_monarch_environment() -> None:
-    """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Comes before Monarch is imported."""
+    """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Call it before Monarch is imported."""
     for name, value in MONARCH_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

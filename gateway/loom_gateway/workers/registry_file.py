@@ -1,4 +1,4 @@
-"""The file by which a gateway tells its drivers, those of an earlier gateway too, where the workers are."""
+"""The file in which a gateway publishes the workers' addresses for its drivers and those of an earlier gateway."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class WorkerList:
     """The workers of a gateway."""
 
     addresses: Sequence[str]
-    """``tcp://HOST:PORT`` of each, in the order of the dimension ``hosts``."""
+    """Each worker's ``tcp://HOST:PORT``, in the order of the dimension ``hosts``."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The numbers of the hosts of each named mesh."""
     sizes: Sequence[int] = ()
-    """How many of them each of the gateway's sources has, in their order."""
+    """The number of workers from each of the gateway's sources, in the sources' order."""
 
     def write(self, path: str) -> None:
-        """Write it, so that a reader finds the old list or this one."""
+        """Replace the file atomically."""
         write_atomically(path, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: str) -> WorkerList | None:
-        """What was written; None where there is nothing, or nothing that can be read."""
+        """Return the list in a file; None if it does not exist or cannot be read."""
         try:
             found = json.loads(Path(path).read_text())
             meshes = {str(name): [int(number) for number in numbers] for name, numbers in found["meshes"].items()}

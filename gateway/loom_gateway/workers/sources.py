@@ -1,8 +1,8 @@
-"""Where the workers are: their addresses, and how they are found.
+"""The sources of workers: how their addresses are found.
 
 A `WorkerSource` finds the workers of one host mesh: named ones (`StaticWorkers`), those behind a headless service's
-name (`DnsWorkers`) or those in a file (`FileWorkers`). `WorkerHosts` puts several together and gives each
-worker a number, which stays: ``hosts=0`` is the same pod tomorrow, or the one that took its place.
+name (`DnsWorkers`), or those in a file (`FileWorkers`). `WorkerHosts` combines several sources and gives each
+worker a permanent number: ``hosts=0`` is the same pod tomorrow, or its replacement.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from loom.process.listen import bracketed
 from loom_gateway.workers.registry_file import WorkerList
 
 MONARCH_PORT = 26600
-"""Where a worker listens unless told otherwise."""
+"""The default port of a worker."""
 
 WHOLE = "workers"
-"""The name of the mesh of sources that name none."""
+"""The name of the mesh of sources without a name."""
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 _ORDINAL = re.compile(r"[^.]*[a-z0-9]-(?P<ordinal>\d+)\..+")
@@ -41,7 +41,7 @@ class WorkerAddress(NamedTuple):
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
-    """Read ``tcp://HOST:PORT``.
+    """Parse ``tcp://HOST:PORT``.
 
     Raises:
         InvalidAddress: the text has another form, or the port is not in 1 to 65535.
@@ -58,19 +58,19 @@ class Pod(NamedTuple):
     """A pod behind a headless service."""
 
     address: str
-    """IP address."""
+    """The pod's IP address."""
     ordinal: int | None
-    """The number at the end of its name, if it is a StatefulSet's; None: it has none, or DNS does not tell."""
+    """The number at the end of a StatefulSet pod's name; None if it has none, or DNS does not tell."""
 
 
 def resolve_pods(service: str) -> list[Pod]:
-    """The pods behind a headless service: by ordinal where all have one, else by address.
+    """Return the pods behind a headless service, ordered by ordinal if all have one, else by address.
 
     Args:
         service: the DNS name that resolves to all their addresses.
 
     Raises:
-        OSError: the name is not known, or the DNS does not answer.
+        OSError: the name is unknown, or the DNS does not answer.
     """
     found = socket.getaddrinfo(service, None, type=socket.SOCK_STREAM)
     addresses = {ipaddress.ip_address(info[4][0]) for info in found}
@@ -87,12 +87,12 @@ def _rank(pod: Pod) -> tuple[int, int, int]:
 
 
 def _ordinal(address: str, service: str) -> int | None:
-    """The ordinal in the name that an address has within a service."""
+    """Return the ordinal in an address's name within a service, or None."""
     try:
         name = socket.gethostbyaddr(address)[0]
     except OSError:
         return None
-    # A pod of a Deployment has its address as a name, 10-0-0-5.SERVICE.…, which ends in a number, too.
+    # A Deployment's pod has its address as a name, 10-0-0-5.SERVICE.…, which also ends in a number.
     if name.partition(".")[0] == address.replace(".", "-").replace(":", "-"):
         return None
     match = _ORDINAL.fullmatch(name)
@@ -104,37 +104,37 @@ class FoundWorker(NamedTuple):
     """A worker that a source has found."""
 
     address: str
-    """``tcp://HOST:PORT``."""
+    """The worker's ``tcp://HOST:PORT``."""
     place: int | None = None
-    """Its number among the source's workers, where the source knows it."""
+    """Its number among the source's workers, if the source knows it."""
 
 
 class WorkerSource(Protocol):
-    """Finds the workers of one mesh."""
+    """A source of the workers of one mesh."""
 
     @property
     def count(self) -> int:
-        """How many there are to be."""
+        """The expected number of workers."""
 
     @property
     def where(self) -> str:
-        """Where the workers are looked for; empty if their addresses do not change."""
+        """The place where workers are looked for, as part of a sentence; empty if their addresses do not change."""
 
     @property
     def advice(self) -> str:
-        """What to do if some are missing."""
+        """Advice for the user if some workers are missing."""
 
     def find(self) -> Sequence[FoundWorker]:
-        """Those that there are now, in order. May wait for the network.
+        """Return the present workers, in order. May wait for the network.
 
         Raises:
-            WorkerUnreachable: they cannot be looked for; says what to do.
+            WorkerUnreachable: the source cannot be read; the text says what to do.
         """
 
 
 @dataclass(frozen=True)
 class StaticWorkers:
-    """Workers at addresses that do not change."""
+    """Workers at fixed addresses."""
 
     addresses: tuple[str, ...]
     where = advice = ""
@@ -149,7 +149,7 @@ class StaticWorkers:
 
 @dataclass(frozen=True)
 class DnsWorkers:
-    """The workers in the pods behind a headless service."""
+    """Workers in the pods behind a headless service."""
 
     service: str
     port: int
@@ -178,7 +178,7 @@ class DnsWorkers:
 
 @dataclass(frozen=True)
 class FileWorkers:
-    """Workers that a file lists: an address a line, and comments behind ``#``. It is read again when it changes."""
+    """Workers in a file: one address a line, with comments after ``#``. It is read again when it changes."""
 
     path: Path
 
@@ -198,7 +198,7 @@ class FileWorkers:
         return max(len(self._addresses()), 1)
 
     def find(self) -> Sequence[FoundWorker]:
-        # No places: a worker keeps its number when a line above its own goes.
+        # No places, so that a worker keeps its number when a line above its own is removed.
         return [FoundWorker(address) for address in self._addresses()]
 
     def _addresses(self) -> list[str]:
@@ -220,12 +220,12 @@ class FileWorkers:
 
 
 def parse_source(text: str) -> tuple[str, WorkerSource]:
-    """Read ``[MESH=]SOURCE``; the mesh's name and where its workers are found.
+    """Parse ``[MESH=]SOURCE``. Return the mesh's name and the source.
 
     A source is ``tcp://HOST:PORT``, ``dns://SERVICE[:PORT]?count=N`` or ``file:PATH``.
 
     Raises:
-        InvalidAddress: it is none of these, or the name cannot be an attribute's.
+        InvalidAddress: the source has none of these forms, or the name is no valid attribute name.
     """
     named = re.match(r"(?P<mesh>[^=:/?]*)=", text)
     mesh, source = (named["mesh"], text[named.end() :]) if named else (WHOLE, text)
@@ -263,7 +263,7 @@ class WorkerHosts:
     """The workers of a gateway, each with its number.
 
     Args:
-        sources: the name of each one's mesh, and where its workers are found. Several of one name are one mesh.
+        sources: pairs of a mesh's name and a source of its workers. Several sources with one name form one mesh.
 
     Raises:
         InvalidAddress: two sources name the same worker.
@@ -274,7 +274,7 @@ class WorkerHosts:
         self._sources = sorted(sources, key=lambda given: meshes.index(given[0]))
         self._places: list[list[str | None]] = [[] for _ in sources]
         self._numbered = False
-        """Whether sessions may use the numbers, which stay from then on."""
+        """Whether sessions may use the numbers. From then on, they are permanent."""
         named = [
             worker.address for _, source in sources if isinstance(source, StaticWorkers) for worker in source.find()
         ]
@@ -284,14 +284,14 @@ class WorkerHosts:
 
     @classmethod
     def of(cls, addresses: Sequence[str]) -> WorkerHosts:
-        """Workers at addresses that do not change."""
+        """Return the hosts at fixed addresses."""
         hosts = cls([(WHOLE, StaticWorkers((address,))) for address in addresses])
         hosts.look()
         return hosts
 
     @property
     def changing(self) -> bool:
-        """Whether there may be others later."""
+        """Whether the addresses may change."""
         return any(source.where for _, source in self._sources)
 
     @property
@@ -301,12 +301,12 @@ class WorkerHosts:
 
     @property
     def addresses(self) -> list[str]:
-        """The address of each host, in the order of the dimension ``hosts``; of one that is gone, its last."""
+        """Each host's address, in the order of the dimension ``hosts``; of a host that is gone, the last one."""
         return [address for places in self._places for address in places if address is not None]
 
     @property
     def meshes(self) -> dict[str, list[int]]:
-        """The numbers of the hosts of each mesh."""
+        """The numbers of each mesh's hosts."""
         found: dict[str, list[int]] = {}
         number = 0
         for (mesh, _), places in zip(self._sources, self._places, strict=True):
@@ -315,34 +315,35 @@ class WorkerHosts:
         return found
 
     def listed(self) -> WorkerList:
-        """The hosts as a list, for those who use them."""
+        """Return the hosts as a list for drivers."""
         return WorkerList(self.addresses, self.meshes, [len(places) for places in self._places])
 
     def take_over(self, listed: WorkerList) -> None:
-        """Begin with the numbers of a list that `listed` gave, if it is of as many sources."""
+        """Start with the numbers of an earlier gateway's list, if it has as many sources."""
         if len(listed.sizes) == len(self._sources) and sum(listed.sizes) == len(listed.addresses):
             addresses = iter(listed.addresses)
             self._places = [[next(addresses) for _ in range(size)] for size in listed.sizes]
             self._numbered = True
 
     def look(self) -> bool:
-        """Look for workers again; whether anything has changed.
+        """Look for workers again. Return whether anything has changed.
 
         Raises:
-            WorkerUnreachable: a source cannot be asked. What the others have found counts.
+            WorkerUnreachable: a source cannot be read. The results of the other sources are kept.
         """
         before = [list(places) for places in self._places]
         errors = []
         for (_, source), places in zip(self._sources, self._places, strict=True):
             try:
                 found = source.find()
-                # A session's hosts keep their numbers: there are never fewer, and more only behind the last.
+                # A session's hosts keep their numbers: hosts are never removed, and new ones only come after the
+                # last.
                 if not self._numbered or places is self._places[-1]:
                     places += [None] * (source.count - len(places))
             except WorkerUnreachable as error:
                 errors.append(error)
                 continue
-            if not self._numbered:  # order them anew
+            if not self._numbered:  # the order may still change
                 places[:] = [None] * len(places)
             _put(places, found)
         self._numbered = self._numbered or self.complete
@@ -351,7 +352,7 @@ class WorkerHosts:
         return self._places != before
 
     def check_complete(self) -> None:
-        """Raise `WorkerUnreachable` where hosts have no worker yet, saying which."""
+        """Raise `WorkerUnreachable`, naming the missing hosts, if some hosts have no worker yet."""
         lines = []
         advice = []
         for (mesh, source), places in zip(self._sources, self._places, strict=True):
@@ -368,7 +369,7 @@ class WorkerHosts:
 
 
 def _put(places: list[str | None], found: Sequence[FoundWorker]) -> None:
-    """Give workers their places: those that they know, else the one that they have, else the next free one."""
+    """Assign places to workers: the place that the source knows, else the present one, else the next free one."""
     here = {worker.address for worker in found}
     for worker in found:
         if worker.place is not None and worker.place < len(places):

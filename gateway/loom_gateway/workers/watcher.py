@@ -1,4 +1,4 @@
-"""`WorkerWatch`: looks for a gateway's workers for as long as it runs, and tells its drivers where they are."""
+"""`WorkerWatch`, which keeps looking for a gateway's workers and publishes their addresses for its drivers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loom_gateway.workers.sources import WorkerHosts
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
-"""Seconds between two looks; sooner while workers are missing."""
+"""Seconds between two searches once all workers are found."""
 
 LOOK_SOON = 0.5
 
@@ -21,7 +21,9 @@ class WorkerWatch:
     """Keeps the list of workers up to date.
 
     Args:
-        patience: seconds that a new session waits for workers that are missing.
+        hosts: the workers of the gateway.
+        path: the file of the published list.
+        patience: seconds that a new session waits for missing workers.
     """
 
     def __init__(self, hosts: WorkerHosts, path: str, patience: float = 60.0) -> None:
@@ -34,7 +36,7 @@ class WorkerWatch:
         self._closing = False
 
     def start(self) -> None:
-        """Begin. On the event loop."""
+        """Start to look. On the event loop."""
         if not self.hosts.changing:
             if not self._complete.is_set():
                 self.hosts.look()
@@ -43,13 +45,13 @@ class WorkerWatch:
             self._task = asyncio.create_task(self._look_on())
 
     def take_over(self) -> None:
-        """Go on from the list that an earlier gateway has left, whose sessions know its hosts by their numbers."""
+        """Continue with the list of an earlier gateway, whose sessions know its hosts by number."""
         listed = WorkerList.read(self.path)
         if listed is not None:
             self.hosts.take_over(listed)
 
     def close(self) -> None:
-        """Look no more, and have whoever waits give up."""
+        """Stop looking, and end the waits of `there` with an error."""
         self._closing = True
         self._error = WorkerUnreachable("the gateway ends")
         self._complete.set()
@@ -60,10 +62,10 @@ class WorkerWatch:
         """Wait until every host has a worker.
 
         Args:
-            patience: seconds; None: for ever.
+            patience: seconds to wait; None: forever.
 
         Raises:
-            WorkerUnreachable: some are missing still; says which, and what to do.
+            WorkerUnreachable: some are still missing; the text names them and says what to do.
         """
         try:
             await asyncio.wait_for(self._complete.wait(), patience)
@@ -76,7 +78,7 @@ class WorkerWatch:
         return self.hosts.listed()
 
     async def there_soon(self) -> WorkerList:
-        """Wait as long as a new session does until every host has a worker."""
+        """Wait until every host has a worker, for at most the time that a new session waits."""
         return await self.there(self._patience)
 
     def _publish(self) -> None:
