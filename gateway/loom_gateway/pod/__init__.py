@@ -1,14 +1,15 @@
-"""What runs in each pod of a job that `loom.KubernetesJob` deploys: a worker, and in one of the pods the gateway.
+"""The processes in each pod of a job that `loom.KubernetesJob` deploys: a worker, and in one pod the gateway.
 
-`python -m loom_gateway.pod FOLDER` is the **keeper**. It keeps a worker running, finds the other pods by the DNS of
-their headless service, and sees with them which of them has the gateway; the others forward the gateway's port to
-it, so that whoever asks may land on any. `loom_gateway.pod.loom_pod.LoomPod` starts the keeper and speaks to it.
+`python -m loom_gateway.pod FOLDER` is the pod's **keeper**. It keeps a worker running, finds the other pods by the
+DNS name of their headless service, and agrees with their keepers on the gateway's pod. The other pods forward the
+gateway's port to that pod, so a client may connect to any. `loom_gateway.pod.loom_pod.LoomPod` starts the keeper
+and talks to it.
 
-- `loom_gateway.pod.settings` is what a keeper is told.
+- `loom_gateway.pod.settings` holds a keeper's settings.
 - `loom_gateway.pod.election` decides which pod has the gateway.
 - `loom_gateway.pod.process` keeps a process running.
-- `loom_gateway.pod.forwarding` passes connections on.
-- `loom_gateway.pod.peers` asks other keepers.
-- `loom_gateway.pod.supervisor` does what these decide.
-- `loom_gateway.pod.app` is how it is asked and told.
+- `loom_gateway.pod.forwarding` forwards connections.
+- `loom_gateway.pod.peers` queries other keepers.
+- `loom_gateway.pod.supervisor` is the keeper, which uses all of these.
+- `loom_gateway.pod.app` is the keeper's HTTP interface.
 """

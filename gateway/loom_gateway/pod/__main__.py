@@ -1,7 +1,7 @@
-"""``python -m loom_gateway.pod FOLDER``: the keeper of a pod, with the settings that are in the folder.
+"""``python -m loom_gateway.pod FOLDER``: the keeper of a pod, with the settings in the folder.
 
-Prints a line of JSON when it listens. SIGTERM ends it, its worker and its gateway, whose sessions live on for the
-next gateway of this pod as long as their drivers do.
+It prints a line of JSON when it listens. SIGTERM ends it with its worker and its gateway. The gateway's sessions
+live on for the pod's next gateway for as long as their drivers do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loom_gateway.pod.settings import PodSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Look after a pod until it is told to end; return the exit code."""
+    """Run the keeper of a pod until a signal ends it. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.pod", description="Look after a pod of a job.")
     parser.add_argument("folder", type=Path, help="with settings.json, and for what is kept")
     parser.add_argument("--address", default=os.environ.get("POD_IP"), help="the pod's IP address; default POD_IP")

@@ -1,4 +1,4 @@
-"""How a pod's keeper is asked and told, by `LoomPod` and by the keepers of the job's other pods."""
+"""The HTTP interface of a pod's keeper, for `LoomPod` and the keepers of the job's other pods."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from loom_gateway.pod.supervisor import PodSupervisor
 
 
 def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:
-    """The keeper's HTTP interface.
+    """Return the keeper's HTTP application.
 
     Args:
-        keeper: that answers.
-        end: has the keeper, with its worker and its gateway, end soon.
+        keeper: answers the requests.
+        end: ends the keeper soon, with its worker and its gateway.
     """
 
     def belongs(request: Request) -> None:
@@ -44,7 +44,7 @@ def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:
 
     @app.post("/configure", dependencies=pod_only)
     async def configure(settings: dict[str, Any]) -> dict[str, Any]:
-        # A job that is applied again may come with another token: whoever is in the pod may say so.
+        # A job that is applied again may have another token, so any process in the pod may send new settings.
         try:
             await keeper.configure(PodSettings.from_json(settings))
         except LoomError as error:

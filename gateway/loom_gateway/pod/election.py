@@ -1,8 +1,8 @@
-"""Which pod has the gateway: no vote, only a rule that all pods apply to what they see.
+"""The choice of the gateway's pod: a rule that every pod applies to what it sees, without a vote.
 
-A pod that has it keeps it, since its sessions live there. Where none has, the first does: the one with the lowest
-ordinal, else the lowest address. Pods that do not see the same may for a moment choose differently; as soon as they
-see each other, the one that comes first goes on and the other ends its gateway.
+A pod that has the gateway keeps it, because its sessions live there. If no pod has it, the first gets it: the one
+with the lowest ordinal, or without ordinals the lowest address. Pods with different views may briefly choose
+differently. As soon as they see each other, the first pod keeps its gateway and the other ends its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def choose(
     *,
     patient: bool,
 ) -> str | None:
-    """Return the address of the pod that gets the gateway; None if that cannot be said yet.
+    """Return the address of the pod that gets the gateway; None if it is too early to say.
 
     Args:
-        ranked: addresses of the pods that are known, the first first.
-        expected: how many there should be.
-        answering: those whose keepers answer.
-        holders: those that say that they have it.
-        patient: whether to wait for pods that are missing or do not answer, one of which might come first.
+        ranked: addresses of the known pods, in order of preference.
+        expected: the number of pods that there should be.
+        answering: addresses of the pods whose keepers answer.
+        holders: addresses of the pods that report to have the gateway.
+        patient: whether to wait for pods that are missing or silent, because one of them might come first.
     """
     held = [address for address in ranked if address in holders]
     if held:

@@ -1,4 +1,4 @@
-"""`Forwarder`: passes TCP connections on to the pod that has the gateway."""
+"""`Forwarder`, which forwards TCP connections to the pod that has the gateway."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ CONNECT_TIMEOUT = 5.0
 """Seconds that the other pod has to accept a connection."""
 
 CHUNK = 256 << 10
-"""Bytes that are read at once."""
+"""The maximum number of bytes to read at once."""
 
 
 class Forwarder:
-    """Listens on a port, and passes what comes to the same port of another pod."""
+    """Listens on a port, and forwards each connection to the same port of another pod."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.target: str | None = None
-        """Address of the other pod; None: connections are closed as they come."""
+        """The address of the other pod; None: new connections are closed at once."""
 
     async def listen(self) -> None:
-        """Begin, unless it has.
+        """Start to listen. Idempotent.
 
         Raises:
             OSError: the port is taken.
@@ -35,7 +35,7 @@ class Forwarder:
             self._server = await asyncio.start_server(self._accept, None, self._port, limit=CHUNK)
 
     async def close(self) -> None:
-        """End it and its connections."""
+        """Stop listening, and end all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -71,7 +71,7 @@ class Forwarder:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One way of a connection, until its end; the other way may go on."""
+    """Copy one direction of a connection until its end. The other direction may go on."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK):
             writer.write(data)

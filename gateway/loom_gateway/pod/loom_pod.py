@@ -1,8 +1,8 @@
-"""`LoomPod`: what Kubetorch runs in each pod of a job.
+"""`LoomPod`, the class that Kubetorch runs in each pod of a job.
 
-Kubetorch holds it in a process that it ends at every deployment, together with that process's children. What must
-outlive that, the worker and the gateway, belongs to the pod's keeper (`loom_gateway.pod`), which is nobody's child:
-a new `LoomPod` finds the keeper that is there, and tells it what has changed.
+Kubetorch holds it in a process that it ends at every deployment, together with that process's children. The worker
+and the gateway have to outlive that. They belong to the pod's keeper (`loom_gateway.pod`), which is not a child of
+that process. A new `LoomPod` finds the present keeper and sends it the new settings.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ START_TIMEOUT = 60.0
 
 
 class LoomPod:
-    """One pod of a job. Its methods can be called over Kubetorch's HTTP, and answer with what JSON can hold.
+    """One pod of a job. Its methods can be called over Kubetorch's HTTP, and return values that JSON can hold.
 
     Args:
-        mesh: the name of the mesh that this pod belongs to.
+        mesh: the name of this pod's mesh.
         meshes: the meshes of the job, each with the DNS name of its headless service and its number of pods:
-            ``[["workers", "NAME-headless.NAMESPACE.svc.cluster.local", 3]]``. A pod of the first has the gateway.
+            ``[["workers", "NAME-headless.NAMESPACE.svc.cluster.local", 3]]``. A pod of the first mesh has the
+            gateway.
         token_sha256: hexadecimal SHA-256 of the token that the gateway accepts.
-        monarch_port: where each pod's worker listens.
-        gateway_port: where the gateway is reached, at any pod of the first mesh.
+        monarch_port: the port of each pod's worker.
+        gateway_port: the port of the gateway, at every pod of the first mesh.
         session_linger: seconds that a session lives without a client.
 
     Raises:
-        MissingDependency: the image lacks what a worker or a gateway needs.
-        WrongArguments: the mesh is none of the job's.
-        LoomError: the keeper does not start; says what it printed last.
+        MissingDependency: the image lacks a dependency of a worker or a gateway.
+        WrongArguments: the job has no such mesh.
+        LoomError: the keeper does not start; the text has its last output.
     """
 
     def __init__(
@@ -66,37 +67,39 @@ class LoomPod:
         self._find_or_start_keeper()
 
     def status(self) -> dict[str, Any]:
-        """The pods of the job that answer.
+        """Return the state of the job's pods that answer.
 
         Returns:
             ``pods``: for each its ``name``, ``address``, ``mesh``, ``versions``, its ``worker`` (``address``,
-            ``pid``, ``listening``, ``starts``, ``problem`` and ``state``, a `ProcessState`), whether it has the
-            ``gateway``, and ``gateway_problem``; ``gateway``: the address of the pod that has it and whose gateway
-            listens, or None.
+                ``pid``, ``listening``, ``starts``, ``problem`` and ``state``, a `ProcessState`), whether it has the
+                ``gateway``, and ``gateway_problem``; ``gateway``: the address of the pod that has it and whose
+                gateway listens, or None.
         """
         pods: list[dict[str, Any]] = self._ask("GET", "/pods")["pods"]
         held = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]
         return {"pods": pods, "gateway": held[0] if held else None}
 
     def restart_worker(self, pod: str | None = None) -> dict[str, Any]:
-        """End a pod's worker, with what runs on it, and start another.
+        """End a pod's worker, with everything that runs on it, and start another.
 
         Args:
-            pod: its name or address; None: the pod that this call reaches, which is any.
+            pod: the pod's name or address; None: whichever pod this call reaches.
 
         Returns:
-            The pod, as in `status`.
+            The pod, in the form of `status`.
         """
         return self._order(pod, "/restart_worker")
 
     def shutdown(self, pod: str | None = None) -> dict[str, Any]:
-        """End a pod's worker and its gateway, with the gateway's sessions. Its next deployment starts them again.
+        """End a pod's worker and its gateway, with the gateway's sessions.
+
+        The pod's next deployment starts them again.
 
         Args:
-            pod: its name or address; None: all of the job.
+            pod: the pod's name or address; None: all pods of the job.
 
         Returns:
-            ``pods``: the names of those that end.
+            ``pods``: the names of the pods that end.
         """
         if pod is not None:
             return {"pods": [self._order(pod, "/shutdown")["name"]]}
@@ -110,14 +113,7 @@ class LoomPod:
         return ask_pod(self._settings, "127.0.0.1", method, path, body)
 
     def _order(self, pod: str | None, path: str) -> dict[str, Any]:
-        """Have the keeper of a pod do something.
-
-        Args:
-            pod: its name or address; None: this one.
-
-        Raises:
-            PodUnreachable: no pod has that name or address, or it does not answer.
-        """
+        """Send a command to the keeper of a pod, by name or address. Raise `PodUnreachable` if none answers."""
         if pod is None:
             return self._ask("POST", path)
         states = self.status()["pods"]
@@ -132,7 +128,7 @@ class LoomPod:
             self._ask("POST", "/configure", self._settings.to_json())
             return
         except PodUnreachable:
-            pass  # there is none yet
+            pass  # there is no keeper yet
         folder = _folder()
         self._settings.write(folder)
         log = folder / "keeper.log"
@@ -154,8 +150,8 @@ def _folder() -> Path:
 
 
 def _start_apart(command: Sequence[str], log: Path) -> None:
-    """Start a process that is not a child of this one, which Kubetorch ends with its children."""
-    # A shell that ends at once: what it has left in the background belongs to the container's first process.
+    """Start a process that is not a child of this one: Kubetorch ends this process with its children."""
+    # The shell ends at once. Its background process then belongs to the container's first process.
     with open(log, "ab") as output:
         subprocess.run(
             ["sh", "-c", 'exec "$@" & ', "sh", *command],

@@ -1,4 +1,4 @@
-"""The other pods of a job: where they are, and what their keepers say."""
+"""Requests to the keepers of a job's pods."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from loom_gateway.pod.settings import PodSettings
 logger = logging.getLogger(__name__)
 
 JOB_HEADER = "x-loom-job"
-"""Who shows it belongs to the job: its value is the SHA-256 of the job's token."""
+"""The header that proves membership of the job. Its value is the SHA-256 of the job's token."""
 
 TIMEOUT = 2.0
 """Seconds that a keeper has to answer a question."""
 
 ORDER_TIMEOUT = 60.0
-"""Seconds that it has to do what it is told."""
+"""Seconds that a keeper has to carry out a command."""
 
 ASKED_AT_ONCE = 32
 
 
 def pod_states(settings: PodSettings, addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return what each keeper that answers says of its pod, by the pod's address."""
+    """Return the state of each pod whose keeper answers, by the pod's address."""
 
     def ask(address: str) -> dict[str, Any] | None:
         try:
@@ -50,11 +50,11 @@ def ask_pod(
     body: Mapping[str, Any] | None = None,
     timeout: float = ORDER_TIMEOUT,
 ) -> dict[str, Any]:
-    """Make one request to the keeper of a pod of the same job.
+    """Send one request to the keeper of a pod of the same job.
 
     Raises:
-        PodUnreachable: it does not answer, or is of another job.
-        LoomError: it says that it cannot be done.
+        PodUnreachable: the keeper does not answer, or belongs to another job.
+        LoomError: the keeper reports a failure.
     """
     connection = http.client.HTTPConnection(address, settings.keeper_port, timeout=timeout)
     headers = {JOB_HEADER: settings.token_sha256, "content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""`SupervisedProcess`: a process that listens on a port, started again when it ends."""
+"""`SupervisedProcess`, a process that listens on a port and is started again when it ends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from loom.process.supervisor import run_again
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.5, 15.0)
-"""Seconds before it is started again."""
+"""Seconds before the process is started again."""
 
 STEADY = 15.0
-"""Seconds after which it has not ended soon."""
+"""Seconds after which an end of the process does not count as early, so that the pauses start anew."""
 
 GRACE = 10.0
-"""Seconds that it has to end."""
+"""Seconds that the process has to end after a signal."""
 
 
 def who_listens(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port of this pod; None if there is none that can be seen."""
+    """Return the process that listens on a port of this pod; None if none is visible."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.pid and _port(connection.laddr) == port:
             with contextlib.suppress(psutil.Error):
@@ -43,10 +43,13 @@ def _port(address: Any) -> int | None:
 
 
 class SupervisedProcess:
-    """A module of Loom that is kept running. A process of it that listens on the port already is taken over.
+    """A process of a module of Loom that is kept running. If one already listens on the port, it is taken over.
 
     Args:
-        arguments: returns those of the module's command line, each time that it is started.
+        name: the process's name in messages.
+        module: the module to run.
+        port: the port on which the process listens.
+        arguments: returns the module's command line arguments, for each start.
     """
 
     def __init__(
@@ -65,19 +68,19 @@ class SupervisedProcess:
         self._found: psutil.Process | None = None
         self._changed = asyncio.Event()
         self.starts = 0
-        """How often it was started by this supervisor."""
+        """The number of starts by this supervisor."""
         self.state = ProcessState.STARTING
         self.problem = ""
-        """Why the process does not run; empty while it does."""
+        """The reason why the process does not run; empty while it runs."""
 
     @property
     def listening(self) -> bool:
-        """Whether the process has reported that it listens, or was found to."""
+        """Whether the process listens, by its own report or because it was found listening."""
         return self.state is ProcessState.LISTENING
 
     @property
     def kept(self) -> bool:
-        """Whether it is to run."""
+        """Whether the process should run."""
         return self._task is not None
 
     @property
@@ -92,7 +95,7 @@ class SupervisedProcess:
             self._task = asyncio.create_task(run_again(self._run, BACKOFF, STEADY))
 
     async def restart(self) -> None:
-        """End the process, and wait until it is started again."""
+        """End the process, and wait until it has been started again."""
         before = self.starts
         await self._end(signal.SIGTERM, self._found)
         while self.kept and self.starts == before:
@@ -102,7 +105,7 @@ class SupervisedProcess:
     async def end(self, number: int = signal.SIGTERM) -> None:
         """Stop the process and its children."""
         task, self._task = self._task, None
-        found = self._found  # of which a task that is cancelled lets go
+        found = self._found  # read before the cancelled task resets it
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -120,7 +123,7 @@ class SupervisedProcess:
             self._fail(ProcessState.PORT_TAKEN, problem)
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Whether it is what would be started: by an earlier supervisor, or by the image."""
+        """Return whether a process, started by an earlier supervisor or the image, is what this one would start."""
         return self._module in _command(process).split()
 
     async def _watch(self, found: psutil.Process) -> None:
@@ -139,7 +142,7 @@ class SupervisedProcess:
         child = self._child = Child(
             self.name,
             python(self._module, *self._arguments()),
-            lifeline=False,  # it outlives this process, and is found again by the next
+            lifeline=False,  # the process outlives this one, and the next supervisor finds it
             on_line=lambda line: logger.info("%s: %s", self.name, line),
         )
         logger.info("the %s is process %d", self.name, child.pid)

@@ -1,4 +1,4 @@
-"""What a pod's keeper is told: who else belongs to the job, and on which ports."""
+"""The settings of a pod's keeper: the other pods of the job, and the ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loom_gateway.sessions.driver_files import write_atomically
 MONARCH_PORT = 26600
 GATEWAY_PORT = 8470
 KEEPER_PORT = 26599
-"""Below Monarch's, as processes of a worker may take ports above it."""
+"""Below Monarch's port, because processes of a worker may take ports above it."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class MeshPods:
     """The pods whose workers form one host mesh."""
 
     mesh: str
-    """Its name in ``job.state()``."""
+    """The mesh's name in ``job.state()``."""
     service: str
-    """The DNS name that resolves to the addresses of all its pods: a headless service's."""
+    """The DNS name of a headless service, which resolves to the addresses of all its pods."""
     pods: int
-    """How many there are."""
+    """The number of pods."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class PodSettings:
     """One pod's part in a job."""
 
     mesh: str
-    """The mesh that it belongs to."""
+    """The name of the pod's mesh."""
     meshes: tuple[MeshPods, ...]
-    """All of the job. The pods of the first may have the gateway."""
+    """All meshes of the job. The pods of the first may have the gateway."""
     token_sha256: str
-    """Of the token that the gateway accepts; also what keepers show each other."""
+    """The SHA-256 of the token that the gateway accepts. Keepers also identify themselves to each other with it."""
     monarch_port: int = MONARCH_PORT
     gateway_port: int = GATEWAY_PORT
     keeper_port: int = KEEPER_PORT
@@ -59,17 +59,18 @@ class PodSettings:
         return self.mesh == self.first.mesh
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the settings in the form that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, given: Any) -> PodSettings:
-        """Read what `to_json` made. Names that this version does not know are of a newer one, and passed over.
+        """Read settings that `to_json` made. Unknown names, which a newer version has added, are ignored.
 
         Raises:
-            WrongArguments: it is something else.
+            WrongArguments: the value has another form.
         """
-        from pydantic import TypeAdapter, ValidationError  # not in every image: `LoomPod` says what is missing
+        # pydantic is not in every image; `LoomPod` reports missing dependencies
+        from pydantic import TypeAdapter, ValidationError
 
         try:
             return TypeAdapter(cls).validate_python(given)
@@ -77,16 +78,16 @@ class PodSettings:
             raise WrongArguments(f"these are no settings of a pod: {error}") from error
 
     def write(self, folder: Path) -> None:
-        """Keep them in a folder that only this user can open."""
+        """Write the settings to a folder that only this user can open."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(str(folder / "settings.json"), json.dumps(self.to_json()))
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:
-        """Return the settings that `write` left.
+        """Return the settings that `write` left in a folder.
 
         Raises:
-            WrongArguments: there are none.
+            WrongArguments: there are none, or they cannot be read.
         """
         try:
             return cls.from_json(json.loads((folder / "settings.json").read_text()))

@@ -1,4 +1,4 @@
-"""`PodSupervisor`: keeps a pod's worker running and, in one pod of a job, its gateway."""
+"""`PodSupervisor`, which keeps a pod's worker running and, in one pod of a job, its gateway."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from loom_gateway.workers.sources import resolve_pods
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
-"""Seconds between two looks at the other pods, once it is known which has the gateway; sooner until then."""
+"""Seconds between two looks at the other pods once the gateway's pod is known."""
 
 LOOK_SOON = 0.3
 
 LONGEST_STATE_FOLDER = 70
-"""Bytes of its path; a socket's path, on Linux, has 107 at most, and the sockets have names."""
+"""The maximum bytes of its path. A socket's path on Linux has at most 107, and the sockets' names need the rest."""
 
 PATIENCE = 30.0
-"""Seconds for which a pod that is missing, and might come first, is waited for before another takes the gateway."""
+"""Seconds to wait for a missing pod that might come first, before another pod gets the gateway."""
 
 
 class PodSupervisor:
-    """Looks after one pod.
+    """The keeper of one pod.
 
     Args:
-        settings: what it is told.
-        folder: where it keeps what a later keeper needs.
+        settings: the keeper's settings.
+        folder: the folder in which the next keeper finds the settings and the gateway's state.
         address: the pod's IP address.
-        name: of the pod.
+        name: the pod's name.
     """
 
     def __init__(self, settings: PodSettings, folder: Path, address: str, name: str) -> None:
@@ -66,16 +66,16 @@ class PodSupervisor:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin. On the event loop."""
+        """Start the worker and the watch over the gateway. On the event loop."""
         self.worker.keep()
         if self.settings.may_have_gateway:
             self._looking = asyncio.create_task(self._look_on())
 
     async def close(self, *, end_sessions: bool) -> None:
-        """End what it keeps.
+        """End the worker and the gateway.
 
         Args:
-            end_sessions: whether the gateway's sessions end too, or are left for a gateway that comes after it.
+            end_sessions: whether the gateway's sessions end too, or are left for its successor.
         """
         if self._looking is not None:
             self._looking.cancel()
@@ -85,7 +85,7 @@ class PodSupervisor:
         await self.worker.end()
 
     async def configure(self, settings: PodSettings) -> None:
-        """Take new settings. The worker goes on as it is; the gateway, and its sessions, where it may."""
+        """Take new settings. The worker goes on unchanged. A gateway is started again, and its sessions live on."""
         before, self.settings = self.settings, settings
         settings.write(self._folder)
         if settings == before:
@@ -95,7 +95,7 @@ class PodSupervisor:
             await self.gateway.restart()
 
     def state(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Return the state of this pod, in the form that its keeper reports."""
         return {
             "name": self.name,
             "address": self.address,
@@ -117,7 +117,7 @@ class PodSupervisor:
         }
 
     async def states(self) -> list[dict[str, Any]]:
-        """What this pod and all others of the job that answer say of themselves, by mesh, the first first."""
+        """Return the states of this pod and of every other one that answers, by mesh, the first mesh first."""
         found: list[dict[str, Any]] = []
         for mesh in self.settings.meshes:
             with contextlib.suppress(OSError):
@@ -126,11 +126,11 @@ class PodSupervisor:
                 states[self.address] = self.state()
                 found += [states[pod.address] for pod in pods if pod.address in states]
         if not any(state["address"] == self.address for state in found):
-            found.append(self.state())  # DNS does not know it yet
+            found.append(self.state())  # DNS does not know this pod yet
         return found
 
     async def _states_of(self, pods: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What those of the pods that are not this one and answer say of themselves, by address."""
+        """Return the states of those other pods that answer, by address."""
         others = [address for address in pods if address != self.address]
         return await asyncio.to_thread(pod_states, self.settings, others)
 
@@ -144,7 +144,7 @@ class PodSupervisor:
             await asyncio.sleep(LOOK_SOON if self._chosen is None else LOOK_EVERY)
 
     async def _look(self) -> None:
-        """See who has the gateway, and do this pod's part."""
+        """Find the pod that has the gateway, and act on the result."""
         first = self.settings.first
         try:
             pods = await asyncio.to_thread(resolve_pods, first.service)
@@ -157,7 +157,7 @@ class PodSupervisor:
         answering = set(states)
         if self.gateway.kept:
             holders.add(self.address)
-            if self.address not in known:  # it is not ready for a moment: its sessions live on
+            if self.address not in known:  # DNS may omit a pod that is briefly not ready, but its sessions live on
                 known.append(self.address)
         if self.address in known:
             answering.add(self.address)
@@ -225,7 +225,7 @@ class PodSupervisor:
 
 
 def _short(folder: Path) -> Path:
-    """A folder, or another of this user that stands for it, whose sockets have paths that are short enough."""
+    """Return the folder, or a stand-in in the temporary folder if its path is too long for sockets."""
     if len(os.fsencode(folder)) <= LONGEST_STATE_FOLDER:
         return folder
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
