@@ -1,4 +1,4 @@
-"""Who came in, did what, and was turned away: lines of JSON.
+"""The audit: JSON lines about clients' entry, commands and refusals.
 
 The file holds ids and names of tokens, never a token.
 """
@@ -20,25 +20,27 @@ from loom_gateway.access.rate_limits import RateLimit
 from loom_gateway.access.tokens import Identity
 
 KEPT_FILES = 5
-"""Full files that are kept, as ``FILE.1`` (the newest) to ``FILE.5``."""
+"""The number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``."""
 
 PERIOD = 60.0
-"""Seconds over which refusals of one kind to one address make one line."""
+"""Seconds over which refusals of one kind to one address share one line."""
 
 KINDS = 1000
-"""Addresses and kinds of refusals that are counted apart; what is more is counted together."""
+"""The number of pairs of address and kind of refusal that are counted separately. Further ones are counted
+together."""
 
 LINES = 5.0
-"""Refusals a second that get a line at once, after the first few: so many addresses do not fill the file either."""
+"""Refusals a second that get a line at once, after the first few. It keeps a flood of addresses from filling the
+file."""
 
 
 class Audit:
-    """Writes what happened at a gateway's access.
+    """Writes the events at a gateway's access control.
 
     Args:
         path: the file; None writes nothing.
-        max_bytes: size at which the file is put aside and a new one begun.
-        clock: seconds; decides what is counted together.
+        max_bytes: size at which the file is rotated.
+        clock: returns the time in seconds, by which refusals are grouped.
 
     Raises:
         WrongArguments: the file cannot be written.
@@ -50,7 +52,7 @@ class Audit:
         self._handler: _PrivateFile | None = None
         self._clock = clock
         self._refused: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
-        """By address and kind of refusal: how many since the last line, and when that was."""
+        """For each address and kind of refusal, the number since the last line and that line's time."""
         self._lines = RateLimit(LINES * 4, LINES, clock=clock)
         if path is not None:
             try:
@@ -59,7 +61,7 @@ class Audit:
                 raise WrongArguments(f"cannot write the audit file {path}: {error.strerror or error}") from error
 
     def write(self, event: str, who: Identity | None, peer: str, **details: object) -> None:
-        """Write a line: when, what, who (a token's id and name), from where, and more."""
+        """Write a line: time, event, token (id, name and scope), address of the peer, and details."""
         if self._handler is None:
             return
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -68,7 +70,7 @@ class Audit:
         self._handler.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
 
     def refused(self, error: LoomError, who: Identity | None, peer: str) -> None:
-        """Note a refusal; those that come in a rush make one line with their number."""
+        """Note a refusal. Refusals in quick succession share one line, which has their number."""
         if self._handler is None:
             return
         now = self._clock()
@@ -88,7 +90,7 @@ class Audit:
         self.write("refused", who, key[0], code=error.code, message=str(error), **more)
 
     def tick(self) -> None:
-        """Write the numbers of refusals that have come since their last line, once that is `PERIOD` ago."""
+        """Write the number of uncounted refusals of each kind whose last line is `PERIOD` seconds old."""
         now = self._clock()
         for key, (count, last) in list(self._refused.items()):
             if now - last >= PERIOD:
@@ -97,7 +99,7 @@ class Audit:
                     self.write("refused", None, key[0], code=key[1], earlier=count)
 
     def close(self) -> None:
-        """Write what has been counted, and close the file."""
+        """Write the remaining numbers, and close the file."""
         if self._handler is not None:
             for (peer, code), (count, _) in self._refused.items():
                 if count:
@@ -108,7 +110,7 @@ class Audit:
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """A file that is put aside when it is full, and that only its owner may read."""
+    """A rotating file that only its owner may read."""
 
     def _open(self) -> io.TextIOWrapper:
         handle = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""Who may use the gateway: every request and every WebSocket passes `AccessControl.admit`.
+"""Access control: every request and every WebSocket passes `AccessControl.admit`.
 
-What is refused costs little and is refused in this order: an address that comes too often, a web page of another
-origin, an address that has shown too many wrong tokens, and then a token that is none of ours.
+Refusals are cheap, and are checked in this order: too many requests from an address, a web page of another origin,
+too many wrong tokens from an address, and at last an unknown token.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from loom_gateway.settings import Limits
 logger = logging.getLogger(__name__)
 
 BURST = 5.0
-"""Seconds' worth of connections that an address may make at once."""
+"""The number of seconds whose allowance of connections an address may use at once."""
 
 TICK = 1.0
-"""Seconds between two looks at whether those who are in still may be."""
+"""Seconds between two checks of connected clients' tokens."""
 
 Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
 """Ends a connection and tells the client why."""
@@ -48,18 +48,22 @@ Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Principal:
-    """Who made a request that was let in."""
+    """The sender of an admitted request."""
 
     identity: Identity
     peer: str
-    """Address that the connection came from."""
+    """The address that the connection came from."""
 
 
 class AccessControl:
     """Authenticates requests, limits their rate, and disconnects clients whose token was revoked.
 
     Args:
-        origins: of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's own.
+        authority: checks tokens.
+        limits: the gateway's limits.
+        audit: records admissions and refusals.
+        origins: origins of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's
+            own.
     """
 
     def __init__(
@@ -85,12 +89,12 @@ class AccessControl:
         """Authenticate a request or a WebSocket, given its ASGI scope.
 
         Args:
-            counts: whether it counts as a connection; not what goes on with one.
+            counts: whether it counts as a connection; False for later requests of a tunnel.
 
         Raises:
-            RateLimited: too much came from its address.
-            OriginRefused: it is a WebSocket of a web page that is not allowed to.
-            AuthenticationError: it has no token, or not one of ours.
+            RateLimited: its address sends too many requests.
+            OriginRefused: it is a WebSocket of a web page whose origin is not allowed.
+            AuthenticationError: it has no token, or an unknown one.
         """
         peer = peer_of(scope)
         try:
@@ -109,14 +113,14 @@ class AccessControl:
         if scope["type"] == "websocket":
             self._check_origin(headers)
         shown = digest_shown(headers)
-        # Who was in from there before is not kept out by a neighbour's wrong tokens.
+        # An address with a known good token is not refused because of its neighbours' wrong tokens.
         if (address, shown) not in self._known and (wait := self._failures.wait(address)):
             limits = self.limits
             what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
             raise _too_often(what, wait)
         try:
             identity = self._authority.check(shown)
-        except TokenRevoked:  # which was no guess
+        except TokenRevoked:  # not a guess, so it does not count as a failure
             raise
         except AuthenticationError:
             self._failures.count(address)
@@ -130,7 +134,7 @@ class AccessControl:
     def _check_origin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         given = {name.lower(): value.decode("latin-1") for name, value in headers}
         origin = given.get(b"origin")
-        if origin is None:  # no browser
+        if origin is None:  # not a browser
             return
         own = urlsplit(origin).netloc.lower()
         if origin.lower() not in self._origins and (not own or own != given.get(b"host", "").lower()):
@@ -140,11 +144,11 @@ class AccessControl:
             )
 
     def check_hello(self, principal: Principal, hello: Hello) -> None:
-        """Check that a client may do what it says it wants.
+        """Check that a client may do what its hello asks for.
 
         Raises:
-            ScopeError: its token is not for that.
-            ProtocolMismatch: it wants something that there is not.
+            ScopeError: its token's scope is too small.
+            ProtocolMismatch: it asks for something that does not exist.
         """
         if hello.mode == "watch" and hello.session is not None:
             self.require(principal, "view", "to watch a session")
@@ -157,7 +161,7 @@ class AccessControl:
         """Check that a principal's token has a scope.
 
         Raises:
-            ScopeError: it has a smaller one.
+            ScopeError: its scope is too small.
         """
         try:
             principal.identity.require(scope, what)
@@ -167,10 +171,10 @@ class AccessControl:
 
     @contextmanager
     def opening(self, principal: Principal, sessions: Sequence[Session]) -> Iterator[None]:
-        """While a new session is being made for a principal.
+        """Count a new session against the token's limit while it is being opened.
 
         Raises:
-            LimitReached: the token has as many as it may.
+            LimitReached: the token has as many sessions as it may.
         """
         token = principal.identity.token
         most = self.limits.max_sessions
@@ -192,7 +196,7 @@ class AccessControl:
 
     @contextmanager
     def connected(self, principal: Principal, cut: Cut) -> Iterator[None]:
-        """While a principal is connected; ``cut`` is called when its token is not good any more."""
+        """Register a connected principal. ``cut`` is called if its token is revoked or expires."""
         key = object()
         self._connected[key] = (principal, cut)
         try:
@@ -201,15 +205,15 @@ class AccessControl:
             self._connected.pop(key, None)
 
     def confirm(self, principal: Principal) -> None:
-        """Check that a principal's token is still good.
+        """Check that a principal's token is still valid.
 
         Raises:
-            TokenRevoked: it is not.
+            TokenRevoked: the token was revoked, or has expired.
         """
         self._authority.confirm(principal.identity.token)
 
     async def watch(self, manager: SessionManager) -> None:
-        """Disconnect clients whose token is not good any more, and end their sessions. Never returns."""
+        """Disconnect clients whose token was revoked or has expired, and end their sessions. Never returns."""
         while True:
             await asyncio.sleep(TICK)
             self._authority.reload()
@@ -234,7 +238,7 @@ class AccessControl:
         task.add_done_callback(self._tasks.discard)
 
     def entered(self, principal: Principal, session: Session, hello: Hello) -> None:
-        """Note in the audit that a client was let into a session."""
+        """Note in the audit that a client entered a session."""
         if hello.stream:
             event = "resumed"
         elif hello.session is None:
@@ -245,7 +249,7 @@ class AccessControl:
         self.audit.write(event, principal.identity, principal.peer, **details)
 
     def left(self, principal: Principal, session: Session) -> None:
-        """Note in the audit that a client is gone."""
+        """Note in the audit that a client left."""
         self.audit.write("left", principal.identity, principal.peer, session=session.name)
 
     def session_ended(self, session: Session) -> None:
@@ -256,13 +260,13 @@ class AccessControl:
 
 
 def peer_of(scope: MutableMapping[str, Any]) -> str:
-    """Address that a request came from."""
+    """Return the address that a request came from."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 def refusal_headers(error: LoomError) -> dict[str, str]:
-    """Headers that go with a refusal."""
+    """Return the HTTP headers for a refusal."""
     if isinstance(error, RateLimited):
         return {"retry-after": str(math.ceil(error.retry_after))}
     return {"www-authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}

@@ -1,6 +1,7 @@
-"""Stands before the gateway's application, so that what is refused costs nothing of what comes behind.
+"""The access middleware of the gateway's application, in front of everything else.
 
-An ASGI application around another, and not a middleware of FastAPI's: those come after a handful of its own.
+It is a plain ASGI wrapper, so that a refused request costs nothing of FastAPI: FastAPI's own middlewares come after
+a handful of others.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from loom.errors import LoomError
 from loom_gateway.access.control import AccessControl, refusal_headers
 
 DONE = "loom.done"
-"""Where an application leaves in the scope of a request what the audit is to say of it: the event, and details."""
+"""The key in a request's scope under which an application leaves the event and details for the audit."""
 
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _TUNNEL = "/api/v1/tunnel"
-"""Stands in for a WebSocket: what its client may do is decided by its hello, and what is below goes on with it."""
+"""The tunnel replaces a WebSocket: the hello decides what its client may do, and the paths below continue it."""
 
 
 class AccessMiddleware:
-    """Lets requests through, with a `Principal` as ``loom.principal`` in their scope, or refuses them."""
+    """Admits requests, with a `Principal` as ``loom.principal`` in their scope, or refuses them."""
 
     def __init__(self, app: ASGIApp, access: AccessControl) -> None:
         self._app = app
@@ -49,7 +50,7 @@ class AccessMiddleware:
             return
 
         async def note_and_send(message: Message) -> None:
-            if message["type"] == "http.response.start":  # noted before anybody is told
+            if message["type"] == "http.response.start":  # noted before the client gets the answer
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
                 event, details = scope.get(DONE, ("commanded", {}))
                 self._access.audit.write(event, principal.identity, principal.peer, **command, **details)

@@ -1,4 +1,4 @@
-"""How often something may happen at each of many addresses."""
+"""Rate limits for events of many addresses."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 ADDRESSES = 10_000
-"""Addresses that a rate is counted for at once. One that is over the limit long ago is forgotten first."""
+"""The number of addresses to count at once. The one that was counted longest ago is forgotten first."""
 
 
 class RateLimit:
-    """How often something may happen at each of many addresses: a bucket of tokens for each.
+    """A limit for the rate of an event, with a token bucket for each address.
 
     Args:
-        burst: how often it may happen at once; 0: always.
-        rate: how often a second it may happen from then on.
-        addresses: how many are counted at once; the one that was counted longest ago makes room for a new one.
-        clock: tells the time, in seconds.
+        burst: how often it may happen at once; 0: no limit.
+        rate: how often a second it may happen after that.
+        addresses: the number of addresses to count; the one that was counted longest ago makes room for a new one.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -33,20 +33,20 @@ class RateLimit:
         self._addresses = addresses
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """What is left, and when that was."""
+        """The remaining tokens of each address, and their time."""
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def wait(self, address: str) -> float:
-        """Seconds until it may happen again at an address; 0 if it may now."""
+        """Return the seconds until the event may happen again at an address; 0 if it may now."""
         if not self._burst:
             return 0.0
         left = self._left(address)
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
     def count(self, address: str) -> None:
-        """Note that it happened."""
+        """Count an event at an address."""
         if self._burst:
             self._buckets[address] = (max(self._left(address) - 1, 0.0), self._clock())
             self._buckets.move_to_end(address)
@@ -59,7 +59,10 @@ class RateLimit:
 
 
 def address_key(host: str) -> str:
-    """What a peer's address is counted as: of IPv6 the network of 64 bits, all of which one machine may have."""
+    """Return the key under which an address is counted.
+
+    For IPv6 it is the /64 network, all of which one machine may have.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

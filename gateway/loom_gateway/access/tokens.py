@@ -16,18 +16,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose token it was."""
+    """The owner of a token."""
 
     token: str
-    """Id of the token; ``gateway`` for the gateway's own."""
+    """The token's id; ``gateway`` for the gateway's own."""
     name: str
     scope: str
 
     def require(self, scope: str, what: str) -> None:
-        """Check that the token is for ``what``.
+        """Check that the token's scope suffices for ``what``.
 
         Raises:
-            ScopeError: it is not; naming both scopes.
+            ScopeError: it does not; the text names both scopes.
         """
         if SCOPES.index(self.scope) < SCOPES.index(scope):
             raise ScopeError(
@@ -37,15 +37,15 @@ class Identity:
 
 
 OWN = Identity("gateway", "gateway", "drive")
-"""Who shows the gateway's own token, which is not in the file, does not expire, and may do everything."""
+"""The identity of the gateway's own token, which is not in the file, does not expire, and may do everything."""
 
 
 class TokenAuthority:
     """Checks tokens. Keeps only their hashes.
 
     Args:
-        token: the gateway's own.
-        file: more tokens; read again whenever it has changed.
+        token: the gateway's own token.
+        file: further tokens; read again whenever it has changed.
     """
 
     def __init__(self, token: str, file: TokenFile | None = None) -> None:
@@ -57,7 +57,7 @@ class TokenAuthority:
         self._trouble: TokenFileError | None = None
 
     def reload(self) -> None:
-        """Read the file again if it has changed. While it cannot be read, what it said last still holds."""
+        """Read the file again if it has changed. While it cannot be read, its last content stays in force."""
         if self._file is None:
             return
         try:
@@ -76,16 +76,16 @@ class TokenAuthority:
         self._by_id = {token.id: token for token in tokens}
 
     def check(self, shown: str) -> Identity:
-        """Return whose token has a digest, as `digest_shown` gives it.
+        """Return the identity of the token with a digest, as `digest_shown` returns it.
 
         Raises:
             AuthenticationError: no token has this digest.
-            TokenRevoked: it was revoked, or has expired.
+            TokenRevoked: the token was revoked, or has expired.
         """
         if hmac.compare_digest(shown, self._own):
             return OWN
         self.reload()
-        # A look-up may take a time that depends on the digest: nobody learns from it about a token.
+        # The time of the look-up may depend on the digest, but reveals nothing about a token.
         token = self._by_digest.get(shown)
         if token is None:
             raise AuthenticationError(
@@ -97,12 +97,12 @@ class TokenAuthority:
         return identity
 
     def confirm(self, ident: str) -> None:
-        """Check that a token that was accepted still is, by its id.
+        """Check, by its id, that an accepted token is still valid.
 
         Raises:
-            TokenRevoked: it is not.
+            TokenRevoked: the token was revoked, or has expired.
         """
-        if ident in ("", OWN.token):  # without an owner: of a gateway that knew of none
+        if ident in ("", OWN.token):  # an empty id is that of a gateway that recorded no owners
             return
         token = self._by_id.get(ident)
         state = "revoked" if token is None else token.state(time.time())
@@ -113,10 +113,10 @@ class TokenAuthority:
 
 
 def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The digest of the token in a request's headers.
+    """Return the digest of the token in a request's headers.
 
     Raises:
-        AuthenticationError: there is none.
+        AuthenticationError: the request has no token.
     """
     given = next((value for name, value in headers if name.lower() == b"authorization"), None)
     if given is None:
