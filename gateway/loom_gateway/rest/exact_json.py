@@ -1,8 +1,8 @@
-"""JSON that every reader takes.
+"""JSON that every reader accepts.
 
-A loss may be no number any more, which Python would write as ``NaN`` and a browser does not read. Such numbers are
-the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` here, which Python's ``float`` and JavaScript's ``Number``
-both turn back.
+A loss may be NaN or infinite. Python would write that as ``NaN``, which a browser does not read. Here such numbers
+are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which Python's ``float`` and JavaScript's ``Number``
+convert back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def exact_json(value: Any) -> str:
-    """The JSON text of a value; what JSON has no word for is written as text."""
+    """Return the JSON text of a value. Values that JSON cannot express become strings."""
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (ValueError, TypeError):

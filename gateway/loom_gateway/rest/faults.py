@@ -18,7 +18,7 @@ BEFORE_THE_END = 0.1
 
 
 class Components:
-    """What there is to kill, if the gateway is injectable."""
+    """The components that a fault may kill, if the gateway is injectable."""
 
     def __init__(self, manager: SessionManager, supervisor: WeaverSupervisor, injectable: bool) -> None:
         self._manager = manager
@@ -26,11 +26,11 @@ class Components:
         self._injectable = injectable
 
     async def kill(self, kind: str, target: str) -> dict[str, Any]:
-        """Kill a component, ``dead_driver`` that of the session ``target``; return what shows that it is gone.
+        """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end.
 
         Raises:
             NotInjectable: this gateway is not marked as injectable.
-            UnknownSession: there is none of the name.
+            UnknownSession: no session has this name.
             WeaverUnavailable: the weaver is away already.
         """
         if not self._injectable:

@@ -1,4 +1,4 @@
-"""``/metrics``: the gateway, its weaver, replicas and devices in numbers, for Prometheus."""
+"""The page ``/metrics`` for Prometheus: numbers about the gateway, its weaver, replicas and devices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def metrics_text(manager: SessionManager, weaver: WeaverClient) -> bytes:
 
 
 class _Page(Collector):
-    """Numbers that others have counted; prometheus_client's own counters would count them again."""
+    """A collector of numbers that are counted elsewhere: prometheus_client would count them again."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -96,7 +96,7 @@ def _sessions(manager: SessionManager) -> Iterator[Metric]:
 def _weaver(numbers: dict[str, Any]) -> Iterator[Metric]:
     for key, family, name, about in _WEAVER_NUMBERS:
         yield family(name, about, numbers[key])
-    # Each state has a sample, also while no replica is in it, or a graph would have holes.
+    # Each state has a sample, even if no replica is in it: otherwise a graph would have gaps.
     by_state = [(state.value, numbers["replicas"].get(state.value, 0)) for state in ReplicaState]
     yield _labelled(GaugeMetricFamily, "loom_replicas", "Replicas, by state.", ["state"], by_state)
     latency = numbers["command_latency"]
@@ -144,7 +144,7 @@ def _labelled(
     labels: Sequence[str],
     samples: Iterable[tuple[Any, ...]],
 ) -> Metric:
-    """Return a family of samples, each the values of its labels and then its own."""
+    """Return a family of samples. Each sample is the values of its labels, followed by its own."""
     family = kind(name, about, labels=labels)
     for *values, number in samples:
         family.add_metric(values, number)
@@ -152,6 +152,6 @@ def _labelled(
 
 
 def _buckets(latency: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the upper bound of each bucket and how many are up to it, of `loom.latencies.Latencies.to_dict`."""
+    """Return the upper bound and the cumulative count of each bucket of `loom.latencies.Latencies.to_dict`."""
     bounds = map(floatToGoString, [*latency["bounds"], math.inf])
     return list(zip(bounds, itertools.accumulate(latency["counts"]), strict=True))

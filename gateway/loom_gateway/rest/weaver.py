@@ -1,7 +1,7 @@
-"""REST under ``/api/v1/weaver/``: replicas and devices, what happened to them, and telling them what to do.
+"""REST under ``/api/v1/weaver/``: replicas, devices, their events, and commands to them.
 
-What the weaver answers goes out as it is. The response models, `loom.weaver.views`, say
-what that is, for OpenAPI and its readers.
+The weaver's answers are passed on unchanged. The response models of `loom.weaver.views` describe them for OpenAPI
+and its readers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loom_gateway.weaver_process import WeaverSupervisor
 
 
 class ErrorText(BaseModel):
-    """What went wrong."""
+    """The code and text of an error."""
 
     code: str
     """The code of the error in `loom.errors`."""
@@ -43,7 +43,7 @@ class ErrorText(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Why a request was refused."""
+    """The reason why a request was refused."""
 
     error: ErrorText
 
@@ -88,10 +88,11 @@ class GoodputList(BaseModel):
 
 
 class WeaverAddressInfo(BaseModel):
-    """Where training processes find the weaver."""
+    """The address at which training processes find the weaver."""
 
     address: str
-    """The value of ``LOOM_WEAVER`` for them. It has the key that lets them in: keep it as you keep a token."""
+    """The value of ``LOOM_WEAVER`` for training processes. It contains the key that admits them: keep it like a
+    token."""
 
 
 UserCommandKind = Literal[
@@ -103,7 +104,7 @@ UserCommandKind = Literal[
     CommandKind.DEACTIVATE_DEVICE,
     CommandKind.REACTIVATE,
 ]
-"""What people tell replicas to do; the other kinds follow from a failure or a fault."""
+"""The kinds of command that users give. The other kinds follow from a failure or a fault."""
 
 
 class CommandRequest(BaseModel, extra="forbid"):
@@ -113,7 +114,8 @@ class CommandRequest(BaseModel, extra="forbid"):
     target: str | list[str] = "*"
     """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids."""
     params: dict[str, Any] = {}
-    """For update_config keys and their values; for the last two ``device``, the uuid."""
+    """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
+    uuid."""
     wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
     """Seconds to wait for acknowledgements before the answer."""
 
@@ -124,10 +126,10 @@ class FaultRequest(BaseModel, extra="forbid"):
     fault: Annotated[str, Field(max_length=200)]
     """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
     target: Annotated[str, Field(min_length=1, max_length=500)] | list[str]
-    """Whom: as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
+    """The replicas, as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
     params: dict[str, Any] = {}
     duration: Annotated[float, Field(gt=0, le=MAX_DURATION)] | None = None
-    """Seconds until it is removed; without it, as long as its kind lasts."""
+    """Seconds until the fault is removed; without it, as long as its kind lasts."""
     wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
     """Seconds to wait for acknowledgements before the answer."""
 
@@ -147,7 +149,7 @@ class PolicyRequest(BaseModel, extra="forbid"):
 
 
 class PolicyList(BaseModel):
-    """The action for each group that has one; others are notified."""
+    """The action for each group that has one. The other groups are notified."""
 
     policies: dict[str, Action]
 
@@ -164,14 +166,14 @@ def _who(request: Request) -> str:
 
 
 By = Annotated[str, Depends(_who)]
-"""Who asks, for the weaver's events."""
+"""The name of the token that sent a request, for the weaver's events."""
 
 Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 
 
 def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, components: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
-    """The routes. Reading needs a token of scope view, the rest operate, which the `AccessMiddleware` sees to."""
+    """Return the routes. The `AccessMiddleware` requires scope view for reading, and scope operate for the rest."""
     weaver = supervisor.client
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
 
@@ -182,12 +184,12 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.get("/replicas", response_model=ReplicaList)
     async def replicas() -> Response:
-        """Every replica that is known, those that have failed or finished too."""
+        """All known replicas, including failed and finished ones."""
         return _answer({"replicas": await weaver.ask("replicas")})
 
     @router.get("/devices", response_model=DeviceList)
     async def devices() -> Response:
-        """Every device, with the replicas on it and how it is."""
+        """Every device, with its replicas and its state."""
         return _answer({"devices": await weaver.ask("devices")})
 
     @router.get("/events", response_model=EventList)
@@ -197,13 +199,13 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         kind: Name | None = None,
         replica: Name | None = None,
     ) -> Response:
-        """What happened: the first events after one, or else the newest."""
+        """Past events: the first ones after an event, or else the newest."""
         found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica)
         return _answer({"events": found})
 
     @router.get("/goodput", response_model=GoodputList)
     async def goodput(job: Name | None = None) -> Response:
-        """Where the time of each job went, or of one: how much of it was spent on steps that count."""
+        """The time accounting of each job, or of one: how much of its time went to steps that count."""
         return _answer({"jobs": await weaver.ask("goodput", job=job)})
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
@@ -219,7 +221,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         until: float | None = None,
         points: Annotated[int, Query(ge=1, le=20_000)] = 500,
     ) -> Response:
-        """The history of a metric between two times, as means where there are more points than asked for."""
+        """The history of a metric between two times. If it has more points than requested, it is averaged."""
         found = await weaver.ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
         return _answer({"replica": replica, "metric": metric, "points": found})
 
@@ -229,7 +231,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         responses={200: {"content": {"text/plain": {}}, "description": "The stack of each thread, as text."}},
     )
     async def stacks(replica: str) -> Response:
-        """Where a replica's threads are in their code."""
+        """The stack of each of a replica's threads, as text."""
         return PlainTextResponse(await weaver.do("stacks", "", replica=replica))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
@@ -239,7 +241,10 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.get("/address", response_model=WeaverAddressInfo)
     async def address(request: Request) -> Response:
-        """Where training processes that Loom did not spawn find the weaver. Needs a token of scope operate."""
+        """The address at which training processes that Loom did not spawn find the weaver.
+
+        Needs a token of scope operate.
+        """
         access.require(request.scope["loom.principal"], "operate", "to add replicas")
         if supervisor.address is None:
             raise WeaverUnavailable("the weaver has not come up yet; ask again in a moment")
@@ -247,7 +252,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.post("/commands", response_model=CommandState)
     async def give_command(asked: CommandRequest, request: Request, by: By) -> Response:
-        """Tell replicas to do something; with ``wait``, answer when they have, or when it is over."""
+        """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
         about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
         request.scope[DONE] = ("commanded", about)
         command = {**asked.model_dump(), "kind": asked.kind.value}
@@ -257,7 +262,10 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
-        """What replicas have made of a command; with ``wait``, when they all have, or when it is over."""
+        """The replicas' acknowledgements of a command.
+
+        With ``wait``, answer once all have acknowledged it or it has expired.
+        """
         return _answer(await weaver.do("command_state", "", id=command, wait=wait))
 
     @router.post(
@@ -271,7 +279,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     async def inject(asked: FaultRequest, request: Request, by: By) -> Response:
         """Inject a fault into replicas or components of Loom that are marked as injectable.
 
-        Those that last end by themselves, or by DELETE.
+        A fault that lasts ends by itself, or by DELETE.
         """
         about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration}
         request.scope[DONE] = ("injected", about)
@@ -288,27 +296,30 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request, by: By) -> Response:
-        """Remove a fault before its time is over. Those on its host that can are told; one of them does it."""
+        """Remove a fault before its time is over.
+
+        The replicas on its host that can remove it are asked; one of them does it.
+        """
         request.scope[DONE] = ("injected", {"removed": injection[:200]})
         return _answer(await weaver.do("remove_fault", by, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(device: str, failure: DeviceFailure, request: Request, by: By) -> Response:
-        """Say that a device has failed. Its replicas are told, and what the policies of their groups say is done.
+        """Report a failed device. Its replicas are notified, and the policies of their groups are applied.
 
-        The answer is the event that shows it: the device, the replicas, and what was done with each.
+        The answer is the resulting event: the device, the replicas, and the action for each.
         """
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
         return _answer(await weaver.do("fail_device", by, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
     async def policies() -> Response:
-        """What is done with which group when a device fails."""
+        """The action for each group when a device fails."""
         return _answer({"policies": await weaver.ask("policies")})
 
     @router.post("/policies", response_model=PolicyList)
     async def set_policy(asked: PolicyRequest, request: Request, by: By) -> Response:
-        """Choose what is done with a group when a device fails."""
+        """Set the action for a group when a device fails."""
         request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
         found = await weaver.do("policy", by, group=asked.group, action=asked.action.value)
         return _answer({"policies": found})

@@ -1,4 +1,4 @@
-"""The WebSocket ``/ws/v1/weaver``: what the weaver knows, and then what changes, as messages of JSON.
+"""The WebSocket ``/ws/v1/weaver``: a snapshot of the weaver's state and then its changes, as JSON messages.
 
 ::
 
@@ -7,8 +7,8 @@
     {"type": "delta", "replicas": {id: {"state", "step", "metrics", …}}, "devices": {uuid: {"utilization", …}}}
     {"type": "away", "reason": "…"}
 
-A snapshot comes first, and again when the weaver was away. An event with an id that has come before is that event
-with something added, such as a stack. A reader who is too slow is disconnected, and may come back.
+A snapshot comes first, and again after the weaver was away. An event whose id has come before is the same event
+with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 
 MAX_WAITING = 8 << 20
-"""Characters that may wait for a reader, besides the last snapshot."""
+"""Characters that may wait for a reader, in addition to the last snapshot."""
 
 BETWEEN_WATCHES = 0.2
-"""Seconds at least between two watches of the weaver for one reader."""
+"""The shortest pause in seconds between two watches of the weaver for one reader."""
 
 
 class WeaverSocket:
-    """ASGI application of the path ``/ws/v1/weaver``."""
+    """The ASGI application of the path ``/ws/v1/weaver``."""
 
     def __init__(self, weaver: WeaverClient, access: AccessControl) -> None:
         self._weaver = weaver
@@ -60,7 +60,7 @@ class WeaverSocket:
             with self._access.connected(principal, cut):
                 ends: list[asyncio.Future[Any]] = [*tasks, disconnected]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():  # it has left
+            if tasks[0].done():  # the reader has left
                 return
             if disconnected.done():
                 raise disconnected.result()
@@ -100,7 +100,7 @@ class _Waiting:
         """Add a message.
 
         Raises:
-            WatcherTooSlow: too much waits already.
+            WatcherTooSlow: too many characters wait already.
         """
         text = exact_json(message)
         if is_snapshot:
@@ -112,7 +112,7 @@ class _Waiting:
         self._some.set()
 
     async def send_to(self, send: Send) -> None:
-        """Send what waits, for ever."""
+        """Send the waiting messages, forever."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -132,13 +132,13 @@ def _message(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "websocket.disconnect":
-        pass  # a reader has nothing to say
+        pass  # readers send nothing of interest
 
 
 async def _disconnect(error: LoomError, scope: Scope, send: Send) -> None:
     goodbye = {"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code}
     try:
-        with contextlib.suppress(RuntimeError):  # it has closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the connection closed meanwhile
             await asyncio.wait_for(send(goodbye), CUT_TIMEOUT)
-    except asyncio.TimeoutError:  # it takes nothing, not even this
+    except asyncio.TimeoutError:  # the reader does not even receive the reason
         scope["loom.socket"].abort()
