@@ -14,7 +14,7 @@ from loom_gateway.settings import GatewaySettings, command
 
 
 def main() -> None:
-    """Run the gateway until it is told to end."""
+    """Run the gateway until a signal ends it."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command(_serve))
     try:

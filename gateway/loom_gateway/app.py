@@ -41,11 +41,11 @@ class SessionInfo(BaseModel):
     created_at: float
     """Seconds since the epoch."""
     pid: int
-    """Process id of the session's driver."""
+    """The process id of the session's driver."""
     operations: int
-    """Frames that the client has sent."""
+    """The number of frames that clients have sent."""
     persist: bool
-    """Whether it lives on without a client for as long as it takes."""
+    """Whether the session never ends for lack of a client."""
 
 
 class EndedSessionInfo(BaseModel):
@@ -55,9 +55,9 @@ class EndedSessionInfo(BaseModel):
 
     name: str
     reason: str
-    """Why it has ended."""
+    """The reason for the end."""
     exit_code: int | None
-    """Of its driver; negative: the signal that killed it; null: not known."""
+    """The driver's exit code; negative: the signal that killed it; null: unknown."""
     created_at: float
     """Seconds since the epoch."""
     ended_at: float
@@ -68,9 +68,9 @@ class SessionList(BaseModel):
     """Sessions, oldest first."""
 
     sessions: list[SessionInfo]
-    """The living ones."""
+    """The living sessions."""
     ended: list[EndedSessionInfo] = []
-    """The last hundred that have ended, if they were asked for."""
+    """The last hundred ended sessions, if the request asked for them."""
 
 
 class WorkerInfo(BaseModel):
@@ -78,7 +78,7 @@ class WorkerInfo(BaseModel):
 
     address: str
     reachable: bool
-    """Whether its port accepts connections now."""
+    """Whether the host's port accepts connections now."""
 
 
 class GatewayStatus(BaseModel):
@@ -92,10 +92,10 @@ class GatewayStatus(BaseModel):
 
 
 class Health(BaseModel):
-    """The gateway answers."""
+    """The answer of a healthy gateway."""
 
     status: str = "ok"
-    """``draining`` where it was told to stop."""
+    """``ok``, or ``draining`` if the gateway was told to stop."""
 
 
 def create_app(
@@ -105,14 +105,16 @@ def create_app(
     supervisor: WeaverSupervisor | None = None,
     injectable: bool = False,
 ) -> FastAPI:
-    """The gateway's application.
+    """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
-    For behind a `AccessMiddleware`. Errors are ``{"error": {"code", "message"}}``.
+    Errors are ``{"error": {"code", "message"}}``.
 
     Args:
+        manager: the gateway's sessions.
+        access: checks the tokens of long-lived requests.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
-        supervisor: of the weaver; one for the manager's folder and workers unless given.
-        injectable: whether it, its weaver and its drivers may be killed by who injects failures.
+        supervisor: the weaver's supervisor; by default one for the manager's folder and workers.
+        injectable: whether injected faults may kill the gateway, its weaver and its drivers.
     """
     supervisor = supervisor or WeaverSupervisor(
         manager.folder.weaver, manager.worker_watch.there, exit_with_gateway=manager.exit_with_gateway
@@ -177,7 +179,7 @@ def create_app(
 
     @app.get("/api/v1/sessions")
     async def list_sessions(ended: bool = False) -> SessionList:
-        """The living sessions and, if asked for, the last hundred that have ended, with the reasons."""
+        """The living sessions and, with ``ended``, the last hundred ended ones, with the reasons."""
         return SessionList(
             sessions=[SessionInfo.model_validate(session) for session in manager.sessions()],
             ended=[EndedSessionInfo.model_validate(session) for session in manager.ended.all()] if ended else [],
@@ -191,7 +193,7 @@ def create_app(
         },
     )
     async def end_session(name: str) -> SessionInfo:
-        """End a session: its meshes are stopped on every host. Answers when they are."""
+        """End a session: stop its meshes on every host. The answer comes when they are stopped."""
         session = manager.get(name)
         await manager.end(session, "it was ended over REST")
         return SessionInfo.model_validate(session)
@@ -214,9 +216,10 @@ def create_app(
         tail: int | None = None,
         follow: bool = False,
     ) -> StreamingResponse:
-        """What a session's processes printed, also of one that ended lately; with ``follow`` until it ends.
+        """The output of a session's processes, also of a session that ended recently.
 
-        A line has time, mesh, rank, place, stream and text. A follower gets empty lines as signs of life.
+        With ``follow``, the answer goes on until the session ends. A line has time, mesh, rank, place, stream and
+        text. A follower gets empty lines as signs of life.
         """
         query = LogQuery(mesh, rank, stream, tail)
         if follow:
@@ -249,7 +252,7 @@ def create_app(
 async def _while_valid(
     lines: AsyncIterator[bytes], access: AccessControl, principal: Principal
 ) -> AsyncIterator[bytes]:
-    """Pass lines on until the token of their reader is not good any more."""
+    """Pass lines on until their reader's token is revoked or expires."""
     async for line in lines:
         try:
             access.confirm(principal)

@@ -1,4 +1,4 @@
-"""Alias: `LoomPod` for Kubetorch is in `loom_gateway.pod.loom_pod`, which is where this module moved."""
+"""Alias: this module moved to `loom_gateway.pod.loom_pod`, which has `LoomPod` for Kubetorch."""
 
 from loom_gateway.pod.loom_pod import LoomPod
 

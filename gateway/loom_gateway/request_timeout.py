@@ -1,4 +1,4 @@
-"""`TimeoutProtocol`: uvicorn's HTTP, which would wait for ever for a first request, with a timeout."""
+"""`TimeoutProtocol`, uvicorn's HTTP with a timeout for the first request, for which uvicorn would wait forever."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_TIMEOUT = 10.0
-"""Seconds from the connection to the end of the first request's head. Who only connects takes a descriptor."""
+"""Seconds from the connection to the end of the first request's head. Without a limit, silent connections pile
+up."""
 
 
 class TimeoutProtocol(H11Protocol):
-    """Closes a connection on which no request comes."""
+    """Closes a connection on which no request arrives."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

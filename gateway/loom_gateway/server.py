@@ -1,4 +1,4 @@
-"""The gateway's server: uvicorn with Loom's relay, and what becomes of the sessions when it is told to end."""
+"""The gateway's server: uvicorn with Loom's relay, and the end of the sessions when the server stops."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 
 def serve(settings: GatewaySettings) -> None:
-    """Run a gateway until it is told to end.
+    """Run a gateway until a signal ends it.
 
     Raises:
         WrongArguments: a setting makes no sense, or a file cannot be used.
         TokenFileError: the token file cannot be used.
-        InvalidAddress, PortInUse: it cannot listen there.
-        UnsafeStateFolder, Conflict: it cannot have the state folder.
+        InvalidAddress, PortInUse: the gateway cannot listen at its address.
+        UnsafeStateFolder, Conflict: the gateway cannot use the state folder.
     """
     if not settings.worker and not settings.workers:
         raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
@@ -98,20 +98,20 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 
 
 def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
-    """Where drivers are found again; None if none is to outlive this process."""
-    # Only Linux can tell for sure that a process is the one that was started.
+    """Return the state folder for drivers that outlive this process; None if none should."""
+    # Only Linux can tell reliably whether a process is the one that was started.
     if sys.platform != "linux" or (settings.exit_with_parent and settings.state_dir is None):
         return None
     return StateFolder.open(settings.state_dir or default_state_dir(port))
 
 
 def _driver_limits(limits: Limits) -> list[str]:
-    """The limits that drivers keep, as their command line has them."""
+    """Return the limits that drivers enforce, as command line options."""
     return ["--max-message", str(limits.max_message or MAX_MESSAGE), "--max-in-flight", str(limits.max_in_flight)]
 
 
 def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:
-    """End at once. The drivers end with this process, and the sessions' procs with them."""
+    """End at once. The drivers end with this process, and the sessions' processes with them."""
     supervisor.abandon()
     manager.abandon()
     os._exit(FAILURE)
@@ -137,17 +137,17 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 AccessMiddleware(self._app, access),
                 loop="uvloop",
-                ws=RelaySocket,  # uvicorn's websockets-sansio, with a short way for frames
+                ws=RelaySocket,  # uvicorn's websockets-sansio with a short path for frames
                 ws_max_size=MAX_FRAME + 4096,
                 ws_ping_interval=20.0,
-                ws_ping_timeout=60.0,  # a laptop may be busy for a while
+                ws_ping_timeout=60.0,  # a laptop may be busy for some time
                 ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
                 http=TimeoutProtocol,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
                 proxy_headers=bool(settings.trusted_proxy),
                 forwarded_allow_ips=settings.trusted_proxy,
-                # It warns of each malformed request, which an attack would fill the log with.
+                # uvicorn warns of each malformed request, and an attack would fill the log.
                 log_level="error" if level is LogLevel.warning else level.value,
                 access_log=False,
                 lifespan="on",
@@ -164,11 +164,11 @@ class _Server(uvicorn.Server):
         announce(url=f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}", token=self._token)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Ctrl-C is a person who is done. SIGTERM may be an upgrade, whose next gateway finds the sessions.
+        # Ctrl-C comes from a user who is done. SIGTERM may be an upgrade, and the next gateway finds the sessions.
         self._manager.end_sessions |= sig == signal.SIGINT
         if sig == signal.SIGTERM and self._settings.drain > 0 and self.started and self._draining is None:
             self._loop.call_soon_threadsafe(self._drain)
-        else:  # the second time it ends at once
+        else:  # the second signal ends the gateway at once
             super().handle_exit(sig, frame)
 
     def _drain(self) -> None:
@@ -181,7 +181,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.draining.begin(0.0)
-        await self._manager.end_all()  # while their clients can be told
+        await self._manager.end_all()  # while their clients can still be notified
         self._manager.logs.stop_following()  # uvicorn waits for answers that are under way
         self._app.state.tunnels.close()
         self._supervisor.client.close()

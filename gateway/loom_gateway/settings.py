@@ -1,7 +1,7 @@
-"""`GatewaySettings`: the options of a gateway, declared once, for ``loom serve gateway`` and for a pod's gateway.
+"""`GatewaySettings`, the options of a gateway, declared once for ``loom serve gateway`` and for a pod's gateway.
 
-Dataclasses that Typer makes a command of, and not models of pydantic, which a laptop does not have: the command has
-its help there too.
+They are dataclasses from which Typer makes a command, and not pydantic models: a laptop has no pydantic, and the
+command has its help there too.
 """
 
 # ruff: noqa: RUF009 - `_option` makes a field, as `dataclasses.field` does
@@ -27,7 +27,7 @@ ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help=_EXIT_W
 
 
 class LogLevel(str, Enum):
-    """How much is logged."""
+    """The levels of the log."""
 
     debug = "debug"
     info = "info"
@@ -36,7 +36,7 @@ class LogLevel(str, Enum):
 
 
 def _option(default: Any, text: str | None = None, **options: Any) -> Any:
-    """A setting: its default, and what Typer is told of its option."""
+    """Return a setting: its default, and the description of its option for Typer."""
     metadata = {"option": {"help": text, **options}}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
@@ -45,10 +45,10 @@ def _option(default: Any, text: str | None = None, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a gateway; 0 is none.
+    """The limits of a gateway; 0 means no limit.
 
     Raises:
-        WrongArguments: one is not a number that makes sense.
+        WrongArguments: a limit is not a finite number from 0 on.
     """
 
     max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
@@ -70,7 +70,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class GatewaySettings(Limits):
-    """What a gateway is told."""
+    """The settings of a gateway."""
 
     worker: list[str] = _option([], "Address of a worker; once for each.", metavar="[MESH=]tcp://HOST:PORT")
     workers: list[str] = _option(
@@ -132,7 +132,7 @@ class GatewaySettings(Limits):
     exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
 
     def arguments(self) -> list[str]:
-        """Return the command line that makes these settings, without the token: everybody could read it there."""
+        """Return the command line for these settings, without the token: every user could read it there."""
         arguments = []
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -147,7 +147,7 @@ class GatewaySettings(Limits):
 
 
 def command(run: Callable[[GatewaySettings], None]) -> Callable[..., None]:
-    """Make of a function that takes settings one with an option for each, for Typer. It keeps the docstring."""
+    """Return a function for Typer with an option for each setting. The docstring is that of ``run``."""
     types = get_type_hints(GatewaySettings)
     # Typer shows the options in this order: those that every gateway needs come before the limits.
     settings = sorted(fields(GatewaySettings), key=lambda setting: setting.name in Limits.__dataclass_fields__)
@@ -156,7 +156,7 @@ def command(run: Callable[[GatewaySettings], None]) -> Callable[..., None]:
         run(GatewaySettings(**options))
 
     def parameter(setting: Field[Any]) -> inspect.Parameter:
-        # A word of its own for a flag, which Typer would otherwise give a --no-… too.
+        # An explicit word for a flag; otherwise Typer would add a --no-… option.
         words = [_word(setting)] if types[setting.name] is bool else []
         option = typer.Option(_default(setting), *words, **setting.metadata["option"])
         kind = inspect.Parameter.KEYWORD_ONLY

@@ -1,6 +1,6 @@
 """The weaver's process: started, found again by the next gateway, and started again when it dies.
 
-It lives in a folder of its own in the gateway's state folder, with files as a driver has them.
+It has its own folder in the gateway's state folder, with the same kinds of files as a driver.
 """
 
 from __future__ import annotations
@@ -30,38 +30,41 @@ from loom_gateway.workers.registry_file import WorkerList
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 30.0
-"""Seconds that a weaver may take to come up."""
+"""Seconds that a weaver has to come up."""
 
 END_TIMEOUT = 5.0
-"""Seconds that it may take to store what it has and exit before it is killed."""
+"""Seconds that a weaver has to store its state and exit before it is killed."""
 
 BACKOFF = Backoff(0.05, 15.0)
 """Seconds before a weaver that died is started again."""
 
 STEADY = 30.0
-"""Seconds after which a weaver has not died soon."""
+"""Seconds after which a weaver's death does not count as early, so that the pauses start anew."""
 
 
 @dataclass(frozen=True)
 class WeaverRecord(DriverRecord):
-    """What a gateway notes of the weaver, for the gateway after it."""
+    """The description of the weaver that a gateway leaves for its successor."""
 
     address: str = ""
-    """Where threadlets find it."""
+    """The address at which threadlets find the weaver."""
 
 
 CANCEL_AGAIN = 0.1
-"""Seconds between two attempts to have the keeping end."""
+"""Seconds between two attempts to cancel the supervision."""
 
 
 class WeaverSupervisor:
     """Keeps a weaver running.
 
     Args:
-        listen: ``HOST:PORT`` where threadlets find it; None: this machine's address towards the workers, and the
-            port that it had before, or any.
-        advertise: the host that threadlets are told, where it is another.
-        linger: seconds that it lives without a gateway, drivers and replicas.
+        folder: the weaver's folder.
+        workers: waits for the workers and returns them.
+        listen: the weaver's ``HOST:PORT`` for threadlets; None: this machine's address towards the workers, and the
+            previous port, or any.
+        advertise: the host that threadlets are told, if it differs from that of ``listen``.
+        exit_with_gateway: whether the weaver ends with the gateway.
+        linger: seconds that the weaver lives without a gateway, drivers and replicas.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class WeaverSupervisor:
         self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
         self.client = WeaverClient(self._files.socket)
-        """What asks it."""
+        """The client for requests to the weaver."""
         self.address: str | None = None
         """The value of ``LOOM_WEAVER`` for training processes; None before the first weaver is up."""
         self._workers = workers
@@ -99,11 +102,11 @@ class WeaverSupervisor:
         """Stop supervising.
 
         Args:
-            end: whether to end it, or to leave it to the next gateway.
+            end: whether to end the weaver, or to leave it to the next gateway.
         """
         if self._keeping is not None:
-            # More than once: `asyncio.wait_for` loses a cancellation that comes together with what it waits for, on
-            # Python before 3.12.
+            # Cancel repeatedly: before Python 3.12, `asyncio.wait_for` may lose a cancellation that arrives
+            # together with the result that it waits for.
             while not self._keeping.done():
                 self._keeping.cancel()
                 await asyncio.wait([self._keeping], timeout=CANCEL_AGAIN)
@@ -114,7 +117,7 @@ class WeaverSupervisor:
             await self.process.end("the gateway was stopped", END_TIMEOUT)
 
     def abandon(self) -> None:
-        """See that it ends, as this process is about to with its parent. On any thread."""
+        """Make sure that the weaver ends when this process ends with its parent. Safe on any thread."""
         if self._process is not None:
             self._process.abandon()
 
@@ -126,7 +129,8 @@ class WeaverSupervisor:
         else:
             self.client.came()
             with contextlib.suppress(LoomError):
-                await self.client.ask("status")  # and stay connected, so that it is not alone
+                # this also keeps a connection open, so that the weaver does not linger out
+                await self.client.ask("status")
             await process.exited.wait()
             last = "\n".join(process.output)
             why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")
@@ -153,7 +157,7 @@ class WeaverSupervisor:
         return process
 
     def _clear_away(self) -> None:
-        """End what holds the folder and is no weaver that can be used, and remove its files."""
+        """Kill a process that holds the folder but is no usable weaver, and remove its files."""
         with contextlib.suppress(OSError, ValueError):
             record = self._files.read_record()
             process = os.pidfd_open(record.pid)

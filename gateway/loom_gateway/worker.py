@@ -1,4 +1,4 @@
-"""Alias: ``python -m loom_gateway.worker`` runs `loom_gateway.workers.host`, which is where this module moved."""
+"""Alias: ``python -m loom_gateway.worker`` runs `loom_gateway.workers.host`, to which this module moved."""
 
 from loom_gateway.workers.host import main, serve
 
