@@ -1,4 +1,4 @@
-"""A session, as a program holds it."""
+"""`Job`, an open session in a program's hands."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ CLOSE_TIMEOUT = 15.0
 """Seconds that `Job.close` waits for the meshes to stop."""
 
 LAST_LINES = 5.0
-"""Seconds that lines that have come are waited for to be printed when the program leaves."""
+"""Seconds to print the received log lines when the program leaves."""
 
 
 class JobState:
-    """What a job has: a host mesh for each name. As the state of Monarch's ``JobTrait``.
+    """The state of a job: a host mesh for each name. The counterpart of the state of Monarch's ``JobTrait``.
 
     Args:
         meshes: the host meshes by name.
     """
 
     workers: HostMeshProxy
-    """All hosts, unless the gateway was given names."""
+    """All hosts, unless the gateway was given names for them."""
 
     def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
         self.__dict__.update(meshes)
@@ -59,9 +59,9 @@ class JobState:
 
 
 class Job:
-    """An open session: the worker hosts, and what runs on them.
+    """An open session: the worker hosts, and the meshes and functions that run there.
 
-    Leaving it as a context manager closes it.
+    A ``with`` block on the job closes it at its end.
     """
 
     def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
@@ -71,7 +71,7 @@ class Job:
         self._failures = FailureCallbacks(connection.events)
         self._attached = attached
         self._on_close = contextlib.ExitStack()
-        """What ends with the session."""
+        """Callbacks that end local helpers, such as a local cluster, with the session."""
         self._closed = False
         self._reached_by = ""
         self._synced = SyncedFolders(calls)
@@ -87,7 +87,7 @@ class Job:
         connection.on_end(self._ports.end)
         welcome = connection.welcome
         self.token = token
-        """The token, for other programs that are to join."""
+        """The token, for other programs that join the session."""
         self.session: str = welcome.session
         """Name of the session, for `connect` to attach to."""
         self.hosts = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
@@ -98,7 +98,7 @@ class Job:
 
     @property
     def url(self) -> str:
-        """URL of the gateway, for other programs that are to join."""
+        """URL of the gateway, for other programs that join the session."""
         return self._reached_by or self._gateway_url
 
     @property
@@ -107,15 +107,15 @@ class Job:
 
     @property
     def transport(self) -> str:
-        """What the connection to the gateway runs over: ``"websocket"`` or ``"http"``."""
+        """The transport of the connection to the gateway: ``"websocket"`` or ``"http"``."""
         return self._connection.transport_kind
 
     @property
     def progress(self) -> bool | None:
         """Whether a wait of more than a second is shown on stderr or in the notebook.
 
-        None, as it is at first: where ``LOOM_PROGRESS`` is 1, or is not set and stderr is a terminal or there is a
-        notebook.
+        None, the default, shows it if ``LOOM_PROGRESS`` is 1; or if that is not set, and stderr is a terminal or
+        this is a notebook.
         """
         return self._calls.progress
 
@@ -125,9 +125,9 @@ class Job:
 
     @functools.cached_property
     def weaver(self) -> WeaverProxy:
-        """The gateway's weaver: every replica and device, those of other sessions too, and how to change them.
+        """The gateway's weaver: its view of every replica and device, of all sessions, and commands to them.
 
-        It is asked through this session, and by REST when the session is over or this client only watches it.
+        Requests go through this session; or by REST, if the session is over or this client only watches it.
         """
         ca = self._connection.address.ca
         transport = "http" if self.transport == "http" else "auto"
@@ -135,7 +135,7 @@ class Job:
         return WeaverProxy(self._gateway_url, self.token, ca, transport, session)
 
     def state(self) -> JobState:
-        """The hosts, under the names that the gateway was given; all as ``workers`` where it was given none."""
+        """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""
         named = self._connection.welcome.meshes
         if len(named) < 2:
             return JobState(dict.fromkeys(named or ("workers",), self.hosts))
@@ -152,7 +152,7 @@ class Job:
         return dict(self._calls.meshes)
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
-        """Each event of the session since this connection began, then new ones as they come.
+        """Yield each event of the session since this connection began, then new ones as they come.
 
         Args:
             timeout: stop after this many seconds without an event; None goes on until the session ends.
@@ -160,11 +160,11 @@ class Job:
         return self._connection.events.read(timeout)
 
     def on_failure(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
-        """Have a function called with each failure that nothing in the cluster handles.
+        """Call a function with each failure that nothing in the cluster handles.
 
-        As Monarch's ``unhandled_fault_hook``, but nothing ends: the session lives on. The first callback is also
-        told of the failures since this connection began. Callbacks run one after the other on a thread of their
-        own, where they may call actors and wait; what they raise is logged.
+        Monarch's ``unhandled_fault_hook`` is similar, but here the session lives on. The first callback also gets
+        the failures since this connection began. Callbacks run one after the other on a thread of their own, where
+        they may call actors and wait; their exceptions are logged.
 
         Returns:
             A function that removes the callback.
@@ -173,9 +173,9 @@ class Job:
 
     @property
     def print_logs(self) -> bool:
-        """Whether lines that come from the cluster are printed here; True unless set otherwise.
+        """Whether log lines from the cluster are printed here; True unless set otherwise.
 
-        They go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
+        The lines go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
         """
         return self._logs.printing
 
@@ -184,9 +184,9 @@ class Job:
         self._logs.printing = wanted
 
     def on_log(self, callback: Callable[[LogLine], object]) -> Callable[[], None]:
-        """Have a function called with each line that comes from the cluster; see `ProcMeshProxy.logging_option`.
+        """Call a function with each log line that comes from the cluster; see `ProcMeshProxy.logging_option`.
 
-        Callbacks run on the thread that prints the lines; what they raise is logged.
+        Callbacks run on the thread that prints the lines; their exceptions are logged.
 
         Returns:
             A function that removes the callback.
@@ -194,9 +194,9 @@ class Job:
         return self._logs.add_callback(callback)
 
     def flush_logs(self, timeout: float = 10.0) -> None:
-        """Wait until what the processes have printed until now has been printed here.
+        """Wait until all lines that the processes have printed so far are printed here.
 
-        Lines that a process has in a buffer of its own (``print`` has none) do not count as printed.
+        Lines in a process's own buffer do not count as printed; ``print`` has no such buffer.
 
         Raises:
             WaitTimeout: ``timeout`` seconds were not enough.
@@ -209,23 +209,23 @@ class Job:
     def run(
         self, fn: Callable[..., Any], *args: Any, detach: bool = False, name: str | None = None, **kwargs: Any
     ) -> Any:
-        """Run a function, or a coroutine function, in the driver, beside the meshes; return its result.
+        """Run a function, or a coroutine function, in the driver, next to the meshes; return its result.
 
         Proxies among the arguments arrive as the real Monarch meshes, so that a loop of many calls makes no
-        round trip to the laptop. What the function prints (Python's ``print``, `sys.stdout`, `sys.stderr` and
-        `logging`; its threads and tasks too) is printed here as it comes. It runs in a thread of its own, a
-        coroutine on an event loop of its own, and goes on whatever becomes of this connection: Ctrl-C ends the
-        wait, not the run.
+        round trip to the laptop. The function's output (of Python's ``print``, `sys.stdout`, `sys.stderr` and
+        `logging`, also in its threads and tasks) is printed here as it comes. The function runs in a thread of its
+        own, a coroutine on an event loop of its own. It goes on if this connection is lost; Ctrl-C ends the wait,
+        not the run.
 
         Args:
             detach: return a `RunHandle` at once instead of waiting and printing.
-            name: of the run, for `runs`; default: the function's name and a number.
+            name: name of the run, for `runs`; default: the function's name and a number.
 
         Raises:
-            Exception: what the function raised, as its own class; the ``__cause__`` has the remote traceback. What
-                Monarch raised comes as Loom's class of that name (`ActorError`, `SupervisionError`).
-            OperationFailed: the function raised something that cannot be rebuilt here, or no `Exception`.
-            OperationCancelled: another program cancelled it.
+            Exception: the function's exception, as its own class; the ``__cause__`` has the remote traceback.
+                Monarch's exceptions come as Loom's classes of the same names (`ActorError`, `SupervisionError`).
+            OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception`.
+            OperationCancelled: another program cancelled the run.
             RunNameTaken: a run of that name is still going.
             UnpicklableError: the function, an argument or the result cannot be pickled.
         """
@@ -233,39 +233,39 @@ class Job:
         return (runs.start if detach else runs.call)(fn, args, kwargs, name)
 
     def runs(self) -> Mapping[str, RunHandle]:
-        """The session's runs by name, those of earlier connections too, oldest first.
+        """Return the session's runs by name, oldest first, also those of earlier connections.
 
-        These are all that are going and, of those that have ended, the last 256; a run whose result was returned by
-        `run` is not among them. Of two with one name it is the one that is going, else the newer.
+        The driver keeps all runs that are going and the last 256 that have ended, except those whose result `run`
+        has returned. If two have one name, this returns the one that is going, else the newer.
         """
         return self._runs.listed()
 
     def undelivered(self) -> list[UndeliveredCall]:
-        """Calls of earlier clients of this session whose answers none of them has received, oldest first.
+        """Return the calls of this session's earlier clients with unclaimed results, oldest first.
 
-        Such a call may still be going. The driver keeps its answer, unless more than 256 MiB of them come together.
-        An answer that had just arrived when its program ended may be among them.
+        Such a call may still be going. The driver keeps the results, up to 256 MiB of them together. A result that
+        had just arrived when its program ended may be among them.
         """
         return undelivered_calls(self._calls)
 
     def refresh_hosts(self) -> list[int]:
-        """Use again the worker hosts that were gone and have come back on the same address.
+        """Use lost worker hosts again that have come back on the same address.
 
-        What is spawned on them from now on works. What ran on them before stays gone, and so do meshes that have a
-        part there. Event ``host_back`` tells of each. A host that does not come back costs up to three seconds, one
-        that accepts connections and does not answer fifteen.
+        New processes can be spawned on them. Processes that ran there before stay gone, and so do meshes with a part
+        there. Each host that is back causes an event ``host_back``. A host that is still gone costs up to three
+        seconds; one that accepts connections and does not answer, fifteen.
 
         Returns:
-            The indexes in the dimension ``hosts`` of those that have come back.
+            The indexes, in the dimension ``hosts``, of the hosts that have come back.
         """
         back: list[int] = self._calls.ask(RefreshHosts()).get()
         return back
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
-        """Open a port for this session: what is sent to it comes to this program. See `loom.Channel.open`.
+        """Open a port of this session, whose messages come to this program. See `loom.Channel.open`.
 
         Args:
-            once: it takes one message only.
+            once: the port takes one message only.
         """
         return Channel[Any].open(once, job=self)
 
@@ -279,34 +279,36 @@ class Job:
     ) -> SyncResult:
         """Ship a project folder to every host, for code that has to be imported by name.
 
-        What is spawned afterwards has the folder first on ``sys.path``, and so has the driver; what was spawned
-        before keeps the state of then. Of several folders the one synced last comes first. Folders inside that are
-        on ``sys.path`` here, such as ``src``, are there, too; a folder that is a package itself is imported by its
-        name. Classes and functions of modules in it travel by reference from now on; without a sync, and for
-        meshes spawned before it, they travel by value. Only contents that the cluster lacks are sent.
+        Processes spawned afterwards, and the driver, have the folder first on ``sys.path``; earlier processes keep
+        the earlier state. Of several folders the one synced last comes first. If a folder inside, such as ``src``,
+        is on ``sys.path`` here, it is there, too. A folder that is a package itself is imported by its name.
 
-        Left out are ``.git``, ``__pycache__``, virtual environments and what ``.gitignore`` files say. Links that
-        stay inside are kept.
+        Classes and functions of the folder's modules travel by reference from now on. Without a sync, and to meshes
+        spawned before it, they travel by value. Only contents that the cluster lacks are sent.
+
+        The sync leaves out ``.git``, ``__pycache__``, virtual environments and files that ``.gitignore`` files
+        name. It keeps links that stay inside the folder.
 
         Args:
             path: the folder.
-            name: tells the folders of a session apart; default the folder's own name.
-            exclude: patterns as in a ``.gitignore``, above all others; ``!pattern`` ships what is ignored.
-            progress: whether to show how far it is; None where `Job.progress` would.
+            name: the folder's name in the session; default its name in the file system.
+            exclude: patterns in the language of a ``.gitignore``, which override all others; ``!pattern`` ships an
+                ignored file.
+            progress: whether to show the progress; None follows `Job.progress`.
 
         Raises:
-            NotAFolder: ``path`` is none.
-            UnreadableFile: something in it cannot be read.
-            UnsafeLink: a link leads outside of it, or in circles.
+            NotAFolder: ``path`` is no folder.
+            UnreadableFile: a file in the folder cannot be read.
+            UnsafeLink: a link leads outside of the folder, or in circles.
             FileChanged: a file was changed while it was being read.
-            TooLarge: it has more than ``LOOM_SYNC_LIMIT`` bytes (4 GiB) or 100,000 files.
+            TooLarge: the folder has more than ``LOOM_SYNC_LIMIT`` bytes (4 GiB) or 100,000 files.
             SyncNameTaken: another folder was synced under the name.
-            SyncFailed: a host cannot take it. Whatever is raised, no mesh gets any of it.
+            SyncFailed: a host cannot take the folder. After any error, no mesh has any of it.
         """
         return self._synced.sync(path, name, exclude, progress)
 
     def _reach_by(self, forward: PortForward, url: str) -> None:
-        """Note that the gateway is reached by a forwarded port, which ends with the connection."""
+        """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""
         self._reached_by = url
         self._connection.unanswered = forward.renew
 
@@ -317,9 +319,9 @@ class Job:
         threading.Thread(target=close, name=f"close {url}", daemon=True).start()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End the session: its meshes are stopped on every host. Waits ``timeout`` seconds at most.
+        """End the session and stop its meshes on every host, waiting ``timeout`` seconds at most.
 
-        A job that only watches leaves it as it is.
+        A job that only watches leaves the session as it is.
         """
         if self._calls.watching:
             self.detach()
@@ -341,7 +343,7 @@ class Job:
 
     @property
     def closed(self) -> bool:
-        """Whether this connection to the session is over."""
+        """Whether the job's connection to the session is over."""
         return self._closed or self._connection.ended.is_set()
 
     def __enter__(self) -> Job:

@@ -1,6 +1,6 @@
-"""A cluster of child processes on this machine: `loom.local`, and what ``loom up`` starts.
+"""A cluster of child processes on this machine, for `loom.local` and ``loom up``.
 
-It is the same gateway and the same workers as in a real cluster, reached through a real WebSocket.
+Its gateway and workers are those of a real cluster, reached through a real WebSocket.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS = 3
-"""How often workers are started before it is an error that their ports are taken by others."""
+"""Attempts to start the workers if other programs take their ports."""
 
 GATEWAY_GRACE = 5.0
-"""Seconds that the gateway has to end its sessions."""
+"""Seconds that the gateway has to end its sessions when the cluster is closed."""
 
 WORKER_GRACE = 3.0
-"""Seconds that the workers have to end their procs."""
+"""Seconds that the workers have to end their processes when the cluster is closed."""
 
 
 def local(
@@ -41,18 +41,18 @@ def local(
 ) -> Job:
     """Start workers and a gateway as child processes and connect to them.
 
-    They end when the job is closed and, whatever happens, when this process ends.
+    The children end when the job is closed, and in any case when this process ends.
 
     Args:
         hosts: number of workers; the size of the dimension ``hosts``.
-        port: of the gateway; 0 picks a free one.
-        token: what clients must show; generated if none is given.
+        port: port of the gateway; 0 picks a free one.
+        token: token that clients must show; generated if none is given.
         env: environment variables for the workers and the gateway, on top of this process's.
-        timeout: seconds that all of it may take.
+        timeout: seconds until every child must be ready.
 
     Raises:
         MissingDependency: the extra ``gateway`` is not installed.
-        PortInUse: something else listens on ``port``.
+        PortInUse: another program listens on ``port``.
         LoomError: a child ended, or was not ready within ``timeout`` seconds; with its last lines of output.
     """
     from loom_proxy.session.open import connect
@@ -74,18 +74,18 @@ class LocalCluster:
 
     Args:
         hosts: number of workers.
-        port: of the gateway; 0 picks a free one.
-        token: what clients must show; generated if none is given.
+        port: port of the gateway; 0 picks a free one.
+        token: token that clients must show; generated if none is given.
         env: environment variables for the children, on top of this process's.
         gateway_options: more command-line options for the gateway, such as ``["--session-linger", "60"]``.
         timeout: seconds until every child must be ready.
     """
 
     url: str
-    """Where the gateway listens, ``ws://127.0.0.1:…``."""
+    """URL at which the gateway listens, ``ws://127.0.0.1:…``."""
 
     token: str
-    """What the gateway wants to be shown."""
+    """The token that clients must show to the gateway."""
 
     workers: list[str]
     """Addresses of the workers."""
@@ -107,8 +107,8 @@ class LocalCluster:
         self._timeout = timeout
         self._gateway_options = list(gateway_options)
         self._worker_environment = {**os.environ, **(env or {})}
-        # The workers run users' code, which has no business with the token. A token of this process's environment
-        # belongs to some other gateway.
+        # The workers run users' code, which must not see the token. A token in this process's environment belongs
+        # to another gateway.
         self._worker_environment.pop("LOOM_TOKEN", None)
         self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
         self._children: list[Child] = []
@@ -126,7 +126,7 @@ class LocalCluster:
                     break
                 if not (attempts_left and of_worker and isinstance(error, PortInUse)):
                     raise error
-                # Somebody took a port between its choice and the worker's start.
+                # Another program took a port between its choice and the worker's start.
                 self._end_children()
         except BaseException:
             self.close()
@@ -168,7 +168,7 @@ class LocalCluster:
         return [child.pid for child in self._children]
 
     def wait(self) -> None:
-        """Wait until a child ends, which none does by itself.
+        """Wait until a child ends, which is always a failure.
 
         Raises:
             LoomError: naming the child, with its last lines of output.
@@ -179,23 +179,23 @@ class LocalCluster:
         raise LoomError(str(self.ended()))
 
     def ended(self) -> str | None:
-        """Which child has ended, which none does by itself, with its last lines of output; None: all run."""
+        """Return which child has ended, with its last lines of output; None while all run."""
         for child in self._children:
             if child.ended.done():
                 return f"{child.name} ended (exit code {child.ended.result()}); last output:\n{child.output}"
         return None
 
     def gone(self) -> str | None:
-        """Why the cluster cannot be connected to any more; None while it runs."""
+        """Return why no client can connect to the cluster any more; None while the gateway runs."""
         gateway = next(iter(self._children), None)
         if gateway is None:
             return "the cluster was closed"
         return f"{gateway.name} ended (exit code {gateway.ended.result()})" if gateway.ended.done() else None
 
     def close(self) -> None:
-        """End the gateway, then the workers with everything that runs on them. Again is harmless."""
+        """End the gateway, then the workers with everything that runs on them. A second call does nothing."""
         if os.getpid() != self._owner:
-            return  # a forked copy of the process that started them
+            return  # this is a forked copy of the process that started the children
         self._end_children()
         atexit.unregister(self.close)
 

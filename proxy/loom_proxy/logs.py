@@ -1,4 +1,4 @@
-"""Lines that the processes of a session print, on the laptop."""
+"""Log lines of a session's processes, shown on the laptop."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from loom.wire.messages import Message
 logger = logging.getLogger(__name__)
 
 BACKLOG = 16 << 20
-"""Bytes of lines that wait for a slow terminal or callback at most; what comes then is left out."""
+"""Bytes of lines that may wait for a slow terminal or callback; further lines are left out."""
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that processes of a mesh printed. ``str()`` of it is what is shown."""
+    """A line that processes of a mesh printed. Its ``str()`` is the line as it is shown."""
 
     time: float
-    """Seconds since the epoch, by the clock of the host that printed it first."""
+    """Seconds since the epoch, by the clock of the host that printed the line first."""
     mesh: str
     """Name of the proc mesh."""
     place: str
-    """Where in the mesh it was printed first, such as ``hosts=0,gpus=1``."""
+    """The place in the mesh that printed the line first, such as ``hosts=0,gpus=1``."""
     ranks: tuple[int, ...]
-    """All ranks of the mesh that printed it."""
+    """All ranks of the mesh that printed the line."""
     stream: str
     """``stdout`` or ``stderr``."""
     text: str
-    """Without the line end."""
+    """The line without its end."""
     count: int = 1
-    """How often it was printed."""
+    """The number of times that the line was printed."""
 
     def __str__(self) -> str:
         where = f"[{self.mesh}/{self.place}]" if self.place else f"[{self.mesh}]"
@@ -49,7 +49,7 @@ Callback = Callable[[LogLine], Any]
 
 
 class LogReceiver:
-    """Prints lines, and gives them to callbacks, on a thread of its own.
+    """The receiver of log lines, which prints them and calls callbacks on a thread of its own.
 
     The thread that reads the connection must not wait for a terminal. This one may; it starts with the first line.
     """
@@ -59,13 +59,16 @@ class LogReceiver:
         self._callbacks: list[Callback] = []
         self._batches: deque[bytes] = deque()
         self._waiting = 0
+        """Bytes in `_batches`."""
         self._left_out = 0
+        """Batches left out since the last warning about it."""
         self._busy = False
+        """Whether a batch is being shown."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def add_callback(self, callback: Callback) -> Callable[[], None]:
-        """Have a function called with each line; return one that takes this back."""
+        """Call a function with each line; return a function that removes the callback."""
         self._callbacks = [*self._callbacks, callback]
 
         def remove() -> None:
@@ -74,7 +77,7 @@ class LogReceiver:
         return remove
 
     def take(self, message: Message) -> None:
-        """Take `LogLines`, from the thread that reads the connection."""
+        """Take in a `LogLines` message. The thread that reads the connection calls this."""
         batch = message.parts[0]
         with self._changed:
             if self._waiting > BACKLOG:
@@ -88,9 +91,9 @@ class LogReceiver:
             self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until every line has been printed; False if they have not within ``timeout`` seconds."""
+        """Wait until every line has been printed; return False if some have not within ``timeout`` seconds."""
         if threading.current_thread() is self._thread:
-            return False  # a callback
+            return False  # called by a callback, which its own line waits for
         with self._changed:
             return self._changed.wait_for(lambda: not self._batches and not self._busy, timeout)
 
@@ -120,7 +123,7 @@ class LogReceiver:
 
 
 def _print(line: LogLine) -> None:
-    # Looked up each time: a notebook and a test put their own there.
+    # Looked up each time, since a notebook or a test may have replaced the stream.
     stream = sys.stderr if line.stream == "stderr" else sys.stdout
     try:
         stream.write(f"{line}\n")
@@ -128,4 +131,4 @@ def _print(line: LogLine) -> None:
     except UnicodeEncodeError:
         stream.write(f"{line}\n".encode("ascii", "backslashreplace").decode())
     except (AttributeError, OSError, ValueError):
-        return  # there is none, or it was closed
+        return  # there is no such stream, or it was closed

@@ -17,11 +17,14 @@ from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 
 GIVES_WAY = frozenset({"reconfigure"})
-"""Names of Loom's own, which a Monarch program may use for endpoints: those are what the mesh has then."""
+"""Names of methods that Loom adds. An endpoint of such a name, which a Monarch program may have, replaces it."""
 
 
 class ActorMeshProxy(MeshProxy):
-    """Actors of one class, one a process; its attributes are their endpoints. As ``monarch.actor.ActorMesh``."""
+    """Actors of one class, one in each process; the counterpart of ``monarch.actor.ActorMesh``.
+
+    The attributes are the actors' endpoints.
+    """
 
     _NOUN = "actor"
 
@@ -55,7 +58,7 @@ class ActorMeshProxy(MeshProxy):
                 return NotAnEndpointProxy(self, self._class, name)
             raise self._no_endpoint(name)
         endpoint = EndpointProxy(self, name, signature)
-        self.__dict__[name] = endpoint  # found without __getattr__ from now on
+        self.__dict__[name] = endpoint  # later look-ups do not come here
         return endpoint
 
     def _no_endpoint(self, name: str) -> EndpointNotFound:
@@ -72,27 +75,31 @@ class ActorMeshProxy(MeshProxy):
 
     @property
     def initialized(self) -> FutureProxy[Any]:
-        """Done once the actors have been created in the cluster."""
-        # Monarch's True is for hosts and processes only.
+        """A future that is done, with None, once the actors have been created in the cluster."""
+        # Monarch gives True for hosts and processes, but None for actors.
         return self._whole.caller.ask(AwaitInitialized(self._ident), convert=lambda _: None)
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
-        """Stop the actors of this mesh; their processes live on. Done when they have stopped."""
+        """Stop the actors of this mesh; their processes live on.
+
+        Returns:
+            A future that is done when the actors have stopped.
+        """
         self._whole.caller.states.stopped(self._ident)
         return self._whole.caller.ask(StopMesh(self._ident, reason))
 
     def reconfigure(self, /, **config: Any) -> FutureProxy[ValueMeshProxy[Acknowledgement]]:
         """Give the training in these actors new values of its configuration, at its next step boundary.
 
-        The same command as `loom_proxy.weaver.client.WeaverProxy.update_config`, to the replicas that live in these
-        actors' processes. An actor with an endpoint of this name keeps it.
+        This sends the command of `loom_proxy.weaver.client.WeaverProxy.update_config` to the replicas in these
+        actors' processes. If the actor has an endpoint ``reconfigure``, the attribute is that endpoint.
 
         Args:
             config: keys for which the training has handlers (`loom.Threadlet.handler`), and their values: numbers,
                 texts, booleans, None, and lists and dicts of them.
 
         Returns:
-            A future of what became of it in each process: the step, old and new values, or why it was refused.
+            A future of each process's acknowledgement: the step, old and new values, or why it was refused.
 
         Raises:
             WrongArguments: there is no key, or a value is of another kind.

@@ -1,7 +1,7 @@
-"""What proxies of host, proc and actor meshes have in common.
+"""The common base of proxies of host, proc and actor meshes.
 
-Making a proxy never waits: the laptop gives the new mesh an id and sends the operation, and whatever is made of
-the mesh names that id. If the operation fails, what depends on it fails with the same cause.
+Making a proxy never waits: the laptop gives the new mesh an id and sends the operation, and later operations name
+that id. If the operation fails, all operations that depend on it fail with the same cause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = TypeVar("P", bound="MeshProxy")
 
 
 class WholeMesh:
-    """A whole mesh of the session; its proxy and the proxies of its slices share it."""
+    """A whole mesh of the session, which its proxy and the proxies of its slices share."""
 
     def __init__(self, caller: Caller, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
         self.caller = caller
@@ -28,18 +28,20 @@ class WholeMesh:
         self.name = name
         self.shape = shape
         self.hosts: MeshProxy | None = None
-        """Of a proc mesh that was spawned from here, the hosts that it is on."""
+        """The hosts of a proc mesh that this client has spawned; None for other meshes."""
         self.stopped = False
-        """Whether the whole mesh was stopped from here."""
+        """Whether this client has stopped the whole mesh."""
         self.procs = ident if procs is None else procs
-        """Id of the proc mesh that an actor mesh is in; its own for others."""
+        """Id of an actor mesh's proc mesh; the mesh's own id for other kinds."""
         self._views = {shape: ident}
+        """Ids of the parts that the driver knows, by shape."""
         self._lock = threading.Lock()
+        """Held while a part is added to `_views`."""
         caller.wholes[ident] = self
         caller.states.add(ident, name, shape, procs)
 
     def ident_of(self, shape: Shape) -> int:
-        """The id of a part of the mesh, told to the driver the first time it is needed."""
+        """Return the id of a part of the mesh. The first time, choose the id and send it to the driver."""
         ident = self._views.get(shape)
         if ident is None:
             with self._lock:
@@ -53,12 +55,12 @@ class WholeMesh:
 
 
 class MeshProxy(MeshTrait):
-    """What host, proc and actor meshes have in common."""
+    """A proxy of a host, proc or actor mesh, or of a part of one."""
 
     # The names start with underscores because an actor's endpoints may have any other name.
 
     _NOUN: ClassVar[str] = ""
-    """What an element of the mesh is."""
+    """Word for an element of the mesh, such as ``host``."""
 
     def __init__(self, whole: WholeMesh, shape: Shape | None = None) -> None:
         self._whole = whole
@@ -100,7 +102,7 @@ class MeshProxy(MeshTrait):
 
     @property
     def initialized(self) -> FutureProxy[bool]:
-        """Done, with True, once the mesh has been created in the cluster."""
+        """A future that is done, with True, once the mesh has been created in the cluster."""
         return self._whole.caller.ask(AwaitInitialized(self._ident))
 
     def _repr_html_(self) -> str:
@@ -120,7 +122,7 @@ class MeshProxy(MeshTrait):
         )
 
     def _of(self) -> str:
-        """Name of the class of the actors; empty for other meshes."""
+        """Return the name of the actors' class; empty for other meshes."""
         return ""
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Proxies of endpoints: their methods are Monarch's adverbs."""
+"""Proxies of endpoints, whose methods are Monarch's adverbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=EndpointCall)
 
 
 class NotAnEndpointProxy:
-    """A method, or another attribute, of the actors of a mesh that is no endpoint; `loom.as_endpoint` takes it."""
+    """A method, or another attribute, of a mesh's actors that is no endpoint; `loom.as_endpoint` takes it."""
 
     def __init__(self, mesh: MeshProxy, cls: type, name: str) -> None:
         self._mesh = mesh
@@ -48,7 +48,7 @@ class NotAnEndpointProxy:
 class EndpointProxy:
     """An endpoint of the actors of a mesh. Its methods are Monarch's adverbs.
 
-    All raise `WrongArguments` or `UnpicklableError` before anything is sent.
+    Each raises `WrongArguments` or `UnpicklableError` before it sends anything.
     """
 
     def __init__(self, mesh: MeshProxy, name: str, signature: CallSignature) -> None:
@@ -63,7 +63,7 @@ class EndpointProxy:
         self._operations: dict[type[EndpointCall], EndpointCall] = {}
 
     def _operation(self, kind: type[C]) -> C:
-        """What is asked: the same for every call with one adverb."""
+        """Return the operation of an adverb, which all calls with that adverb share."""
         operation = self._operations.get(kind)
         if operation is None:
             operation = self._operations[kind] = kind(self._mesh._ident, self._name)
@@ -77,7 +77,7 @@ class EndpointProxy:
         return caller.encoder.dumps((args, kwargs), self._what, self._procs)
 
     def call(self, *args: Any, **kwargs: Any) -> FutureProxy[ValueMeshProxy[Any]]:
-        """Call every actor; the result is a `ValueMeshProxy` of all results."""
+        """Call every actor; return the future of a `ValueMeshProxy` of all results."""
         parts = self._payload(args, kwargs)
         convert = partial(ValueMeshProxy, self._mesh._shape)
         return self._caller.ask(self._operation(Call), parts, self._key, convert=convert)
@@ -103,30 +103,26 @@ class EndpointProxy:
         return self._caller.ask(self._operation(Choose), parts, self._key)
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[FutureProxy[Any]]:
-        """Call every actor; the futures are done in the order in which the results come."""
+        """Call every actor; return futures that are done in the order in which the results come."""
         parts = self._payload(args, kwargs)
         return iter(self._caller.ask_many(len(self._mesh), self._operation(StreamCall), parts, self._key))
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Send to every actor and wait for nothing. An actor that raises dies, as with Monarch."""
+        """Send to every actor without waiting. An actor that raises dies, as in Monarch."""
         parts = self._payload(args, kwargs)
         self._caller.send(self._operation(Broadcast), parts, self._key)
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], selection: str, port: Callable[[object], int] | None
     ) -> None:
-        """Send to actors, whose replies go to a port; see `loom.send`.
-
-        Args:
-            port: gives the reference to the port in a session.
-        """
+        """Send to actors, whose replies go to a port; see `loom.send`. ``port`` returns the port's reference."""
         reference = None if port is None else port(self._caller)
         parts = self._payload(args, kwargs)
         operation = SendToActors(self._mesh._ident, self._name, selection, reference)
         self._caller.send(operation, parts, self._key)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: it gives a tensor of Monarch's tensor engine, which is not on this side.
+        """Raise an error, since this needs Monarch's tensor engine, which is not on this side.
 
         Raises:
             NotSupported: always. Use `call`, or `loom.send` with a port.

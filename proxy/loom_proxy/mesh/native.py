@@ -1,4 +1,4 @@
-"""Whether this program runs in the cluster, where Monarch's own classes take the place of the proxies."""
+"""Access to Monarch's own classes, which take the place of the proxies inside the cluster."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def in_cluster() -> bool:
-    """Whether this process is a driver or an actor's, rather than a program that holds a job."""
+    """Return whether this process is a driver or an actor's, rather than a program that holds a job."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", "").startswith(("loom_gateway.driver", "monarch._src.actor."))
 
 
 def monarchs() -> Any:
-    """The module ``monarch.actor``. In the cluster only."""
-    from loom.actor import monarch_actor  # which imports Monarch where it is installed
+    """Return the module ``monarch.actor``. In the cluster only."""
+    from loom.actor import monarch_actor  # imported late, since it imports Monarch if that is installed
 
     return monarch_actor()

@@ -1,4 +1,4 @@
-"""Proxies of hosts and of the processes on them. Each makes the other, so they share a module."""
+"""Proxies of hosts and of the processes on them, which share a module because each makes the other."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 
 HIGHEST_LEVEL = 255
-"""The highest level of a logger that Monarch takes."""
+"""The highest logging level that Monarch takes."""
 
 LONGEST_WINDOW = 3600.0
-"""Seconds over which identical lines are made one at most."""
+"""Seconds of the longest window over which identical lines are shown as one."""
 
 
 class HostMeshProxy(MeshProxy):
-    """The worker hosts. As ``monarch.actor.HostMesh``."""
+    """The worker hosts; the counterpart of ``monarch.actor.HostMesh``."""
 
     _NOUN = "host"
 
     _marks: ClassVar[tuple[dict[str, str], ...]] = ()
-    """Environments for what is spawned here, beside the driver's own. Drivers of older versions know of none."""
+    """Extra environments of processes spawned here. Sent only if there are any: older drivers expect none."""
 
     def spawn_procs(
         self,
@@ -51,14 +51,14 @@ class HostMeshProxy(MeshProxy):
             per_host: dimensions of the processes on each host, such as ``{"gpus": 8}``; one process without it.
             bootstrap: called in each new process before anything else.
             name: name of the proc mesh, ``anon`` without one.
-            proc_bind: for each process of a host, what it is bound to: ``cpunodebind``, ``membind``,
-                ``physcpubind`` or ``cpus``, as for ``numactl`` and ``taskset``.
-            bootstrap_command: what starts the processes, see `loom.default_bootstrap_cmd`; or a function that
-                gives it for a process, called in the cluster with a Monarch ``Point``.
+            proc_bind: the CPU and memory binding of each process of a host: ``cpunodebind``, ``membind``,
+                ``physcpubind`` or ``cpus``, with the values of ``numactl`` and ``taskset``.
+            bootstrap_command: the command that starts the processes, see `loom.default_bootstrap_cmd`; or a
+                function that returns it for a process, called in the cluster with a Monarch ``Point``.
 
         Raises:
-            ValueError: a dimension has the name of one of the hosts', a size is not positive, or ``proc_bind`` is
-                not as long as there are processes on a host.
+            ValueError: a dimension has the name of a dimension of the hosts, a size is not positive, or
+                ``proc_bind`` has not one entry for each process of a host.
             WrongArguments: ``bootstrap_command`` is neither a command nor a function.
         """
         per_host = dict(per_host or {})
@@ -88,27 +88,30 @@ class HostMeshProxy(MeshProxy):
         return procs
 
     def as_injectable(self) -> HostMeshProxy:
-        """The same hosts; failures may be injected on purpose into the processes that are spawned there, and hosts.
+        """Return the same hosts, with processes spawned there marked as injectable.
 
-        Into their threadlets, that is: see `loom.chaos`. What was spawned otherwise is refused.
+        Only marked processes accept injected faults, which their threadlets inject; see `loom.chaos`.
         """
         return InjectableHostMeshProxy(self._whole, self._shape)
 
     def with_python_executable(self, python_executable: str) -> HostMeshProxy:
-        """The same hosts, whose processes run another Python.
+        """Return the same hosts, with processes spawned there running another Python.
 
         Args:
-            python_executable: path to it on the hosts.
+            python_executable: path of the interpreter on the hosts.
         """
         caller = self._whole.caller
         ident = caller.send(WithPython(self._ident, str(python_executable)))
         return type(self)(WholeMesh(caller, ident, self._whole.name, self._shape))
 
     def stop(self) -> FutureProxy[None]:
-        """Stop every process of the session on these hosts; done when they have stopped. The hosts stay usable.
+        """Stop every process of the session on these hosts. The hosts stay usable.
+
+        Returns:
+            A future that is done when the processes have stopped.
 
         Raises:
-            HostsNotOwned: these are not all hosts; Monarch refuses this too.
+            HostsNotOwned: these are not all hosts; Monarch refuses this, too.
         """
         if len(self) != len(self._whole.shape):
             raise WrongState(
@@ -117,7 +120,7 @@ class HostMeshProxy(MeshProxy):
         return self._whole.caller.ask(StopHosts())
 
     def shutdown(self) -> FutureProxy[None]:
-        """Refused: the hosts belong to the gateway.
+        """Raise an error, since the hosts belong to the gateway.
 
         Raises:
             HostsNotOwned: always. `stop` ends the session's processes, `Job.close` the session.
@@ -136,13 +139,13 @@ class HostMeshProxy(MeshProxy):
 
 
 class InjectableHostMeshProxy(HostMeshProxy):
-    """Hosts whose processes are marked as injectable; made by `HostMeshProxy.as_injectable`."""
+    """Hosts whose processes are marked as injectable, from `HostMeshProxy.as_injectable`."""
 
     _marks = ({"LOOM_INJECTABLE": "1"},)
 
 
 class ProcMeshProxy(MeshProxy):
-    """Processes on the hosts. As ``monarch.actor.ProcMesh``."""
+    """Processes on the hosts; the counterpart of ``monarch.actor.ProcMesh``."""
 
     _NOUN = "process"
 
@@ -152,10 +155,10 @@ class ProcMeshProxy(MeshProxy):
         Args:
             name: name of the actor mesh, also its key in `Job.meshes`.
             Class: a subclass of `loom.Actor`.
-            *args, **kwargs: for its constructor. Actor and proc meshes arrive as real Monarch meshes.
+            *args, **kwargs: arguments of the constructor. Actor and proc meshes arrive as real Monarch meshes.
 
         Returns:
-            ActorMeshProxy: with the class's endpoints.
+            ActorMeshProxy: the actors, with the class's endpoints.
 
         Raises:
             NotAnActor: ``Class`` is no `Actor`, or mixes ``def`` and ``async def`` (a `ValueError`).
@@ -181,7 +184,7 @@ class ProcMeshProxy(MeshProxy):
         what = f"{Class.__name__} (class, args, kwargs)"
         parts = caller.encoder.dumps((Class, args, kwargs), what, self._whole.procs)
         ident = caller.send(SpawnActors(self._ident, name), parts)
-        # The actors are counted from this mesh, whichever part of the processes it is.
+        # Ranks of the actors count from this mesh, even if it is a part of the processes.
         whole = WholeMesh(caller, ident, name, self._shape, self._whole.ident)
         actors = ActorMeshProxy(whole, class_name=Class.__name__, signatures=signatures, cls=Class)
         caller.meshes[name] = actors
@@ -220,17 +223,21 @@ class ProcMeshProxy(MeshProxy):
         aggregate_window_sec: float | None = None,
         level: int = logging.INFO,
     ) -> FutureProxy[None]:
-        """Say what is shown here of what the processes of this mesh print. Done when it holds; may be awaited.
+        """Choose which lines that the processes of this mesh print are shown here.
 
-        Arguments and their defaults are Monarch's. Until it is called, a mesh streams with a window of half a
-        second, whereas a mesh of Monarch's on attached workers does not stream: what actors print in a program of
-        Monarch's own hosts is seen too. `Job.on_log` gets what is shown; ``loom logs`` has all lines of all meshes.
+        Arguments and their defaults are Monarch's. Until this is called, a mesh streams with a window of half a
+        second, so that prints show as they do in a Monarch program with its own hosts. (Monarch's meshes on
+        attached workers do not stream.) `Job.on_log` gets the shown lines; ``loom logs`` has all lines of all
+        meshes.
 
         Args:
-            stream_to_client: whether lines come here.
+            stream_to_client: whether lines are sent to this program.
             aggregate_window_sec: seconds over which identical lines are shown as one, ``[4 similar log lines]``;
-                None or 0 shows each at once. Monarch also takes lines for one that are merely alike.
+                None or 0 shows each at once. Monarch also merges lines that are merely similar.
             level: level of the root logger in each process, 0 to 255.
+
+        Returns:
+            A future that is done when the options are in force.
 
         Raises:
             InvalidLogOption: a window without streaming, a level or a window out of range, or a part of a mesh.
@@ -252,7 +259,11 @@ class ProcMeshProxy(MeshProxy):
         return self._whole.caller.ask(options)
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
-        """Stop the processes of this mesh and the actors in them; done when they have stopped."""
+        """Stop the processes of this mesh and the actors in them.
+
+        Returns:
+            A future that is done when the processes have stopped.
+        """
         if self._shape == self._whole.shape:
             self._whole.stopped = True
         self._whole.caller.states.stopped(self._ident)

@@ -1,7 +1,7 @@
-"""What the laptop knows of each element of a mesh, without asking: whether it lives, has failed or was stopped.
+"""The laptop's knowledge of each element of a mesh: whether it lives, has failed or was stopped.
 
-It is put together from what comes anyway: answers, failures of calls, the driver's events, and what this client
-stopped. So it may be behind, and an element of which nothing has been heard yet is `RankState.STARTING`.
+The laptop never asks for it. It comes from answers, failures of calls, the driver's events, and this client's own
+stops. So it may be behind, and an element without any news is `RankState.STARTING`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from loom.wire.bodies import AwaitInitialized, Body, Choose, EndpointCall
 
 _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})
-"""Names of the events that tell of processes that went as they should. There may be thousands, so `Job.events`
-leaves them out."""
+"""Names of events for processes that started or stopped as planned.
+
+There may be thousands, so `Job.events` leaves them out.
+"""
 
 LONGEST_REASON = 300
 """Characters of a failure's text that are kept."""
 
 _NONE = -(1 << 62)
-"""Id of no mesh."""
+"""An id that no mesh has."""
 
 _HOSTS = 0
 """Id of the session's host mesh."""
 
 
 class RankState(enum.Enum):
-    """What is known of an element of a mesh: a host, a process or an actor."""
+    """The known state of an element of a mesh: of a host, a process or an actor."""
 
     STARTING = "starting"
-    """Nothing has been heard of it yet."""
+    """The element has not been heard of yet."""
     ALIVE = "alive"
     FAILED = "failed"
-    """It died, or its process or its host did."""
+    """The element, its process or its host died."""
     STOPPED = "stopped"
 
 
@@ -53,13 +55,16 @@ class _Whole:
 
 
 class MeshStates:
-    """The states of all meshes of a session. Any thread may read while the connection's reader thread notes."""
+    """The states of all meshes of a session. Any thread may read while the connection's reader thread writes."""
 
     def __init__(self) -> None:
         self._wholes: dict[int, _Whole] = {}
         self._parts: dict[int, tuple[int, Shape]] = {}
+        """The whole mesh's id and the shape of each mesh and part, by its id."""
         self._lost: dict[int, dict[int, str]] = {}
+        """Failures by rank in meshes that have not been added yet, by the mesh's id."""
         self._started: dict[int, set[int]] = {}
+        """Started ranks of meshes that have not been added yet, by the mesh's id."""
         self.unseen: set[int] = set()
         """Ids of meshes and parts of meshes that have not answered as a whole yet."""
 
@@ -70,7 +75,7 @@ class MeshStates:
         self.unseen.add(ident)
         if ident == _HOSTS:
             whole.alive.update(shape.ranks())  # the session was opened on them
-        # The driver may have told of it before this client knew it, as of meshes of an earlier client.
+        # Events about a mesh may come before this client knows it, as for meshes of an earlier client.
         whole.alive.update(self._started.pop(ident, ()))
         whole.failed.update(self._lost.pop(ident, {}))
 
@@ -80,13 +85,13 @@ class MeshStates:
         self.unseen.add(ident)
 
     def forget(self, ident: int) -> None:
-        """Drop a mesh that has no proxy any more."""
+        """Drop a mesh whose proxies are garbage."""
         self._wholes.pop(ident, None)
         self._parts.pop(ident, None)
         self.unseen.discard(ident)
 
     def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
-        """The state of each rank of a whole mesh, and for one that has failed, why."""
+        """Return the state of each given rank of a whole mesh, and the reason if it has failed."""
         whole = self._wholes.get(ident)
         return [(RankState.STARTING, "") if whole is None else self._of(whole, rank) for rank in ranks]
 
@@ -102,13 +107,13 @@ class MeshStates:
         return (RankState.ALIVE if rank in whole.alive else RankState.STARTING), ""
 
     def name_and_shape(self, ident: int) -> tuple[str, Shape] | None:
-        """Name and shape of a mesh or a part of one."""
+        """Return the name and shape of a mesh or a part of one."""
         part = self._parts.get(ident)
         whole = self._wholes.get(part[0]) if part is not None else None
         return None if part is None or whole is None else (whole.name, part[1])
 
     def started(self, ident: int) -> tuple[int, int]:
-        """How many elements of a mesh, or of the proc mesh that it is on, have been heard of; and of how many."""
+        """Return how many elements of a mesh, or of its proc mesh, have been heard of, and how many there are."""
         part = self._parts.get(ident)
         if part is None:
             return 0, 0
@@ -120,11 +125,11 @@ class MeshStates:
         return sum(state is not RankState.STARTING for state, _ in states), len(states)
 
     def answered(self, operation: Body | None, index: int | None = None) -> None:
-        """Note that an operation was answered: if it is a call, its mesh lives.
+        """Note that an operation was answered. If it is a call, its mesh lives.
 
         Args:
-            operation: what was asked.
-            index: which of several answers this is.
+            operation: the answered operation.
+            index: the number of this answer among several.
         """
         if not isinstance(operation, (EndpointCall, AwaitInitialized)) or operation.mesh not in self.unseen:
             return  # nearly always
@@ -134,7 +139,7 @@ class MeshStates:
             return
         root, shape = part
         whole = self._wholes.get(root)
-        if whole is None or (isinstance(operation, Choose) and len(shape) > 1):  # whichever it was that answered
+        if whole is None or (isinstance(operation, Choose) and len(shape) > 1):  # unknown which actor answered
             return
         self._note_alive(whole, _ranks(shape, index))
         if index is None:
@@ -147,13 +152,13 @@ class MeshStates:
             self._wholes[whole.procs].alive.update(ranks)
 
     def failed(self, operation: Body | None, code: str, text: str, index: int | None = None) -> None:
-        """Note that an operation on a mesh failed, if that tells which element is dead.
+        """Note that an operation on a mesh failed, if the error shows which element is dead.
 
         Args:
-            operation: what was asked.
-            code: which error of `loom.errors` it is.
-            text: what the error says.
-            index: which of several answers this is.
+            operation: the failed operation.
+            code: the error's code in `loom.errors`.
+            text: the error's text.
+            index: the number of this answer among several.
         """
         part = self._parts.get(getattr(operation, "mesh", _NONE))
         if part is None:
@@ -163,26 +168,26 @@ class MeshStates:
         if whole is None or (index is None and len(shape) > 1):
             return
         ranks = _ranks(shape, index)
-        if code == ActorError.code:  # it raised, so it lives
+        if code == ActorError.code:  # the endpoint raised, so the actor lives
             self._note_alive(whole, ranks)
         elif code == SupervisionError.code:
             whole.failed.update(dict.fromkeys(ranks, _short(text)))
 
     def not_made(self, ident: int, text: str) -> None:
-        """Note that a mesh could not be made, if it is one."""
+        """Note that a mesh could not be made; ignore ids of other operations."""
         whole = self._wholes.get(ident)
         if whole is not None:
             whole.failed.update(dict.fromkeys(whole.shape.ranks(), _short(text)))
 
     def stopped(self, ident: int) -> None:
-        """Note that a mesh, or a part of one, has been told to stop."""
+        """Note that this client stops a mesh or a part of one."""
         part = self._parts.get(ident)
         if part is not None and part[0] in self._wholes:
             self._wholes[part[0]].stopped.update(part[1].ranks())
             self.unseen.discard(ident)
 
     def event(self, name: str, details: Mapping[str, Any]) -> None:
-        """Note what an event of the driver tells."""
+        """Take in an event of the driver."""
         if name == _STARTED:
             whole = self._wholes.get(details["id"])
             known = self._started.setdefault(details["id"], set()) if whole is None else whole.alive

@@ -1,4 +1,4 @@
-"""Proxies of meshes that come in results, and of those that an earlier client has made."""
+"""Proxies of returned meshes, and of meshes that an earlier client has made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loom_proxy.session.caller import Caller
 
 
 def proxy_of(caller: Caller, made: Made) -> Any:
-    """The proxy of a mesh, or of a value mesh, that came in a result."""
+    """Return the proxy of a mesh, or of a value mesh, that came in a result."""
     labels, offset, sizes, strides = made.shape
     shape = Shape(tuple(labels), offset, tuple(sizes), tuple(strides))
     if made.kind == "values":
@@ -39,7 +39,7 @@ def proxy_of(caller: Caller, made: Made) -> Any:
 
 
 def find_meshes(caller: Caller) -> None:
-    """Make proxies of the meshes that earlier clients of the session made, unless there is one of that name."""
+    """Make proxies of meshes of the session's earlier clients, except those whose name this client has taken."""
     listed = caller.ask(ListMeshes()).get()
     for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
         if stopped or name in caller.meshes:

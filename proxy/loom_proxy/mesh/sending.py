@@ -1,7 +1,7 @@
-"""Monarch's ways to send to actors beside the adverbs of an endpoint: `send`, `as_endpoint`, `Accumulator`.
+"""Monarch's ways to send to actors besides the adverbs of an endpoint: `send`, `as_endpoint`, `Accumulator`.
 
-Each is also what it is in Monarch where it is given Monarch's own endpoints: inside an actor, or in a function that
-`Job.run` runs.
+Inside an actor, or in a function that `Job.run` runs, endpoints are Monarch's own. There each calls Monarch's
+function or class of the same name.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ def send(
     port: Port[Any] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
-    """Send to actors without waiting; what they return, or raise, goes to a port. As ``monarch.actor.send``.
+    """Send to actors without waiting; their results and exceptions go to a port.
+
+    The counterpart of ``monarch.actor.send``.
 
     Args:
-        endpoint: such as ``mesh.add``.
-        args, kwargs: its arguments.
-        port: where the replies go. Without one they are dropped, and an exception kills its actor.
+        endpoint: an endpoint of an actor mesh, such as ``mesh.add``.
+        args, kwargs: arguments of the endpoint.
+        port: the port for the replies. Without one they are dropped, and an exception kills its actor.
         selection: ``"all"`` actors of the mesh, or ``"choose"`` one of them at random.
 
     Raises:
@@ -59,15 +61,15 @@ def send(
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """Treat an actor method that is not an endpoint as one: ``as_endpoint(mesh.method).call(…)``.
 
-    As ``monarch.actor.as_endpoint``.
+    The counterpart of ``monarch.actor.as_endpoint``.
 
     Args:
         not_an_endpoint: the method, as an attribute of an actor mesh.
         propagate: only for the tensor engine; not used.
-        explicit_response_port: the method is given a port as its first argument, and replies through that.
+        explicit_response_port: the method gets a port as its first argument, and replies through that.
 
     Raises:
-        NotAMethod: it is not a method of an actor mesh, or an endpoint already (a `ValueError`).
+        NotAMethod: the argument is not a method of an actor mesh, or an endpoint already (a `ValueError`).
     """
     if not isinstance(not_an_endpoint, NotAnEndpointProxy):
         if in_cluster():
@@ -81,18 +83,18 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
     full_name = f"{cls.__name__}.{name}"
     if inspect.isfunction(method):
         signature = CallSignature.of(full_name, method, 2 if explicit_response_port else 1)
-    else:  # a static method, a partial: the actor says whether the arguments fit
+    else:  # a static method or a partial: only the actor can tell whether the arguments fit
         signature = CallSignature.of(full_name, lambda *args, **kwargs: None, 0)
     return EndpointProxy(mesh, f"{name}(port)" if explicit_response_port else f"{name}()", signature)
 
 
 class Accumulator(Generic[R, A]):
-    """Folds the results of all actors of a mesh into one value. As ``monarch.actor.Accumulator``.
+    """A fold of the results of all actors of a mesh; the counterpart of ``monarch.actor.Accumulator``.
 
     ``Accumulator(mesh.count, 0, operator.add).accumulate().get()``
 
     Args:
-        endpoint: the endpoint that is called.
+        endpoint: the endpoint to call.
         identity: the value before the first result.
         combine: called with the value so far and a result, in the order in which the results come.
     """
@@ -103,10 +105,10 @@ class Accumulator(Generic[R, A]):
         self._combine = combine
 
     def accumulate(self, *args: Any, **kwargs: Any) -> FutureProxy[A]:
-        """Call every actor now; the future has the folded value.
+        """Call every actor now; return the future of the folded value.
 
-        ``combine`` runs in the thread of whoever asks for the value first. The first result that is an error is
-        the outcome, without waiting for those after it.
+        ``combine`` runs in the thread that first asks for the value. The future fails with the first result that is
+        an error, without waiting for later ones.
         """
         if not isinstance(self._endpoint, EndpointProxy):
             if in_cluster():
@@ -119,7 +121,7 @@ class Accumulator(Generic[R, A]):
         return folded
 
     def _follow(self, results: Sequence[FutureProxy[R]], position: int, folded: FutureProxy[A]) -> None:
-        """Complete the outcome when the results from a position on are there, or one of them is an error."""
+        """Complete ``folded`` when the results from a position on have come, or one of them is an error."""
         while position < len(results):
             result = results[position]
             if result._add(functools.partial(self._follow, results, position, folded)):

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class ValueMeshProxy(MeshTrait, Generic[R]):
-    """One value for each actor that was called, at the actor's coordinates. As ``monarch.actor.ValueMesh``."""
+    """The values of called actors, by the actors' coordinates; the counterpart of ``monarch.actor.ValueMesh``."""
 
     def __init__(self, shape: Shape, values: Sequence[R]) -> None:
         if len(values) != len(shape):
@@ -32,7 +32,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return ValueMeshProxy(shape, [self._values[position[rank]] for rank in shape.ranks()])
 
     def item(self, **coordinates: int) -> R:
-        """The value at the coordinates; of a mesh of one value, without any.
+        """Return the value at the coordinates. A mesh without dimensions needs none.
 
         Raises:
             NoSuchDimension: a dimension is missing, or is not one of this mesh's (a `KeyError`).
@@ -50,7 +50,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return self._values[self.__shape.ranks().index(rank)]
 
     def get(self, rank: int) -> R:
-        """The value of the ``rank``-th element, counted in row-major order.
+        """Return the value of the ``rank``-th element, counted in row-major order.
 
         Raises:
             SliceOutOfRange: there are fewer elements.
@@ -60,13 +60,13 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return self._values[rank]
 
     def items(self) -> Iterator[tuple[Point, R]]:
-        """Each value with its coordinates, in row-major order."""
+        """Yield each value's coordinates and the value, in row-major order."""
         extent = self.extent
         for rank, value in enumerate(self._values):
             yield Point(rank, extent), value
 
     def values(self) -> list[R]:
-        """Each value, in row-major order."""
+        """Return the values in row-major order."""
         return list(self._values)
 
     def __iter__(self) -> Iterator[tuple[Point, R]]:
