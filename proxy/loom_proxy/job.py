@@ -251,9 +251,9 @@ class Job:
     def refresh_hosts(self) -> list[int]:
         """Use lost worker hosts again that have come back on the same address.
 
-        New processes can be spawned on them. Processes that ran there before stay gone, and so do meshes with a part
-        there. Each host that is back causes an event ``host_back``. A host that is still gone costs up to three
-        seconds; one that accepts connections and does not answer, fifteen.
+        New processes can be spawned on them. Processes that ran there before stay gone, and so do meshes with a
+        part there. Each host that is back causes an event ``host_back``. A host that is still gone costs up to
+        three seconds; one that accepts connections and does not answer, fifteen.
 
         Returns:
             The indexes, in the dimension ``hosts``, of the hosts that have come back.

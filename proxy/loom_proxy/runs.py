@@ -1,4 +1,4 @@
-"""Functions that run in the driver, seen from the laptop."""
+"""Handles of functions that run in the driver."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STDOUT = 1
 
 
 class RunHandle:
-    """A function that runs, or has run, in the driver. Made by ``job.run(fn, detach=True)`` and by ``job.runs()``.
+    """A function that runs, or has run, in the driver, from ``job.run(fn, detach=True)`` or ``job.runs()``.
 
-    It can be awaited, which gives what `result` gives. The run goes on while no client is connected; a later
+    Awaiting a handle returns the function's result. The run goes on while no client is connected; a later
     connection to the session finds it with ``job.runs()``.
     """
 
@@ -33,69 +33,73 @@ class RunHandle:
         self.id = ident
         """Number of the run, unique in the session."""
         self.name = name
-        """Name of the run; of those that are running, no two have the same."""
+        """Name of the run; no two runs that are going have the same name."""
 
     @property
     def status(self) -> str:
-        """``"running"``, ``"done"``, ``"failed"`` or ``"cancelled"``, as the driver last told this connection."""
+        """``"running"``, ``"done"``, ``"failed"`` or ``"cancelled"``, as last reported by the driver."""
         return self._state[0]
 
     @property
     def started(self) -> float | None:
-        """When it began, in seconds since the epoch on the driver's clock; None until the driver has said so."""
+        """Start of the run, in seconds since the epoch on the driver's clock; None until the driver reports it."""
         return self._state[1]
 
     @property
     def finished(self) -> float | None:
-        """When it ended, in seconds since the epoch on the driver's clock; None before."""
+        """End of the run, in seconds since the epoch on the driver's clock; None until then."""
         return self._state[2]
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Return whether the run has ended, in whatever way."""
         return self.status != RUNNING
 
     @property
     def future(self) -> FutureProxy[Any]:
-        """The future of its result, for `loom.wait` and `loom.as_completed`."""
+        """The future of the run's result, for `loom.wait` and `loom.as_completed`."""
         if self._answer is None:
             self._answer = self._caller.ask(AwaitRun(self.id), key=None)
         return self._answer
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for what the function returns. It may be asked for as often as you like.
+        """Wait for the function's result. It can be had any number of times.
 
         Args:
             timeout: seconds to wait at most; None waits for ever.
 
         Raises:
-            Exception: what the function raised, with the remote traceback as its ``__cause__``.
-            OperationFailed: it raised something that cannot be rebuilt here, or no `Exception` (`SystemExit`).
-            OperationCancelled: it was cancelled.
-            UnpicklableError: the result cannot be pickled there, or not be unpickled here.
+            Exception: the function's exception, with the remote traceback as its ``__cause__``.
+            OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception` (`SystemExit`).
+            OperationCancelled: the run was cancelled.
+            UnpicklableError: the result cannot be pickled there, or cannot be unpickled here.
             WaitTimeout: the time is up; the run goes on.
-            NoSuchRun: the driver has forgotten it: it keeps the last 256 that have ended.
+            NoSuchRun: the driver has forgotten the run: it keeps the last 256 that have ended.
             LoomError: the session or the connection failed.
         """
         return self.future.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait; return what `result` would raise, or None. A timeout raises as it does there."""
+        """Wait for the end of the run; return the error that `result` would raise, or None.
+
+        Raises:
+            WaitTimeout: the time is up; the run goes on.
+        """
         return self.future.exception(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.future.__await__()
 
     def cancel(self) -> bool:
-        """Ask the function to end; return whether it was still going. `result` tells what came of it.
+        """Ask the function to end; return whether it was still going. `result` shows how the run ends.
 
-        A coroutine is cancelled as asyncio does it, each time this is called. In a plain function an exception that
-        is no `Exception` is raised, once, when it next runs Python code: one that sleeps or waits in C ends after
-        that. Whatever catches the exception and goes on is not cancelled.
+        Each call cancels a coroutine in asyncio's way. In a plain function the first call raises an exception,
+        which is no `Exception`, when the function next runs Python code: a sleep or a wait in C ends first. A
+        function that catches the exception and goes on is not cancelled.
         """
         return bool(self._caller.ask(EndRun(self.id, "cancel"), key=None).get())
 
     def output(self) -> str:
-        """What it has printed so far, to stdout and to stderr, in the order in which it was printed.
+        """Return the text that the run has printed so far, to stdout and stderr, in the order of printing.
 
         The driver keeps the last MiB (2 ** 20 characters); a first line says how much is missing.
         """
@@ -103,9 +107,9 @@ class RunHandle:
         return "".join(text for _, text in pieces)
 
     def follow(self) -> RunOutput:
-        """What it prints, piece by piece: at first what is kept of it, then more as it comes, until the run ends.
+        """Return the run's output piece by piece: first the text that is kept, then more until the run ends.
 
-        To be iterated over with ``for`` or with ``async for``.
+        Iterate over it with ``for`` or with ``async for``.
         """
         return RunOutput(self)
 
@@ -121,7 +125,7 @@ class RunHandle:
 
 
 class RunOutput:
-    """What a run prints, as an iterator and as an asynchronous iterator of texts. For one reader."""
+    """The output of a run, as an iterator and asynchronous iterator of texts. For one reader."""
 
     def __init__(self, run: RunHandle) -> None:
         self._run = run
@@ -130,7 +134,7 @@ class RunOutput:
         self._asked: FutureProxy[Any] | None = None
 
     def ask(self) -> FutureProxy[Any]:
-        """Ask the driver for more; one question at a time."""
+        """Ask the driver for more output, if no earlier request is pending; return the answer's future."""
         if self._asked is None:
             self._asked = self._run._ask_output(self._position)
         return self._asked
@@ -141,7 +145,7 @@ class RunOutput:
         return pieces
 
     def pieces(self) -> Iterator[tuple[int, str]]:
-        """Each text with its stream: 1 for stdout, 2 for stderr."""
+        """Yield each text with its stream: 1 for stdout, 2 for stderr."""
         while not self._ended:
             yield from self._take(self.ask().get())
 
@@ -167,21 +171,21 @@ class RunOutput:
 
 
 class KnownRuns:
-    """The runs of a session that somebody on this side has a handle of."""
+    """The runs of a session that have a handle in this program."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
 
     def take(self, message: Message) -> None:
-        """Take a `RunChanged`. On the reader thread."""
+        """Take in a `RunChanged` message. The thread that reads the connection calls this."""
         handle = self._handles.get(message.id)
         if handle is not None:
             changed = RunChanged.from_body(message.body)
             handle._note(changed.status, changed.started, changed.finished)
 
     def listed(self) -> dict[str, RunHandle]:
-        """The driver's runs by name, oldest first; of two with one name, the one that is running or the newer."""
+        """Return the driver's runs by name, oldest first; of two with one name, the going or the newer one."""
         found: dict[str, RunHandle] = {}
         for ident, name, *state in self._caller.ask(ListRuns()).get():
             handle = self._handles.get(ident)
@@ -195,14 +199,14 @@ class KnownRuns:
     def start(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
     ) -> RunHandle:
-        """Start a function and leave it to itself."""
+        """Start a function and return its handle at once."""
         handle, parts = self._prepare(fn, args, kwargs, name)
         self._caller.send(StartRun(handle.name, True), parts, ident=handle.id)
         self._caller.flush()
         return handle
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
-        """Start a function, print what it prints, and return what it returns."""
+        """Start a function, print its output, and return its result."""
         handle, parts = self._prepare(fn, args, kwargs, name)
         caller = self._caller
         handle._answer = caller.ask(StartRun(handle.name, False), parts, ident=handle.id)
@@ -244,7 +248,7 @@ class KnownRuns:
 
 
 def _print_output(handle: RunHandle) -> None:
-    with contextlib.suppress(NoSuchRun):  # it ended, and was the least recent of those that are kept
+    with contextlib.suppress(NoSuchRun):  # the run ended, and so many others after it that it was forgotten
         for stream, text in RunOutput(handle).pieces():
             file = sys.stdout if stream == _STDOUT else sys.stderr
             file.write(text)

@@ -1,7 +1,7 @@
-"""What Jupyter shows of meshes, results, futures and jobs: HTML without scripts, readable in light and dark themes.
+"""HTML of meshes, results, futures and jobs for Jupyter, without scripts, readable in light and dark themes.
 
-Everything is made of what this side knows already; showing something never asks the cluster. A state is told by a
-sign and a text as well as by its colour.
+The HTML shows only what this side knows already, and never asks the cluster. A sign and a text show each state
+besides its colour.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
 MOST_CELLS = 512
-"""Cells of a grid that are drawn; of a larger mesh the rest is counted."""
+"""Cells of the largest grid; the further elements of a larger mesh are only counted."""
 
 MOST_COLUMNS = 32
-"""Cells next to each other; a longer row is broken."""
+"""Cells of the longest row; a longer row is broken."""
 
 SHORT, LONG = 24, 400
-"""Characters of a value in its cell, and in the text that appears when the pointer rests on it."""
+"""Characters of a value in its cell, and in the cell's tooltip."""
 
-# White on each of these has a contrast of at least 4.5 (WCAG 2.1, AA), whatever is around the cell.
+# White text on each colour has a contrast of at least 4.5 (WCAG 2.1, AA), in every theme.
 _COLOURS = {
     RankState.STARTING: "#8a5a00",
     RankState.ALIVE: "#1a7f37",
@@ -44,42 +44,42 @@ _SMALL = "opacity:.75;font-size:90%"
 
 
 class Cell(NamedTuple):
-    """One element of a mesh, as it is shown."""
+    """The cell of one element of a mesh."""
 
     text: str
-    """What stands in the cell."""
+    """The text in the cell."""
     title: str
-    """What is shown when the pointer rests on it, and read aloud."""
+    """The tooltip, which screen readers read aloud."""
     colour: str | None = None
-    """Background, under white; None for a frame around it."""
+    """Background of white text; None for a frame around the cell."""
 
 
 class MeshPanel(NamedTuple):
-    """A mesh of hosts, processes or actors, as it is shown."""
+    """The panel of a mesh of hosts, processes or actors."""
 
     name: str
     class_name: str
     """Name of the proxy's class."""
     noun: str
-    """What its elements are: ``host``, ``process`` or ``actor``."""
+    """Word for an element: ``host``, ``process`` or ``actor``."""
     of: str
-    """The class of its actors; empty for others."""
+    """Name of the actors' class; empty for other meshes."""
     extent: Extent
     whole: Extent
-    """Extent of the whole mesh; the same unless this is a part of one."""
+    """Extent of the whole mesh, which differs from ``extent`` if this is a part."""
     states: Sequence[tuple[RankState, str]]
     """State of each element, and the reason if it has failed."""
     over: Exception | None
-    """What ended the connection, if something has: the states are old then."""
+    """The error that ended the connection, if it is over. The states are old then."""
 
 
 def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
-    """A table of cells in row-major order: a row for each index of all dimensions but the last.
+    """Return a table of cells in row-major order: a row for each index of all dimensions but the last.
 
     Args:
         extent: the dimensions of the mesh.
-        cells: its elements, or only the first of them.
-        label: what is read aloud for the table.
+        cells: the cells of all elements, or of the first ones.
+        label: the table's text for screen readers.
     """
     columns = extent.sizes[-1] if extent.sizes else 1
     rows = []
@@ -116,7 +116,7 @@ def _block(*parts: str) -> str:
 
 
 def _line(text: str, small: str = "") -> str:
-    """A heading of escaped text, and something less important behind it."""
+    """Return a heading of escaped text, with smaller text behind it."""
     behind = f' <span style="{_SMALL}">{small}</span>' if small else ""
     return f"<div>{text}{behind}</div>"
 
@@ -130,7 +130,7 @@ def _coordinates(extent: Extent, rank: int) -> str:
 
 
 def mesh_html(mesh: MeshPanel) -> str:
-    """A mesh of hosts, processes or actors, as a grid that is coloured by state."""
+    """Return a mesh of hosts, processes or actors as a grid coloured by state."""
     of = f" of {escape(mesh.of)}" if mesh.of else ""
     part = "" if mesh.extent == mesh.whole else f", part of {escape(repr(mesh.whole))}"
     summary = _summary(mesh.states, mesh.noun)
@@ -157,7 +157,7 @@ def _summary(states: Sequence[tuple[RankState, str]], noun: str) -> str:
 
 
 def endpoint_html(signature: str, mesh: str) -> str:
-    """An endpoint: its signature, what it is called on, and how to call it."""
+    """Return an endpoint: its signature, its mesh, and the ways to call it."""
     return _block(
         _line(f"<b>{escape(signature)}</b>", f"endpoint of {escape(mesh)}"),
         f'<div style="{_SMALL}">.call(…), .call_one(…), .choose(…), .stream(…), .broadcast(…)</div>',
@@ -165,7 +165,7 @@ def endpoint_html(signature: str, mesh: str) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Reprs of bounded length that are cheap also for large values, and never raise."""
+    """Reprs of bounded length, which are cheap even for large values and never raise."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class _Short(reprlib.Repr):
 
 
 def _without_data(value: Any) -> str | None:
-    """Type and size of an array, a tensor or many bytes: their own repr may be long in the making."""
+    """Return the type and size of an array, a tensor or many bytes, whose own repr may take long; else None."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and shape and dtype is not None:
         return f"{type(value).__name__}{tuple(shape)} {dtype}"
@@ -195,7 +195,7 @@ _short, _long = _Short(SHORT), _Short(LONG)
 
 
 def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
-    """A value mesh, as a grid of the values' short reprs."""
+    """Return a value mesh as a grid of the values' short reprs."""
     cells = [
         Cell(_short.of(value), f"{_coordinates(extent, rank)}: {_long.of(value)}")
         for rank, value in enumerate(itertools.islice(values, MOST_CELLS))
@@ -207,11 +207,11 @@ def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
 
 
 def future_html(state: str, timing: Timing | None, error: BaseException | None, value: Any) -> str:
-    """A future: whether its answer is here, what it is, and where the time went. It is not waited for.
+    """Return a future: its state, its result or error, and its time accounting. This never waits for the answer.
 
     Args:
         state: ``pending``, ``arrived``, ``done`` or ``failed``.
-        value: of one that is done.
+        value: the result of a future that is done.
     """
     colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
     badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
@@ -233,10 +233,10 @@ def _cut(text: str, limit: int) -> str:
 
 
 def job_html(title: str, details: str, hosts: MeshPanel, meshes: Mapping[str, tuple[str, MeshPanel]]) -> str:
-    """A job: where it runs, its hosts, and the meshes that this program made or has asked for.
+    """Return a job: its gateway, its hosts, and the meshes that this program has made or listed.
 
     Args:
-        meshes: the proxy's repr, and the mesh, by name.
+        meshes: each mesh's repr and panel, by name.
     """
     rows = "".join(
         f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'

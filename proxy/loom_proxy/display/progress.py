@@ -1,8 +1,8 @@
-"""A line that says what a long wait waits for: processes that start, a large transfer, or just an answer.
+"""The progress display of a long wait: for processes that start, for a large transfer, or just for an answer.
 
-It appears after a wait of `AFTER` seconds, so that a quick one pays nothing for it: on stderr in a terminal, as an
-output of the cell in a notebook. A thread of its own shows it, whatever kind of wait it is. It is only a courtesy:
-whatever goes wrong with it is logged and ends it, never the wait.
+The display appears after a wait of `AFTER` seconds, so that a quick wait pays nothing: on stderr in a terminal, as
+an output of the cell in a notebook. A thread of its own draws it, for every kind of wait. An error of the display
+is logged and ends the display, never the wait.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ AFTER = 1.0
 """Seconds that a wait lasts before anything is shown."""
 
 EVERY = 0.2
-"""Seconds between two looks at how far it is."""
+"""Seconds between two updates of the display."""
 
 LARGE = 1 << 20
-"""Bytes of a transfer that is shown; a smaller one is over too soon."""
+"""Bytes of the smallest transfer that is shown; a smaller one is over too soon."""
 
 LEAVE = 1.0
-"""Seconds that the end of a wait leaves the display to go away: what is waited for may be slow to tell."""
+"""Seconds that the end of a wait gives the display to go away, since it may still be asking for the step."""
 
 _turn = threading.Lock()
-"""Held by the one wait that is shown: others, in other threads, wait unseen."""
+"""Held by the one wait that is shown. Waits of other threads are not shown meanwhile."""
 
 
 class Step(NamedTuple):
-    """What is waited for right now."""
+    """The current step of a wait."""
 
     text: str
     done: float = 0
     total: float = 0
-    """What ``done`` is in the end; 0 if that is not known."""
+    """The final value of ``done``; 0 if that is not known."""
 
 
 class Display(Protocol):
-    """Where a `Step` is shown."""
+    """A place that shows a `Step`."""
 
     def show(self, step: Step, seconds: float) -> None:
-        """Show what is waited for, and for how long it has been."""
+        """Show the current step, and how long the wait has lasted."""
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the display."""
 
 
 def wanted(choice: bool | None) -> bool:
-    """Whether to show progress.
+    """Return whether to show progress.
 
     Args:
-        choice: the program's own, which counts most; after it ``LOOM_PROGRESS`` (0 or 1). Without both, progress
-            is shown if stderr is a terminal or this is a notebook.
+        choice: the program's own choice, which comes before ``LOOM_PROGRESS`` (0 or 1). Without both, progress is
+            shown if stderr is a terminal or this is a notebook.
     """
     if choice is None:
         variable = os.environ.get("LOOM_PROGRESS")
@@ -79,14 +79,14 @@ def wanted(choice: bool | None) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel."""
+    """Return whether this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 class TerminalDisplay:
-    """A line of rich, which vanishes when it is done."""
+    """A line in the terminal, drawn by rich, which vanishes at the end of the wait."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
@@ -116,7 +116,7 @@ class TerminalDisplay:
 
 
 class NotebookDisplay:
-    """An output of the running cell, updated in place. rich would need ipywidgets for that."""
+    """An output of the running cell, updated in place. rich would need ipywidgets to do so."""
 
     def __init__(self) -> None:
         shown: Any = import_module("IPython.display")
@@ -131,7 +131,7 @@ class NotebookDisplay:
 
 
 def bar_html(step: Step, seconds: float) -> str:
-    """A step as HTML."""
+    """Return a step as HTML."""
     text = escape(step.text)
     bar = ""
     if step.total:
@@ -140,11 +140,11 @@ def bar_html(step: Step, seconds: float) -> str:
 
 
 class Steps:
-    """Says what is waited for, each time it is called.
+    """A callable that returns the current step of a wait.
 
     Args:
-        connection: what it is waited for on.
-        operation: what was asked; None for a place in the queue.
+        connection: the connection that the wait is on.
+        operation: the operation whose answer is waited for; None for a wait for room to send.
     """
 
     def __init__(self, connection: Waits, operation: Body | None) -> None:
@@ -186,13 +186,13 @@ def _transfer(what: str, done: int, total: int) -> Step:
 
 
 class Progress:
-    """Shows, while a block runs, how far it is.
+    """A ``with`` block whose progress is shown.
 
     Args:
-        steps: says what is waited for; called on the thread that shows it, and by `tick`.
-        after: seconds from now that the block may take without showing anything.
+        steps: returns the current step; called on the thread that draws the display, and by `tick`.
+        after: seconds from now until the display appears.
         waited: seconds that the wait has lasted already.
-        display: makes what it is shown on; None picks the notebook or the terminal.
+        display: makes the display; None picks the notebook or the terminal.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Progress:
         self._is_shown = False
         self._failed = False
         self._over = threading.Event()
-        # A notebook knows by the context which cell an output belongs to.
+        # The context tells a notebook which cell an output belongs to.
         run = functools.partial(contextvars.copy_context().run, self._run)
         self._thread = threading.Thread(target=run, name="loom-progress", daemon=True)
 
@@ -225,7 +225,7 @@ class Progress:
         self._thread.join(LEAVE)
 
     def tick(self) -> None:
-        """Show how far it is right now, if it is time to show anything."""
+        """Update the display at once, if it is time for a display."""
         if time.monotonic() < self._due:
             return
         with self._lock:
@@ -257,17 +257,17 @@ class Progress:
 def _logged() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a terminal or a notebook that is gone, a stderr that is none
+    except Exception as error:  # the terminal or notebook is gone, or stderr is no stream
         logger.debug("progress is not shown: %s", error, exc_info=True)
 
 
 @contextlib.contextmanager
 def shown(connection: Waits, operation: Body | None = None) -> Iterator[None]:
-    """While the block goes on with a wait that has lasted `AFTER` seconds, show it if the user wants to see it.
+    """Show, if wanted, the progress of a block that goes on with a wait which has lasted `AFTER` seconds.
 
     Args:
-        connection: what it is waited for on.
-        operation: what is waited for; None if it is only room to send.
+        connection: the connection that the wait is on.
+        operation: the operation whose answer is waited for; None for a wait for room to send.
     """
     if not wanted(connection.progress):
         yield
@@ -278,12 +278,12 @@ def shown(connection: Waits, operation: Body | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None = None) -> Iterator[None]:
-    """While the block waits on an event loop, show it once that has lasted `AFTER` seconds."""
+    """Show, if wanted, the progress of a block that waits on an event loop, after `AFTER` seconds of it."""
     showing = contextlib.ExitStack()
     steps = Steps(connection, operation)
 
     def now() -> Step:
-        # A notebook's kernel cancels the task of an interrupted cell, but does not wake its event loop to see it.
+        # A notebook's kernel cancels the task of an interrupted cell, but does not wake the task's event loop.
         loop.call_soon_threadsafe(_nothing)
         return steps()
 

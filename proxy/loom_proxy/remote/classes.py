@@ -1,6 +1,7 @@
 """`loom.cls` and `loom.fn`: any class or function in the cluster, with Kubetorch's names.
 
-What they give is put into processes of a job with ``to``, or reached where Kubetorch has deployed it with ``at``.
+Their results have a method ``to``, which starts processes of a job with the class or function, and a method ``at``,
+which reaches one that Kubetorch has deployed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CONNECTION_MODES = ("websocket", "http")
 
 
 def cls(class_obj: Any, name: str | None = None) -> Any:
-    """A class whose objects are to live in the cluster. As ``kubetorch.cls``.
+    """Prepare a class whose objects live in the cluster; the counterpart of ``kubetorch.cls``.
 
     ::
 
@@ -30,15 +31,15 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
             print(trainer.step(batch))
 
     Args:
-        class_obj: the class, which is no `Actor`; what ``kubetorch.cls`` gave and has been deployed; or, for
-            `RemoteClass.at`, the class's name.
-        name: of its meshes; default the class's name, and a number if that is taken.
+        class_obj: the class, which is no `Actor`; a deployed result of ``kubetorch.cls``; or, for `RemoteClass.at`,
+            the class's name.
+        name: name of the object's meshes; default the class's name, and a number if that is taken.
 
     Returns:
-        `RemoteClass`; for what Kubetorch has deployed, a `DeployedObject`.
+        `RemoteClass`; for a deployed result of ``kubetorch.cls``, a `DeployedObject`.
 
     Raises:
-        WrongArguments: it is none of these.
+        WrongArguments: ``class_obj`` is none of these.
     """
     if _is_module(class_obj, "cls"):
         return DeployedObject(_service_of(class_obj), None)
@@ -50,18 +51,18 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
 
 
 def fn(function_obj: Any, name: str | None = None) -> Any:
-    """A function that runs in the cluster when it is called here. As ``kubetorch.fn``.
+    """Prepare a function that runs in the cluster when it is called here; the counterpart of ``kubetorch.fn``.
 
     Args:
-        function_obj: the function; what ``kubetorch.fn`` gave and has been deployed; or, for
-            `RemoteFunctionMaker.at`, the function's name.
-        name: of its meshes; default the function's name, and a number if that is taken.
+        function_obj: the function; a deployed result of ``kubetorch.fn``; or, for `RemoteFunctionMaker.at`, the
+            function's name.
+        name: name of the function's meshes; default the function's name, and a number if that is taken.
 
     Returns:
-        `RemoteFunctionMaker`; for what Kubetorch has deployed, a `DeployedFunction`.
+        `RemoteFunctionMaker`; for a deployed result of ``kubetorch.fn``, a `DeployedFunction`.
 
     Raises:
-        WrongArguments: it is none of these.
+        WrongArguments: ``function_obj`` is none of these.
     """
     if _is_module(function_obj, "fn"):
         return DeployedFunction(_service_of(function_obj), Method.unknown(function_obj.callable_name))
@@ -71,11 +72,11 @@ def fn(function_obj: Any, name: str | None = None) -> Any:
 
 
 class _Maker:
-    """A class or a function, before it is anywhere."""
+    """A class or a function that is not in the cluster yet."""
 
     def __init__(self, target: Any, name: str | None) -> None:
         self._target = target
-        """Itself, or its name."""
+        """The class or function, or its name."""
         self._name = name
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class _Maker:
 
 
 class RemoteClass(_Maker):
-    """A class, before it is anywhere; see `cls`."""
+    """A class without objects in the cluster yet; see `cls`."""
 
     def to(
         self,
@@ -100,27 +101,30 @@ class RemoteClass(_Maker):
         connection_mode: str | None = None,
         timeout: float | None = None,
     ) -> RemoteObject:
-        """Make an object of the class in each process of new ones, and wait until it is made.
+        """Start processes, make an object of the class in each, and wait until the objects are made.
 
         The class travels as actor classes do: by value, unless it is installed in the cluster or synced.
 
         Args:
             job: the session.
-            name: of its meshes; default that of `cls`.
-            hosts: the host, or a slice of them; None: host 0. ``slice(None)`` is all.
-            per_host: dimensions of the processes on each, as `HostMeshProxy.spawn_procs`; None: one process.
-            init_args: for the constructor: positional arguments, or a dict of named ones as with Kubetorch.
-            init_kwargs: named arguments.
-            connection_mode: ``"websocket"`` or ``"http"``, for a job that has to be connected so; calls take the
-                job's one connection. None: whichever it is.
+            name: name of the object's meshes; default the name given to `cls`.
+            hosts: index of the host, or a slice of hosts; None: host 0. ``slice(None)`` is all.
+            per_host: dimensions of the processes on each host, see `HostMeshProxy.spawn_procs`; None: one process.
+            init_args: arguments of the constructor: a sequence of positional ones, or a dict of named ones as in
+                Kubetorch.
+            init_kwargs: named arguments of the constructor.
+            connection_mode: ``"websocket"`` or ``"http"``, to require that the job is connected so, since calls use
+                the job's one connection; None takes either.
             timeout: seconds that the constructor, and each call, may take; None: any number.
 
         Raises:
-            Exception: what the constructor raised, as `RemoteMethod` says of methods. Its processes are ended.
-            WrongArguments: ``job`` is none, there is no class but its name, or its constructor does not take these.
-            WrongConnectionMode: the job is connected otherwise.
+            Exception: the constructor's exception, raised as `RemoteMethod` raises those of methods. The processes
+                are ended.
+            WrongArguments: ``job`` is no job, the class is only a name, or its constructor does not take the
+                arguments.
+            WrongConnectionMode: the job is connected over the other transport.
             ObjectNameTaken: the session has a mesh of that name.
-            EndpointNameTaken: a method has the name of something that every remote object has.
+            EndpointNameTaken: a method has a name that every remote object uses itself.
             SessionClosed: the job is closed.
         """
         target = self._target
@@ -142,23 +146,23 @@ class RemoteClass(_Maker):
         return make(RemoteObject(name, target, procs, mesh, methods, timeout))
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
-        """The object that Kubetorch has deployed; calls go to its HTTP endpoint.
+        """Return the object that Kubetorch has deployed; calls go to its HTTP endpoint.
 
         Args:
-            url: of its service, as ``http://localhost:32300`` or ``https://HOST/NAMESPACE/SERVICE:32300``.
-            serialization: ``"json"``, or ``"pickle"`` where the service allows it.
+            url: URL of its service, such as ``http://localhost:32300`` or ``https://HOST/NAMESPACE/SERVICE:32300``.
+            serialization: ``"json"``, or ``"pickle"`` if the service allows it.
             timeout: seconds that each call may take; None: any number.
 
         Raises:
-            InvalidAddress: the URL is none.
-            WrongArguments: the serialization is another.
+            InvalidAddress: ``url`` is no URL of a service.
+            WrongArguments: the serialization is neither.
         """
         methods = None if isinstance(self._target, str) else methods_of(self._target)
         return DeployedObject(self._service(url, serialization, timeout), methods)
 
 
 class RemoteFunctionMaker(_Maker):
-    """A function, before it is anywhere; see `fn`."""
+    """A function without processes in the cluster yet; see `fn`."""
 
     def to(
         self,
@@ -170,7 +174,7 @@ class RemoteFunctionMaker(_Maker):
         connection_mode: str | None = None,
         timeout: float | None = None,
     ) -> RemoteFunction:
-        """Start the processes that call the function. Arguments and errors are those of `RemoteClass.to`."""
+        """Start processes that call the function. Arguments and errors are those of `RemoteClass.to`."""
         target = self._target
         if isinstance(target, str):
             raise WrongArguments(f"loom.fn({target!r}) is a name: give the function, or reach it with .at(url)")
@@ -188,12 +192,12 @@ class RemoteFunctionMaker(_Maker):
 
 
 class _Place:
-    """The processes of a job that get a remote object."""
+    """The place of a remote object: hosts of a job, and the processes to start on each."""
 
     def __init__(
         self, job: Any, hosts: int | slice | None, per_host: Mapping[str, int] | None, connection_mode: str | None
     ) -> None:
-        job = getattr(job, "job", job)  # a KubernetesJob has one
+        job = getattr(job, "job", job)  # a KubernetesJob holds a Job
         if not isinstance(job, Job):
             raise WrongArguments(f".to() takes a job, as loom.connect and loom.local give it, not {job!r:.80}")
         job._calls.check_open()
@@ -221,7 +225,7 @@ class _Place:
         procs = self._hosts.spawn_procs(self._per_host, name=name)
         try:
             return procs, procs.spawn(name, actor, target, args, kwargs)
-        except BaseException:  # it cannot be pickled
+        except BaseException:  # the class or an argument cannot be pickled
             procs.stop("nothing was spawned")
             raise
 
@@ -253,17 +257,17 @@ def _init(
 
 
 def _is_module(target: Any, kind: str) -> bool:
-    """Whether this is what Kubetorch's function of that name gives."""
+    """Return whether an object is a result of Kubetorch's function of that name."""
     return getattr(type(target), "MODULE_TYPE", None) == kind and hasattr(type(target), "base_endpoint")
 
 
 def _service_of(deployed: Any) -> Service:
-    """What ``kubetorch.cls`` or ``kubetorch.fn`` gave, and has been deployed."""
+    """Return the service of a deployed result of ``kubetorch.cls`` or ``kubetorch.fn``."""
     return Service(lambda: str(deployed.base_endpoint), deployed.callable_name, deployed.serialization)
 
 
 def _is_actor(target: type) -> bool:
-    from loom.actor import Actor  # where torchmonarch is installed, this takes a second
+    from loom.actor import Actor  # imported late: if torchmonarch is installed, this takes a second
 
     return issubclass(target, Actor)
 

@@ -1,4 +1,4 @@
-"""Objects and functions that Kubetorch has deployed, called over its pod server's HTTP.
+"""Objects and functions that Kubetorch has deployed, called over HTTP at its pod server.
 
 The calls are those of Kubetorch's client: ``POST {service}/{class}/{method}`` with ``{"args": […], "kwargs": {…}}``
 and the header ``X-Serialization``; an error's answer has its type, text and traceback.
@@ -43,12 +43,15 @@ class Service:
     """A class or a function that Kubetorch has deployed, at the URL of its pod server.
 
     Args:
-        url: or what finds it out, for each call: a port that Kubetorch forwards may be another, started again.
-        target: the class or the function, if it is here: errors are looked for in its module.
+        url: the URL; or a function that returns it for each call, since a forwarded port of Kubetorch's may change.
+        called: name of the class or function.
+        serialization: one of `SERIALIZATIONS`.
+        timeout: seconds that each call may take; None: any number.
+        target: the class or function, if this program has it. Its module is searched for classes of exceptions.
 
     Raises:
-        InvalidAddress: the URL is none.
-        WrongArguments: the serialization is another.
+        InvalidAddress: the URL is no URL of a service.
+        WrongArguments: the serialization is unknown.
     """
 
     def __init__(
@@ -74,17 +77,17 @@ class Service:
         self._context = client_context(None) if parts.scheme == "https" else None
 
     def call(self, method: str | None, args: Any, kwargs: Any, timeout: float | None) -> Any:
-        """One call.
+        """Make one call.
 
         Raises:
-            Exception: what was raised there, as its own class where that is Python's or is in the module at hand.
-            RemoteException: it is of another class.
-            ServiceUnreachable: nobody answers, or it does not serve this.
+            Exception: the remote exception, as its own class if that is Python's or in the target's module.
+            RemoteException: the remote exception is of another class.
+            ServiceUnreachable: the service does not answer, or does not serve the class or function.
             WaitTimeout: the answer took longer than ``timeout`` seconds.
         """
         try:
             self.url = self.url if self._find is None else self._find().rstrip("/")
-        except Exception as failure:  # Kubetorch's, of a kubectl that does not forward
+        except Exception as failure:  # Kubetorch raises errors of its own if its kubectl does not forward
             raise _unreachable(f"Kubetorch does not reach {self.called}: {failure}") from failure
         path = "/".join(quote(part, safe="") for part in (self.called, method) if part is not None)
         headers = {
@@ -126,7 +129,7 @@ class Service:
             raise self._stranger() from error
         if self.serialization != "pickle":
             return answer
-        # Of several processes, a list of what each gave.
+        # A service of several processes gives a list of their results.
         return [_unpickled(one) for one in answer] if isinstance(answer, list) else _unpickled(answer)
 
     def _error(self, status: int, body: bytes, method: str | None) -> Exception:
@@ -150,7 +153,7 @@ class Service:
             if isinstance(found, type) and issubclass(found, Exception):
                 try:
                     error = found(text)
-                except Exception:  # noqa: BLE001 - its constructor wants something else: the stand-in does
+                except Exception:  # noqa: BLE001 - its constructor takes other arguments: keep the stand-in
                     continue
                 break
         error.__cause__ = RemoteException(
@@ -173,7 +176,7 @@ def _unpickled(answer: Any) -> Any:
 
 
 class DeployedMethod:
-    """A method of an object that Kubetorch has deployed, or such a function."""
+    """A method of an object that Kubetorch has deployed, or a function that it has deployed."""
 
     def __init__(self, service: Service, name: str | None, method: Method) -> None:
         self._service = service
@@ -181,14 +184,15 @@ class DeployedMethod:
         self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; ``async_`` and ``timeout`` as `loom_proxy.remote.objects.RemoteMethod`.
+        """Call the method and return its result.
 
-        With ``async_=True`` the call is made by a thread once it is awaited.
+        See `loom_proxy.remote.objects.RemoteMethod` for ``async_`` and ``timeout``. With ``async_=True`` a thread
+        makes the call once the result is awaited.
 
         Raises:
-            Exception: what the method raised, if its class is Python's own or of the deployed class's module.
-            RemoteException: the method raised something of another class.
-            ServiceUnreachable, WaitTimeout, UnpicklableError, WrongArguments, NoSuchMethod: it was not answered.
+            Exception: the method's exception, if its class is Python's own or in the deployed class's module.
+            RemoteException: the method's exception is of another class.
+            ServiceUnreachable, WaitTimeout, UnpicklableError, WrongArguments, NoSuchMethod: the call failed.
         """
         async_, timeout = call_options(self._method, kwargs, self._service.timeout)
         self._method.check(args, kwargs)
@@ -206,7 +210,7 @@ class DeployedObject:
     def __init__(self, service: Service, methods: Mapping[str, Method] | None) -> None:
         self._service = service
         self._methods = methods
-        """By name; None if the class is not here."""
+        """The methods by name; None if this program does not have the class."""
 
     def __getattr__(self, name: str) -> DeployedMethod:
         if name.startswith("__") or "_methods" not in self.__dict__:

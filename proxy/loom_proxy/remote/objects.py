@@ -1,4 +1,4 @@
-"""Objects of ordinary classes that live in the cluster: their methods are called here like local ones.
+"""Objects of ordinary classes that live in the cluster and whose methods are called here like local ones.
 
 A remote object is an actor mesh (`loom.hosted`) with one actor or many, in processes of its own.
 """
@@ -21,17 +21,20 @@ from loom_proxy.mesh.procs import ProcMeshProxy
 O = TypeVar("O", bound="_Remote")  # noqa: E741
 
 OWN_NAMES = frozenset({"mesh", "name", "teardown"})
-"""Names that every remote object has, which no method can have."""
+"""Names of every remote object's own attributes, which no method can have."""
 
 TEARDOWN_TIMEOUT = 15.0
 """Seconds that `teardown` waits for the processes to stop."""
 
 _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
-"""What a caller is not to get as it is: what stands in for a class that is not here, and what ends loops."""
+"""Exceptions that a caller gets only inside the `ActorError`.
+
+`RemoteException` stands in for a class that is missing here; the others would end a loop of the caller.
+"""
 
 
 def own_error(error: ActorError) -> BaseException:
-    """Return what a method raised, caused by the `ActorError`; the latter itself if it cannot be raised here."""
+    """Return a method's exception, caused by the `ActorError`; the `ActorError` if that cannot be raised here."""
     original = error.exception
     if not isinstance(original, Exception) or isinstance(original, _STAYS_AN_ACTOR_ERROR):
         return error
@@ -62,17 +65,18 @@ class RemoteMethod:
         self._remote = remote
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and return what it returns; of many objects, a `ValueMeshProxy` of what each returned.
+        """Call the method and return its result; for many objects, a `ValueMeshProxy` of their results.
+
+        If the method has a parameter ``async_`` or ``timeout`` itself, the argument goes to the method.
 
         Args:
             async_: return an awaitable instead of waiting. The call is sent at once.
-            timeout: seconds to wait at most, instead of what `to` was told; None waits for ever. Where the method
-                has a parameter of either name, it is the method's.
+            timeout: seconds to wait at most, in place of the timeout given to `to`; None waits for ever.
 
         Raises:
-            Exception: what the method raised, as its own class; its ``__cause__`` is the `ActorError`, which has
+            Exception: the method's exception, as its own class; its ``__cause__`` is the `ActorError`, which has
                 the remote traceback.
-            ActorError: the class of what it raised cannot be rebuilt here, or is no ordinary `Exception`.
+            ActorError: the method's exception cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
             WrongArguments: the method does not take the arguments, or yields. Nothing was sent.
             UnpicklableError: an argument cannot be pickled. Nothing was sent.
@@ -107,15 +111,15 @@ async def _awaited(future: FutureProxy[Any], timeout: float | None) -> Any:
 
 
 class _Remote:
-    """What remote objects and functions have in common."""
+    """The common base of remote objects and functions."""
 
     def __init__(
         self, name: str, title: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, timeout: float | None
     ) -> None:
         self.name = name
-        """Name of its meshes, in `Job.meshes` too."""
+        """Name of the object's meshes, also in `Job.meshes`."""
         self.mesh = mesh
-        """The actors that hold it."""
+        """The actors that hold the object."""
         self._title = title
         self._procs = procs
         self._single = len(mesh) == 1
@@ -127,7 +131,7 @@ class _Remote:
             raise WrongState(f"{self!r} has been torn down: put it up again with .to(job)", code="mesh_stopped")
 
     def teardown(self) -> None:
-        """End its processes, and what it holds; waits 15 s at most. Once it is over, nothing is done."""
+        """End the object's processes, waiting 15 s at most. A second call does nothing."""
         if self._gone:
             return
         self._gone = True
@@ -147,7 +151,7 @@ class _Remote:
         self.teardown()
 
     def __reduce__(self) -> Any:
-        # Inside an argument of the same session; the mesh refuses all else.
+        # For arguments of the same session; the mesh refuses to be pickled otherwise.
         self._check_alive()
         return HostedObject, (self.mesh, self._single)
 
@@ -157,9 +161,9 @@ class _Remote:
 
 
 class RemoteObject(_Remote):
-    """An object of an ordinary class, or several, in the cluster; made by `loom.cls(…).to(…)`.
+    """An object of an ordinary class, or several objects, in the cluster; made by `loom.cls(…).to(…)`.
 
-    Its attributes are the class's public methods. Leaving it as a context manager tears it down.
+    Its attributes are the class's public methods. A ``with`` block tears the object down at its end.
     """
 
     def __init__(
@@ -183,7 +187,7 @@ class RemoteObject(_Remote):
             exists = any(name in vars(base) for base in self._class.__mro__)
             no_method(self._class.__name__, name, self._methods, exists)
         remote = RemoteMethod(self.mesh.run, name, method, self)
-        self.__dict__[name] = remote  # found without __getattr__ from now on
+        self.__dict__[name] = remote  # later look-ups do not come here
         return remote
 
     def __dir__(self) -> Sequence[str]:
@@ -191,7 +195,7 @@ class RemoteObject(_Remote):
 
 
 class RemoteFunction(_Remote):
-    """A function, in a process of the cluster or several; made by `loom.fn(…).to(…)`."""
+    """A function in one or several processes of the cluster; made by `loom.fn(…).to(…)`."""
 
     def __init__(
         self, name: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, function: Method, timeout: float | None
@@ -205,11 +209,11 @@ class RemoteFunction(_Remote):
 
 
 def make(remote: O) -> O:
-    """Have the objects made, and wait for it; what fails is torn down.
+    """Make the objects and wait for them; tear everything down if one fails.
 
     Raises:
-        Exception: what the constructor raised, as `RemoteMethod.__call__` raises what a method did.
-        WaitTimeout: it took longer than a call may take.
+        Exception: the constructor's exception, raised as `RemoteMethod.__call__` raises a method's.
+        WaitTimeout: the constructor took longer than a call may take.
     """
     try:
         remote.mesh.make.call().get(remote._timeout)
