@@ -42,7 +42,7 @@ BURST = 5.0
 TICK = 1.0
 """Seconds between two checks of connected clients' tokens."""
 
-Cut = Callable[[LoomError], Coroutine[Any, Any, None]]
+Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 """Ends a connection and tells the client why."""
 
 
@@ -81,7 +81,7 @@ class AccessControl:
         self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Address and digest of each token that was accepted from there, the newest last."""
-        self._connected: dict[object, tuple[Principal, Cut]] = {}
+        self._connected: dict[object, tuple[Principal, Disconnect]] = {}
         self._opening: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -195,10 +195,10 @@ class AccessControl:
                 del self._opening[token]
 
     @contextmanager
-    def connected(self, principal: Principal, cut: Cut) -> Iterator[None]:
-        """Register a connected principal. ``cut`` is called if its token is revoked or expires."""
+    def connected(self, principal: Principal, disconnect: Disconnect) -> Iterator[None]:
+        """Register a connected principal. ``disconnect`` is called if its token is revoked or expires."""
         key = object()
-        self._connected[key] = (principal, cut)
+        self._connected[key] = (principal, disconnect)
         try:
             yield
         finally:
@@ -218,13 +218,13 @@ class AccessControl:
             await asyncio.sleep(TICK)
             self._authority.reload()
             self.audit.tick()
-            for key, (principal, cut) in list(self._connected.items()):
+            for key, (principal, disconnect) in list(self._connected.items()):
                 try:
                     self.confirm(principal)
                 except TokenRevoked as error:
                     del self._connected[key]
                     self.audit.write("cut off", principal.identity, principal.peer, message=str(error))
-                    self._background(cut(error))
+                    self._background(disconnect(error))
             for session in manager.sessions():
                 try:
                     self._authority.confirm(session.owner)

@@ -48,7 +48,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
         )
         lifetime.start(loop, server.end)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lifetime.told_to_end, number)
+            loop.add_signal_handler(number, lifetime.end_on_signal, number)
         announce(socket=files.socket)
         output = OutputFile(files.output)
         output.take_stdout()

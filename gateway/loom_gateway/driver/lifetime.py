@@ -106,7 +106,7 @@ class Lifetime:
 
     def ends(self, reason: str) -> None:
         """Note why the driver ends. The first reason stays."""
-        self._files.say(LastWords(reason))
+        self._files.write_last_words(LastWords(reason))
         self._why = reason
 
     def check_goes_on(self, session: str) -> None:
@@ -114,11 +114,11 @@ class Lifetime:
         if self._why:
             raise UnknownSession(f"session {session!r} is ending: {self._why}. Open a new one with loom.connect.")
 
-    def told_to_end(self, number: signal.Signals) -> None:
+    def end_on_signal(self, number: signal.Signals) -> None:
         """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop."""
         self._end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
 
     def over(self) -> None:
         """Note that the driver has ended by itself."""
         if not self._remove_folder:  # else no gateway reads the note, and the folder may be disappearing
-            self._files.say(LastWords(exit_code=0))
+            self._files.write_last_words(LastWords(exit_code=0))

@@ -88,7 +88,7 @@ class LoomPod:
         Returns:
             The pod, in the form of `status`.
         """
-        return self._order(pod, "/restart_worker")
+        return self._command(pod, "/restart_worker")
 
     def shutdown(self, pod: str | None = None) -> dict[str, Any]:
         """End a pod's worker and its gateway, with the gateway's sessions.
@@ -102,7 +102,7 @@ class LoomPod:
             ``pods``: the names of the pods that end.
         """
         if pod is not None:
-            return {"pods": [self._order(pod, "/shutdown")["name"]]}
+            return {"pods": [self._command(pod, "/shutdown")["name"]]}
         states = self.status()["pods"]
         for state in states:
             with contextlib.suppress(PodUnreachable):
@@ -112,7 +112,7 @@ class LoomPod:
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return ask_pod(self._settings, "127.0.0.1", method, path, body)
 
-    def _order(self, pod: str | None, path: str) -> dict[str, Any]:
+    def _command(self, pod: str | None, path: str) -> dict[str, Any]:
         """Send a command to the keeper of a pod, by name or address. Raise `PodUnreachable` if none answers."""
         if pod is None:
             return self._ask("POST", path)

@@ -20,7 +20,7 @@ JOB_HEADER = "x-loom-job"
 TIMEOUT = 2.0
 """Seconds that a keeper has to answer a question."""
 
-ORDER_TIMEOUT = 60.0
+COMMAND_TIMEOUT = 60.0
 """Seconds that a keeper has to carry out a command."""
 
 ASKED_AT_ONCE = 32
@@ -48,7 +48,7 @@ def ask_pod(
     method: str,
     path: str,
     body: Mapping[str, Any] | None = None,
-    timeout: float = ORDER_TIMEOUT,
+    timeout: float = COMMAND_TIMEOUT,
 ) -> dict[str, Any]:
     """Send one request to the keeper of a pod of the same job.
 

@@ -72,7 +72,7 @@ class Tunnel:
         self._frames: deque[list[Buffer]] = deque()
         """The frames of the next batches."""
         self._waiting_bytes = 0
-        self._news = asyncio.Event()
+        self._has_answer = asyncio.Event()
         """Set when there is an answer for a poll."""
         self._batch = b""
         self._number = 0
@@ -113,7 +113,7 @@ class Tunnel:
         frame = [LENGTH.pack(_size(pieces)), *pieces]
         self._frames.append(frame)
         self._waiting_bytes += _size(frame)
-        self._news.set()
+        self._has_answer.set()
         if self._link is not None and self._waiting_bytes >= BATCH:
             self._link.pause_reading()
 
@@ -131,7 +131,7 @@ class Tunnel:
         if not self._ended:
             self._ended = True
             self._room.set()
-            self._news.set()
+            self._has_answer.set()
             self._events.put_nowait({"type": "websocket.disconnect"})
 
     abort = end
@@ -149,7 +149,7 @@ class Tunnel:
             raise ProtocolMismatch(f"batch {number} came where batch {self._taken + 1} had to come")
         frames = split_batch(data)
         if number == self._taken + 1:
-            await _happens(self._room)
+            await _wait_for(self._room)
         if number == self._taken + 1 and self._room.is_set():  # a repeated request may have delivered it meanwhile
             self._taken = number
             self._pass_on(frames)
@@ -177,7 +177,7 @@ class Tunnel:
         with self._attended():
             if number == self._number + 1:
                 self._batch = b""
-                await _happens(self._news)
+                await _wait_for(self._has_answer)
             if number == self._number + 1 and self._frames:  # no concurrent poll has made it meanwhile
                 self._number = number
                 self._batch = self._next_batch()
@@ -190,7 +190,7 @@ class Tunnel:
             size += _size(self._frames[0])
             buffers += self._frames.popleft()
         if not self._frames and not self._ended:
-            self._news.clear()
+            self._has_answer.clear()
         self._waiting_bytes -= size
         if self._link is not None and self._waiting_bytes < BATCH:
             self._link.resume_reading()
@@ -314,7 +314,7 @@ def _size(buffers: Sequence[Buffer]) -> int:
     return sum(map(len, buffers))
 
 
-async def _happens(event: asyncio.Event) -> None:
+async def _wait_for(event: asyncio.Event) -> None:
     """Wait until an event is set, for at most `POLL` seconds."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), POLL)

@@ -33,7 +33,7 @@ HELLO_TIMEOUT = 10.0
 EXIT_TIMEOUT = 5.0
 """Seconds that a driver's exit code has to arrive after its socket has closed."""
 
-CUT_TIMEOUT = 5.0
+DISCONNECT_TIMEOUT = 5.0
 """Seconds that a client has to receive the reason for its disconnection."""
 
 CLOSE_NORMAL = 1000
@@ -115,16 +115,20 @@ class Relay:
         link.relay_to(socket)
         farewell = asyncio.ensure_future(_say_farewell(session, link, send))
 
-        async def cut(error: LoomError) -> None:
+        async def disconnect(error: LoomError) -> None:
             farewell.cancel()
             link.close()
             try:
-                await asyncio.wait_for(_refuse(send, error), CUT_TIMEOUT)
+                await asyncio.wait_for(_refuse(send, error), DISCONNECT_TIMEOUT)
             except asyncio.TimeoutError:  # the client does not even receive the reason
                 socket.abort()
 
         try:
-            with self._access.connected(principal, cut), session.traffic.on(link), self._notified(hello, socket):
+            with (
+                self._access.connected(principal, disconnect),
+                session.traffic.on(link),
+                self._notified(hello, socket),
+            ):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # a text message, which Loom's clients never send
         finally:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
 from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl, Principal
-from loom_gateway.relay.relay import CLOSE_REFUSED, CUT_TIMEOUT
+from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 
 MAX_WAITING = 8 << 20
@@ -51,13 +51,13 @@ class WeaverSocket:
         ]
         disconnected: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
 
-        async def cut(error: LoomError) -> None:
+        async def disconnect(error: LoomError) -> None:
             if not disconnected.done():
                 disconnected.set_result(error)
 
         try:
             self._access.require(principal, "view", "to watch replicas")
-            with self._access.connected(principal, cut):
+            with self._access.connected(principal, disconnect):
                 ends: list[asyncio.Future[Any]] = [*tasks, disconnected]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0].done():  # the reader has left
@@ -139,6 +139,6 @@ async def _disconnect(error: LoomError, scope: Scope, send: Send) -> None:
     goodbye = {"type": "websocket.close", "code": CLOSE_REFUSED, "reason": error.code}
     try:
         with contextlib.suppress(RuntimeError):  # the connection closed meanwhile
-            await asyncio.wait_for(send(goodbye), CUT_TIMEOUT)
+            await asyncio.wait_for(send(goodbye), DISCONNECT_TIMEOUT)
     except asyncio.TimeoutError:  # the reader does not even receive the reason
         scope["loom.socket"].abort()

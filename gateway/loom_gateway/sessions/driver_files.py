@@ -86,7 +86,7 @@ class DriverFiles:
         """Return the record. Raise `OSError` if there is none, `ValueError` if it is damaged."""
         return DriverRecord.parse(Path(self.record).read_text())
 
-    def say(self, words: LastWords) -> None:
+    def write_last_words(self, words: LastWords) -> None:
         """Write the last words. The first reason stays."""
         reason = self.read_last_words().reason or words.reason
         with contextlib.suppress(OSError):  # the folder is gone, and so is the reader

@@ -72,7 +72,7 @@ class DriverProcess(ABC):
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
         """Tell the driver to stop its meshes and exit. Kill it after ``timeout`` seconds."""
-        self.files.say(LastWords(reason))
+        self.files.write_last_words(LastWords(reason))
         self.signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.exited.wait(), timeout)

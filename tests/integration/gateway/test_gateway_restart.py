@@ -296,7 +296,7 @@ async def test_a_client_that_meets_a_driver_at_its_end_is_told_why_it_ends(files
     session = Session("session-1", driver, driver.record)
 
     assert isinstance(session.ended_error(), loom.SessionLost)
-    files.say(LastWords("no client for 5 s"))
+    files.write_last_words(LastWords("no client for 5 s"))
     error = session.ended_error()
 
     assert isinstance(error, loom.UnknownSession)
@@ -365,8 +365,8 @@ def test_what_is_stale_or_forged_is_cleared_away(cluster: LocalCluster, sleeper:
         Path(dead.output).write_text("a line\nthe last line\n")
         closed = DriverFiles(str(gateway.state / "driver-closed"))
         closed.write_record(DriverRecord(2**22 - 1, 1, 1, [1, 0], "session-closed", 1.0))
-        closed.say(LastWords("no client for 5 s"))
-        closed.say(LastWords(exit_code=0))
+        closed.write_last_words(LastWords("no client for 5 s"))
+        closed.write_last_words(LastWords(exit_code=0))
         forged = DriverFiles(str(gateway.state / "driver-forged"))
         forged.write_record(record_of(sleeper.pid, "session-forged"))
         with socket.socket(socket.AF_UNIX) as listener:
@@ -455,7 +455,7 @@ def test_ports_are_not_given_again_by_the_next_gateway(tmp_path: Path) -> None:
 
 
 def test_the_reason_that_was_given_first_stays(files: DriverFiles) -> None:
-    files.say(LastWords("it was ended over REST"))
-    files.say(LastWords("the driver was told to stop"))
-    files.say(LastWords(exit_code=0))
+    files.write_last_words(LastWords("it was ended over REST"))
+    files.write_last_words(LastWords("the driver was told to stop"))
+    files.write_last_words(LastWords(exit_code=0))
     assert files.read_last_words() == LastWords("it was ended over REST", 0)

@@ -252,8 +252,8 @@ async def test_a_session_that_is_ending_takes_nobody(tmp_path: Path) -> None:
 
 async def test_a_driver_that_gets_a_signal_says_what_the_gateway_meant_by_it(tmp_path: Path) -> None:
     lifetime, ending = lifetime_of(tmp_path, 1.0)
-    DriverFiles(str(tmp_path / "driver-1")).say(LastWords("it was ended over REST"))
-    lifetime.told_to_end(signal.SIGTERM)
+    DriverFiles(str(tmp_path / "driver-1")).write_last_words(LastWords("it was ended over REST"))
+    lifetime.end_on_signal(signal.SIGTERM)
     assert await ending.reason == "it was ended over REST"
 
 

@@ -297,7 +297,7 @@ class Reader:
 @pytest.mark.parametrize("takes_goodbye", [True, False])
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
     monkeypatch.setattr(weaver_socket, "MAX_WAITING", 100_000)
-    monkeypatch.setattr(weaver_socket, "CUT_TIMEOUT", 0.1)
+    monkeypatch.setattr(weaver_socket, "DISCONNECT_TIMEOUT", 0.1)
     doors = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
     scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1)}

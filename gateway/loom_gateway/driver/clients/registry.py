@@ -37,7 +37,7 @@ WATCHERS_AWAY = 8
 LEAVE_GRACE = 1.0
 """Seconds that a new driving client waits for the previous one to leave."""
 
-NEWS = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
+NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
 """The kinds of message that every client gets."""
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
@@ -158,7 +158,7 @@ class Clients:
     def send(self, message: Message, eager: bool = True, key: OrderKey = None) -> None:
         """Send an answer to the client that asked, or a notice to every client."""
         if self._watching:
-            if message.kind in NEWS:
+            if message.kind in NOTICES:
                 for watcher in self._watching.copy().values():
                     self._send_watcher(watcher, message)
             elif message.id >= WATCHER_IDS:

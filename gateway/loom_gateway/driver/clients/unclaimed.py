@@ -16,7 +16,7 @@ from loom.errors import OperationFailed
 from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.replies import Asked, Handler
+from loom_gateway.driver.session.replies import Handler, Request
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items() if kind != K
 class _Call:
     """A call whose answers no client has received."""
 
-    asked: Asked
+    request: Request
     mesh: str
     shape: tuple[Any, ...]
     answers: list[Message] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Call:
 
     @property
     def endpoint(self) -> str:
-        return EndpointCall.fields(self.asked[1])[1]
+        return EndpointCall.fields(self.request[1])[1]
 
     @property
     def size(self) -> int:
@@ -62,26 +62,26 @@ class UnclaimedResults:
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
-            for (ident, _), asked in self._context.replies.pending().items():
-                self._note(ident, asked)
+            for (ident, _), request in self._context.replies.pending().items():
+                self._note(ident, request)
         for message in unsent:
             self.take(message)
 
-    def _note(self, ident: int, asked: Asked) -> None:
-        kind, body = asked
+    def _note(self, ident: int, request: Request) -> None:
+        kind, body = request
         if ident in self._calls or kind not in _ADVERB_OF:
             return
         entry = self._context.meshes.known(EndpointCall.fields(body)[0])
         if entry is not None and entry.mesh is not None:
-            self._calls[ident] = _Call(asked, entry.name, self._context.meshes.shape(entry))
+            self._calls[ident] = _Call(request, entry.name, self._context.meshes.shape(entry))
 
     def take(self, message: Message) -> None:
         """Keep an answer to a client that has left or is leaving."""
         with self._lock:
             if message.id not in self._calls:
-                asked = self._context.replies.answered().get(message.id)
-                if asked is not None:
-                    self._note(message.id, asked)
+                request = self._context.replies.answered().get(message.id)
+                if request is not None:
+                    self._note(message.id, request)
             call = self._calls.get(message.id)
             if call is None:
                 return
@@ -120,7 +120,7 @@ class UnclaimedResults:
     def _list(self, message: Message, started: float) -> None:
         with self._lock:
             listed = [
-                (ident, call.mesh, call.endpoint, _ADVERB_OF[call.asked[0]], call.shape, expected)
+                (ident, call.mesh, call.endpoint, _ADVERB_OF[call.request[0]], call.shape, expected)
                 for ident, call in self._calls.items()
                 if (expected := len(call.answers) + self._missing(ident)) and call.collector is None
             ]
@@ -133,7 +133,7 @@ class UnclaimedResults:
             if call is None or call.collector is not None:
                 raise OperationFailed(f"no undelivered call has the id {ident}: it may have been collected already")
             call.collector = message.id
-            self._context.replies.note_asked(message.id, call.asked)
+            self._context.replies.note_request(message.id, call.request)
             ready = self._ready(ident, call)
         for answer in ready:
             self._context.send(answer)

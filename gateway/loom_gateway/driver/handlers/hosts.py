@@ -75,12 +75,12 @@ class HostWatcher:
 
     def _gone(self, host: int) -> None:
         self._hosts.lost.add(host)
-        for tell in self._on_gone:
-            tell(host)
+        for notify in self._on_gone:
+            notify(host)
         self._context.failures.host_gone(host)
-        self._tell("host_lost", host)
+        self._notify("host_lost", host)
 
-    def _tell(self, event: str, host: int) -> None:
+    def _notify(self, event: str, host: int) -> None:
         details = {"host": host, "address": self._hosts.addresses[host]}
         logger.warning("%s: %s", event, details)
         self._context.send(notice(event, details))
@@ -114,9 +114,9 @@ class HostWatcher:
             for host in back:
                 self._hosts.lost.discard(host)
                 self._watch(host)
-            await asyncio.gather(*(tell(host) for host in back for tell in self._on_back))
+            await asyncio.gather(*(notify(host) for host in back for notify in self._on_back))
             for host in back:
-                self._tell("host_back", host)
+                self._notify("host_back", host)
             return back
 
     def _attach_again(self, lost: list[int]) -> list[int]:

@@ -226,12 +226,12 @@ class _PortReader:
             self._pass_on(PortMessage(rank, None).message(self._ident, parts))
 
     def _pass_on_error(self, error: BaseException, rank: int | None) -> None:
-        told = error_message(self._ident, error, 0.0, self._context.encoder)
-        code = told.body[1]
+        failure = error_message(self._ident, error, 0.0, self._context.encoder)
+        code = failure.body[1]
         if code == OperationFailed.code and not isinstance(error, LoomError):  # Python's, or a user's
             code = "exception"
-            told = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
-        self._pass_on(PortMessage(rank, code).message(self._ident, told.parts))
+            failure = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
+        self._pass_on(PortMessage(rank, code).message(self._ident, failure.parts))
 
     def _pass_on_batch(self, batch: Batch) -> None:
         with self._lock:

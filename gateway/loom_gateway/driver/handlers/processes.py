@@ -55,7 +55,7 @@ class Processes:
             weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
             self._context.send(notice("process_lost", self._loss(procs, rank)))
 
-    def tell_everything(self, send: Callable[[Message], None]) -> None:
+    def send_all(self, send: Callable[[Message], None]) -> None:
         """Send a new client the notices that earlier clients got."""
         for procs, ranks in self._started.items():
             send(notice("processes_started", {"id": procs, "ranks": sorted(ranks)}))

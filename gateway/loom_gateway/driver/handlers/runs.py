@@ -44,7 +44,7 @@ class Run:
     def __init__(self, ident: int, name: str, detached: bool) -> None:
         self.ident = ident
         self.name = name
-        self.told = detached
+        self.notified = detached
         """Whether the client is notified of changes of the state."""
         self.status = Status.RUNNING
         self.started = time.time()
@@ -119,7 +119,7 @@ class Runs:
         printed = functools.partial(self._printed, run)
         log = functools.partial(self._logs.add, "driver")
         run.output = RunOutput(self._context.loop, printed, log)
-        if not run.told:
+        if not run.notified:
             run.waiting.append((message.id, started))
         try:
             # Decode here and not on the loop, so that earlier operations have started and later ones have not.
@@ -144,7 +144,7 @@ class Runs:
         else:
             self._runs[run.ident] = run
             run.thread = RunThread(run.name, function, run.output, functools.partial(self._encode, run))
-            self._tell(run)
+            self._notify(run)
             run.thread.start()
 
     def _refuse(self, run: Run, error: Exception) -> None:
@@ -177,14 +177,14 @@ class Runs:
     def _finish(self, run: Run, status: Status, answer: Message) -> None:
         run.status, run.answer, run.finished = status, answer, time.time()
         self._printed(run, eager=not run.waiting)
-        self._tell(run)
+        self._notify(run)
         for ident, started in run.waiting:
             self._answer(run, ident, started)
         run.waiting.clear()
         self._forget_oldest()
 
-    def _tell(self, run: Run) -> None:
-        if run.told:
+    def _notify(self, run: Run) -> None:
+        if run.notified:
             # No flush is needed: an answer or the end of this turn of the loop sends it soon.
             self._context.send(RunChanged(*run.state()).message(run.ident))
 
@@ -206,7 +206,7 @@ class Runs:
     def _list(self, message: Message, started: float) -> None:
         listed = []
         for run in self._runs.values():
-            run.told = True
+            run.notified = True
             listed.append((run.ident, run.name, *run.state()))
         self._context.replies.succeed(message.id, started, listed)
 
@@ -223,18 +223,18 @@ class Runs:
         if request.wait and run.answer is None and run.output.end <= position:
             run.readers.append((message.id, started, position))
         else:
-            self._tell_output(run, (message.id, started, position), eager=True)
+            self._send_output(run, (message.id, started, position), eager=True)
 
     def _printed(self, run: Run, eager: bool = True) -> None:
         """Answer the operations that wait for output."""
         readers, run.readers = run.readers, []
         for reader in readers:
             if run.answer is not None or run.output.end > reader[2]:
-                self._tell_output(run, reader, eager)
+                self._send_output(run, reader, eager)
             else:
                 run.readers.append(reader)
 
-    def _tell_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
+    def _send_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
         ident, started, position = reader
         end = run.output.end
         self._context.replies.succeed(

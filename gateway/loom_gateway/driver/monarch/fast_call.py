@@ -39,7 +39,7 @@ IDLE = 10.0
 STACK_SIZE = 512 << 10
 """Bytes of address space for the stack of a channel's thread, which only waits and forwards."""
 
-UNEASY = 0.1
+CHECK_AFTER = 0.1
 """Seconds without a reply after which the channel checks that the actor lives."""
 
 LAST_REPLIES = 0.1
@@ -212,9 +212,9 @@ class ReplyChannel:
         self._replies.gathered(more=bool(self._waiting))
 
     def _watch(self) -> None:
-        self._loop.call_later(UNEASY, self._look, self._received)
+        self._loop.call_later(CHECK_AFTER, self._check, self._received)
 
-    def _look(self, received_before: int) -> None:
+    def _check(self, received_before: int) -> None:
         if self._received != received_before:
             self._watch()
         elif not self._waiting:

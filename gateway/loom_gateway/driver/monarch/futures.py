@@ -32,8 +32,8 @@ class Futures:
     def __init__(self, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop
         self._replies = replies
-        self._giving = threading.Lock()  # held by the client's thread or that of large calls
-        self._given = 0
+        self._queueing = threading.Lock()  # held by the client's thread or that of large calls
+        self._queued = 0
         # Each counter has one writer: the waiting thread, and the event loop.
         self._answered = 0
         self._moved = 0
@@ -48,10 +48,10 @@ class Futures:
         if self._slow:
             self.whenever(reply, future)
             return
-        with self._giving:
-            self._given += 1
+        with self._queueing:
+            self._queued += 1
         self._futures.put((reply, future))
-        if self._given - self._answered - self._moved > 1 and not self._checking:
+        if self._queued - self._answered - self._moved > 1 and not self._checking:
             self._checking = True
             self._loop.call_soon_threadsafe(self._check_later)
 

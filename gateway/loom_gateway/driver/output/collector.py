@@ -257,10 +257,10 @@ class LogCollector:
 
     def _leave_out(self) -> None:
         if not self._unsent:
-            self._loop.call_later(1.0, self._tell_left_out)
+            self._loop.call_later(1.0, self._send_left_out_note)
         self._unsent += 1
 
-    def _tell_left_out(self) -> None:
+    def _send_left_out_note(self) -> None:
         note = f"… {self._unsent} lines were not sent: the session printed too many; `loom logs` has the newest …"
         self._unsent = 0
         self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])

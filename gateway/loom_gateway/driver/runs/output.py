@@ -55,7 +55,7 @@ class RunOutput:
         self._log = log
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[int, str]] = deque()
-        self._told = False
+        self._notified = False
         self._pieces: deque[tuple[int, str]] = deque()
         self._dropped = 0
         self._kept = 0
@@ -63,13 +63,13 @@ class RunOutput:
     def write(self, stream: int, text: str) -> None:
         """Add a text. ``stream`` is 1 for stdout and 2 for stderr."""
         self._incoming.append((stream, text))
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             with contextlib.suppress(RuntimeError):  # the loop is closed because the session is over
-                self._loop.call_soon_threadsafe(self._take_in_and_tell)
+                self._loop.call_soon_threadsafe(self._take_in_and_notify)
 
-    def _take_in_and_tell(self) -> None:
-        self._told = False  # reset before the queue is read, so that no text is left in it
+    def _take_in_and_notify(self) -> None:
+        self._notified = False  # reset before the queue is read, so that no text is left in it
         self._take_in()
         self._changed()
 

@@ -13,7 +13,7 @@ from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, MeshTable
 from loom_gateway.driver.monarch.returned_meshes import ReturnedMeshes
 from loom_gateway.driver.monarch.translations import TRANSLATIONS
-from loom_gateway.driver.session.failures import Failures, Losses
+from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Replies, Send
 from loom_gateway.driver.weaver_link import WeaverLink
 
@@ -57,11 +57,11 @@ class Context:
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
         """Decodes arguments that only pass through: it does not assemble arrays and tensors."""
         self.encoder = Encoder(swaps={**ReturnedMeshes(self.meshes).swaps, **TRANSLATIONS})
-        losses = Losses(self.meshes)
-        self.replies = Replies(loop, self.encoder, send, flush, losses.why_silent)
+        dead = DeadElements(self.meshes)
+        self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)
         """The operations without an answer."""
         self.futures = Futures(loop, self.replies)
         """Answers operations with the results of Monarch's futures."""
         self.channels = ReplyChannels(loop, self.replies, self.meshes)
         """The faster way to call single actors."""
-        self.failures = Failures(loop, self.meshes, losses, self.replies, self.channels, send)
+        self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send)

@@ -22,7 +22,7 @@ from loom_gateway.driver.session.replies import Replies, Send
 logger = logging.getLogger(__name__)
 
 
-class Losses:
+class DeadElements:
     """The processes and actors of one session that can no longer answer.
 
     Args:
@@ -81,7 +81,7 @@ class Failures:
     Args:
         loop: the driver's event loop.
         meshes: the session's meshes.
-        losses: the record of dead processes and actors.
+        dead: the record of dead processes and actors.
         replies: the unanswered calls.
         channels: the reply channels to single actors; a channel to a dead actor is not used again.
         send: takes a message for the client.
@@ -91,14 +91,14 @@ class Failures:
         self,
         loop: asyncio.AbstractEventLoop,
         meshes: MeshTable,
-        losses: Losses,
+        dead: DeadElements,
         replies: Replies,
         channels: ReplyChannels,
         send: Send,
     ) -> None:
         self._loop = loop
         self._meshes = meshes
-        self._losses = losses
+        self._dead = dead
         self._replies = replies
         self._channels = channels
         self._send = send
@@ -107,9 +107,9 @@ class Failures:
 
     def process_gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone. Fail the calls that wait for it unless Monarch fails them in time."""
-        self._losses.add_process(procs, rank)
-        for tell in self.on_process_gone:
-            tell(procs, rank)
+        self._dead.add_process(procs, rank)
+        for notify in self.on_process_gone:
+            notify(procs, rank)
         self._fail_calls(lambda entry: entry.procs == procs and rank in entry.ranks)
 
     def host_gone(self, host: int) -> None:
@@ -138,7 +138,7 @@ class Failures:
 
     async def actors_stopped(self, fault: Fault) -> None:
         """Note actors that Monarch has stopped by itself, and fail the calls on them."""
-        lost = await self._losses.add_actors(fault)
+        lost = await self._dead.add_actors(fault)
         if lost is None:
             return
         ident, whole, ranks = lost

@@ -31,7 +31,7 @@ class LocalSession:
         self._context = context
         self._syncs = syncs
         self._ids = itertools.count(FIRST_ID)
-        self._told: dict[int, Callable[[int], object]] = {}
+        self._on_gone: dict[int, Callable[[int], object]] = {}
         self.name = context.weaver.session
 
     def hosts(self) -> list[int]:
@@ -46,7 +46,7 @@ class LocalSession:
         context = self._context
         context.hosts.check([host])
         ident = next(self._ids)
-        self._told[ident] = gone
+        self._on_gone[ident] = gone
         replica = ReplicaPlace(context.weaver.session, name)
         bootstrap = bootstrap_on(context.lifeline, ident, None, self._syncs.on_path(), replica)
         on = context.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
@@ -61,9 +61,9 @@ class LocalSession:
 
     def gone(self, procs: int, rank: int) -> None:
         """Report the end of a process to its spawner. On the event loop."""
-        told = self._told.get(procs)
-        if told is not None:
-            told(rank)
+        notify = self._on_gone.get(procs)
+        if notify is not None:
+            notify(rank)
 
     def weaver_address(self) -> str:
         """Return the address at which threadlets find the weaver."""

@@ -39,7 +39,7 @@ LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 Handler: TypeAlias = Callable[[Message, float], None]
 """Starts an operation, given its message and its arrival time (``time.perf_counter``)."""
 
-Asked: TypeAlias = tuple[int, Sequence[Any]]
+Request: TypeAlias = tuple[int, Sequence[Any]]
 """Kind and body of the message that started an operation."""
 
 ReplyId: TypeAlias = tuple[int, int | None]
@@ -60,7 +60,7 @@ class _Pending(NamedTuple):
     """The called mesh."""
     convert: Callable[[Any], Any] | None
     """Converts the result of Monarch's future to the value that is sent."""
-    asked: Asked
+    request: Request
 
 
 class Replies:
@@ -90,7 +90,7 @@ class Replies:
         self._flush = flush
         self._why_silent = why_silent
         self._pending: dict[ReplyId, _Pending] = {}
-        self._answered: deque[tuple[int, Asked]] = deque(maxlen=REMEMBERED)
+        self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
         self._flushed = 0.0
         self._flush_planned = False
 
@@ -118,15 +118,15 @@ class Replies:
         """Remove an operation that could not be started."""
         self._pending.pop(reply, None)
 
-    def pending(self) -> dict[ReplyId, Asked]:
+    def pending(self) -> dict[ReplyId, Request]:
         """Return every expected answer."""
-        return {reply: pending.asked for reply, pending in self._pending.copy().items()}
+        return {reply: pending.request for reply, pending in self._pending.copy().items()}
 
-    def note_asked(self, ident: int, asked: Asked) -> None:
+    def note_request(self, ident: int, request: Request) -> None:
         """Remember an operation whose answers another component sends."""
-        self._answered.append((ident, asked))
+        self._answered.append((ident, request))
 
-    def answered(self) -> dict[int, Asked]:
+    def answered(self) -> dict[int, Request]:
         """Return the remembered operations with at least one sent answer."""
         return dict(self._answered.copy())
 
@@ -136,8 +136,8 @@ class Replies:
         if pending is None:  # it failed before, because a process is gone
             return
         ident, index = reply
-        self._answered.append((ident, pending.asked))
-        if pending.asked[0] in LIMITED:
+        self._answered.append((ident, pending.request))
+        if pending.request[0] in LIMITED:
             self.latencies.add(time.perf_counter() - pending.started)
         if error is not None:
             self.fail(ident, pending.started, error, index, eager)

@@ -116,8 +116,8 @@ class Session:
 
     def connected(self, client: Client) -> None:
         """Send a new client the notices about processes that earlier clients got."""
-        tell = functools.partial(self._clients.send_to, client)
-        self._loop.call_soon_threadsafe(self._dispatcher.processes.tell_everything, tell)
+        send = functools.partial(self._clients.send_to, client)
+        self._loop.call_soon_threadsafe(self._dispatcher.processes.send_all, send)
 
     def disconnected(self, client: Client, connection: ClientConnection) -> None:
         """Note that a connection is gone. The session goes on, and the client may come back."""

@@ -92,7 +92,7 @@ async def test_what_is_passed_on_is_counted_while_it_is_and_afterwards(session: 
 
 
 async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None:
-    session.driver.files.say(LastWords("a user ended it"))
+    session.driver.files.write_last_words(LastWords("a user ended it"))
 
     error = session.ended_error()
 
