@@ -1,1 +1,1 @@
-"""Who may do what: tokens, scopes, rate limits and the audit log."""
+"""Access control: tokens, scopes, rate limits and the audit log."""

@@ -1,1 +1,1 @@
-"""Passes frames between a client and its session's driver without unpickling them."""
+"""The relay of frames between a client and its session's driver, without unpickling."""

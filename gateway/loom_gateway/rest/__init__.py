@@ -1,1 +1,1 @@
-"""The REST interface and the WebSocket for those who watch the weaver."""
+"""The REST interface, and the WebSocket for watching the weaver."""

@@ -1,1 +1,1 @@
-"""The clients of a session: their connections, and what waits for them."""
+"""The clients of a session: their connections, and the messages that wait for them."""

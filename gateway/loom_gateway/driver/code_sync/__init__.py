@@ -1,1 +1,1 @@
-"""Synced folders on the hosts, and on the path of what is spawned there."""
+"""Synchronised folders on the hosts, and on the ``sys.path`` of processes there."""

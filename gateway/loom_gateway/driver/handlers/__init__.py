@@ -1,1 +1,1 @@
-"""What the driver does for each kind of message."""
+"""The handlers of the driver, one for each kind of message."""

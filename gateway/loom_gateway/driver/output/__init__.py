@@ -1,1 +1,1 @@
-"""What the session's processes print: captured, merged and kept."""
+"""The output of the session's processes: captured, merged and kept."""
