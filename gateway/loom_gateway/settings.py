@@ -84,7 +84,9 @@ class GatewaySettings(Limits):
     workers_timeout: float = _option(
         60.0, "How long a new session waits for workers to be found.", metavar="SECONDS", min=0
     )
-    token: str | None = _option(None, "What clients must show. Generated and printed if none.", envvar="LOOM_TOKEN")
+    token: str | None = _option(
+        None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
+    )
     session_linger: float = _option(
         3600.0, "How long a session lives on without a client.", metavar="SECONDS", min=0
     )
@@ -99,20 +101,20 @@ class GatewaySettings(Limits):
     )
     end_sessions: bool = _option(False, "End the sessions on SIGTERM, too, as Ctrl-C does.")
     drain: float = _option(
-        0.0, "On SIGTERM, serve the sessions there are for so long, but no new ones.", metavar="SECONDS", min=0
+        0.0, "On SIGTERM, go on serving the sessions for so long, but open no new ones.", metavar="SECONDS", min=0
     )
     weaver_listen: str | None = _option(
         None,
-        "Where training processes find the weaver. Default: this host's address, any port.",
+        "Address of the weaver for training processes. Default: this host's address, any port.",
         metavar="HOST:PORT",
         show_default=False,
     )
     weaver_advertise: str | None = _option(
-        None, "The host that they are told, where it is another.", metavar="HOST"
+        None, "The weaver's host as training processes see it, if it is another.", metavar="HOST"
     )
     injectable: bool = _option(
         False,
-        "Allow that failures are injected into it, its weaver and drivers: `loom inject`.",
+        "Allow `loom inject` to inject failures into the gateway, its weaver and its drivers.",
         envvar="LOOM_INJECTABLE",
     )
     log_level: LogLevel = _option(
@@ -122,12 +124,12 @@ class GatewaySettings(Limits):
         None, "File of `loom token`. Default: LOOM_TOKENS, or the user's.", metavar="FILE"
     )
     tls_cert: Path | None = _option(None, "Certificate and its chain, PEM; serves wss://.", metavar="FILE")
-    tls_key: Path | None = _option(None, "Its key, if it is in another file.", metavar="FILE")
+    tls_key: Path | None = _option(None, "The certificate's key, if it is in another file.", metavar="FILE")
     allow_origin: list[str] = _option(
-        [], "Pages that may connect, besides the gateway's own.", metavar="https://HOST"
+        [], "Origin of web pages that may connect, besides the gateway's own.", metavar="https://HOST"
     )
     trusted_proxy: list[str] = _option([], "A proxy whose X-Forwarded-For is believed.", metavar="ADDRESS")
-    audit: Path | None = _option(None, "Write who did what, as JSON lines.", metavar="FILE")
+    audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
     exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
 

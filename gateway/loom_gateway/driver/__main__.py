@@ -63,7 +63,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.driver", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on")
     parser.add_argument("--worker", action="append", default=[], help="address of a worker, tcp://HOST:PORT")
-    parser.add_argument("--workers-file", default=None, metavar="FILE", help="list of them that the gateway keeps")
+    parser.add_argument(
+        "--workers-file",
+        default=None,
+        metavar="FILE",
+        help="file in which the gateway keeps the workers' addresses",
+    )
     parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
     parser.add_argument("--max-message", type=int, default=MAX_MESSAGE, help="bytes of one message of the client")
     parser.add_argument("--max-in-flight", type=int, default=0, help="unanswered operations; 0: any number")
@@ -72,7 +77,7 @@ def main() -> None:
     )
     parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
     parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
-    parser.add_argument("--remove-folder", action="store_true", help="and remove the folder of the socket")
+    parser.add_argument("--remove-folder", action="store_true", help="then also remove the folder of the socket")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL)

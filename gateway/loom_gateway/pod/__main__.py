@@ -26,7 +26,9 @@ from loom_gateway.pod.settings import PodSettings
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the keeper of a pod until a signal ends it. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom_gateway.pod", description="Look after a pod of a job.")
-    parser.add_argument("folder", type=Path, help="with settings.json, and for what is kept")
+    parser.add_argument(
+        "folder", type=Path, help="folder with settings.json, in which the keeper also keeps its state"
+    )
     parser.add_argument("--address", default=os.environ.get("POD_IP"), help="the pod's IP address; default POD_IP")
     name = os.environ.get("POD_NAME") or socket.gethostname()
     parser.add_argument("--name", default=name, help="the pod's name; default POD_NAME")
