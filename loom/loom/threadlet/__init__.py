@@ -1,6 +1,6 @@
-"""The threadlet: what a training process runs to be seen and changed from outside while it trains.
+"""The threadlet: a training process's connection to the weaver, which watches and changes a running training.
 
-It imports neither Monarch nor torch, so that any program that trains can use it, whoever started it.
+The package imports neither Monarch nor torch, so that any training program can use it, however it was started.
 """
 
 from __future__ import annotations

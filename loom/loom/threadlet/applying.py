@@ -1,4 +1,4 @@
-"""Applying commands at a step boundary, and acknowledging them: the half of a threadlet that hears the weaver."""
+"""The half of a threadlet that takes commands: it applies them at a step boundary and acknowledges them."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 FLUSH_TIMEOUT = 0.5
-"""Seconds that a fault which ends the process waits at most for its acknowledgement to leave."""
+"""Seconds that a fault which ends the process waits for its acknowledgement to leave."""
 
 
 @dataclass
 class _Application:
-    """What has become of a command so far."""
+    """The application of a command so far."""
 
     command: Command
     reason: str | None = None
-    """Why it is refused as a whole."""
+    """Why the whole command is refused."""
     changes: dict[str, Change] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)
-    """Values that were accepted and are not decided yet."""
+    """Values that handlers accepted and have not settled yet."""
     evidence: dict[str, Any] = field(default_factory=dict)
     step: int | None = None
-    """The latest step that a deferred value holds from; None for the step that is made."""
+    """The latest step at which a deferred value takes effect; None for the current step."""
 
 
 class CommandApplier(StatusReporter):
-    """What a training process has to apply commands."""
+    """The part of a threadlet that applies commands."""
 
     replica_id: str
 
@@ -61,22 +61,25 @@ class CommandApplier(StatusReporter):
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
         self._applying = threading.RLock()
-        """Held while commands apply, so that each does once though any thread may call. Reentrant, as a handler may
-        call the threadlet. The link's thread never takes it: handlers take as long as they like."""
+        """Held while commands apply, so that each applies once, whichever threads call.
+
+        The lock is reentrant because a handler may call the threadlet. The link's thread never takes it, because
+        handlers may take long.
+        """
         self._paused = False
         self._stop = False
         self._drain_published: int | None = None
-        """What `_published` was when a drain applied; None if none has."""
+        """The value of `_published` when a drain was applied; None without a drain."""
         self._deferring: dict[str, _Application] = {}
-        """Updates that handlers accepted and have not applied, by the command's id; guarded by `_applying`."""
+        """Updates that handlers have deferred, by the command's id; guarded by `_applying`."""
         self._inbox = CommandInbox()
         self._pending = self._inbox.pending
-        """Read in each step without a lock. What is missed comes at the next boundary."""
+        """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """Whether failures may be injected into this process."""
         self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._each_step: list[Callable[[], None]] = []
-        """What faults do in each step."""
+        """Functions that faults run in each step."""
         self._injections: Injections | None = None
         if injectable:
             from loom.threadlet.injections import Injections  # which takes longer than all else here
@@ -85,27 +88,27 @@ class CommandApplier(StatusReporter):
             self._inbox.at_once = self._inject_at_once
 
     def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
-        """Return a ``with`` block around what is no step: the weaver is told its time by this reason.
+        """Return a ``with`` block around work that is not part of a step; its time is reported by this reason.
 
-        For the thread that trains, in a step or between two. A step's time does not contain it, nor a block's that
-        of a block inside it.
+        Use it in the training thread, in a step or between two. The block's time does not count as the step's, and
+        the time of a nested block does not count as the outer block's.
 
         Args:
             reason: ``"checkpoint"``, ``"waiting"`` (for peers, for data), or another one.
-            beyond: seconds, from the block's beginning, that belong to the step all the same: what an exchange with
-                peers takes as a rule, of which only the rest is a wait.
+            beyond: seconds from the block's beginning that still count as the step's, such as the usual time of an
+                exchange with peers, of which only the rest is a wait.
 
         Raises:
-            WrongArguments: the reason does not print, is too long, or is one that is found out by itself, such as
-                ``"compute"``; ``beyond`` is no number of seconds.
+            WrongArguments: the reason is not printable, is too long, or is one that Loom determines itself, such as
+                ``"compute"``; or ``beyond`` is no number of seconds.
         """
         return SpentBlock(self._spent, reason, beyond)
 
     def check_and_apply_updates(self) -> bool:
-        """Apply, in order, what was commanded since the last call; call it between two steps.
+        """Apply the commands that came since the last call, in order; call it between two steps.
 
         Returns:
-            whether there was anything.
+            whether there were any.
         """
         if self._each_step and not self._in_steps:
             self._run_each_step()
@@ -117,9 +120,10 @@ class CommandApplier(StatusReporter):
             return self._advance(updates=True)
 
     def get_config_update(self) -> dict[str, Any] | None:
-        """Take the next update of the configuration, for a loop that has no handlers; None when there is none.
+        """Take the next update of the configuration, for a loop without handlers; return None if there is none.
 
-        It counts as applied. Values are as they came. Other commands that came before it are applied too.
+        The update counts as applied. Its values are not converted. Other commands that came before it are applied
+        too.
         """
         if not self._pending and self._drain_published is None:
             return None
@@ -136,13 +140,13 @@ class CommandApplier(StatusReporter):
             return None
 
     def wait_while_paused(self) -> None:
-        """Return at once, unless a pause has been commanded: then when it is over. Call it between two steps.
+        """Wait until the pause is over, if a pause was commanded. Call it between two steps.
 
-        Meanwhile updates are applied, if there are handlers for any, and stop and drain end the wait.
+        During a pause updates are applied if there are handlers; stop and drain end the pause.
         """
         if not self._paused and not self._pending:
             return
-        # Before the look at what waits: a command that comes between the two ends the wait at once.
+        # Read the count before applying: a command that comes in between then ends the wait below at once.
         arrived = self._inbox.arrived
         with self._applying:
             self._advance(updates=bool(self._registry))
@@ -161,17 +165,17 @@ class CommandApplier(StatusReporter):
 
     @property
     def paused(self) -> bool:
-        """Whether a pause has been commanded and applied."""
+        """Whether a pause was commanded and applied."""
         return self._paused
 
     @property
     def draining(self) -> bool:
-        """Whether a drain has been commanded and applied: the step that follows is the last."""
+        """Whether a drain was commanded and applied: the next step is the last."""
         return self._drain_published is not None
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to end: a stop has applied, or a drain at the boundary before this one."""
+        """Whether the loop should end: a stop was applied, or a drain at an earlier boundary."""
         return self._stop
 
     def _attend(self) -> None:
@@ -188,7 +192,7 @@ class CommandApplier(StatusReporter):
             each()
 
     def _advance(self, updates: bool) -> bool:
-        """Apply what waits; the caller holds `_applying`."""
+        """Apply the waiting commands; the caller holds `_applying`."""
         applied = False
         while (command := self._inbox.take(updates)) is not None:
             applied = True
@@ -216,7 +220,7 @@ class CommandApplier(StatusReporter):
                     made.reason = _call_each(self._on_failure, device, why)
                 case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
                     made.reason = self._change_device(command)
-        except BaseException as error:  # The training ends of it, and has to answer first.
+        except BaseException as error:  # It ends the training, which has to acknowledge the command first.
             made.reason = f"the training was interrupted: {type(error).__name__}: {error}"
             made.deferred.clear()
             raise
@@ -283,11 +287,11 @@ class CommandApplier(StatusReporter):
             self._link.send(acknowledged)
 
     def _inject_at_once(self, command: Command) -> bool:
-        """Carry out a command that waits for no step boundary; return whether it is one."""
+        """Start a command that does not wait for a step boundary; return False if it has to wait for one."""
         assert self._injections is not None
         if not self._injections.at_once(command):
             return False
-        # A thread of its own: the link's, which calls this, may not wait for what a fault does to the host.
+        # The link's thread calls this, and must not wait for a fault's effect on the host: use another thread.
         carry_out = self._injections.on_host
         threading.Thread(target=self._carry_out, args=(command, carry_out), name="loom-chaos", daemon=True).start()
         return True
@@ -301,9 +305,9 @@ class CommandApplier(StatusReporter):
     def _carry_out(self, command: Command, carry_out: Callable[[Command], tuple[dict[str, Any], Any]]) -> None:
         try:
             evidence, strike = carry_out(command)
-        except Exception as error:  # noqa: BLE001 - told to whoever wanted it
+        except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
             return self._acknowledge(_Application(command, f"{type(error).__name__}: {error}"))
-        # Before the fault strikes, which the process may not outlive.
+        # Acknowledge before the fault strikes: the process may not survive it.
         self._acknowledge(_Application(command, evidence=evidence))
         if strike is not None:
             if self._link is not None:
@@ -317,7 +321,7 @@ class CommandApplier(StatusReporter):
 
 
 def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:
-    """Call all, also behind one that raises; return what they raised, or None."""
+    """Call every function, even after one has raised; return the texts of the errors, or None."""
     raised = []
     for function in functions:
         try:

@@ -1,4 +1,4 @@
-"""`Connection`: one connection of a threadlet with the weaver, in frames."""
+"""`Connection`: one connection of a threadlet with the weaver, which carries frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loom.errors import LoomError, TooLarge
 _log = logging.getLogger("loom")
 
 SILENCE = 30.0
-"""Seconds after which a peer that acknowledges no bytes is given up."""
+"""Seconds after which a peer that acknowledges no bytes counts as lost."""
 
 _CHUNK = 1 << 16
 
@@ -26,7 +26,10 @@ class ConnectionOver(Exception):
 
 
 class Connection:
-    """Frames to and from one socket. For one thread. Only `exchange` waits; a byte from ``wake`` ends that."""
+    """A connection that carries frames over one socket, for one thread.
+
+    Only `exchange` waits; a byte from ``wake`` ends the wait.
+    """
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
         _watch_over(sock)
@@ -39,22 +42,22 @@ class Connection:
         self._splitter = Splitter()
         self._out = bytearray()
         self._watched = selectors.EVENT_READ
-        """What the selector waits for at the socket."""
+        """The events at the socket that the selector waits for."""
 
     @property
     def waiting(self) -> int:
-        """Bytes that the socket has not taken."""
+        """Bytes that the socket has not taken yet."""
         return len(self._out)
 
     def put(self, frame: Frame) -> None:
-        """Queue a frame. One that cannot be packed is left out, and named in the log."""
+        """Queue a frame. Skip and log one that cannot be packed."""
         try:
             self._out += pack(frame.to_body())
         except (LoomError, TypeError, ValueError, OverflowError) as error:
             _log.error("a %r frame for the weaver is left out: %s", frame.KIND, error)
 
     def put_rows(self, rows: list[Row]) -> None:
-        """Queue rows, in as many frames as it takes."""
+        """Queue rows, in as many frames as their size needs."""
         try:
             self._out += pack(StatusReports(rows).to_body())
         except TooLarge as error:
@@ -67,20 +70,20 @@ class Connection:
                 self._out += pack(StatusReports([[seq, moment, *counts, {}, None]]).to_body())
 
     def close(self) -> None:
-        """Close the socket. In a forked child, this sends nothing: the parent has the socket, too."""
+        """Close the socket. In a forked child nothing is sent, because the parent holds the socket too."""
         self._selector.close()
         self._socket.close()
 
     def end_sending(self) -> None:
-        """Tell the other side that nothing follows."""
+        """Tell the peer that nothing follows."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def exchange(self, timeout: float) -> list[list[Any]]:
-        """Send what can be sent, then wait for something to happen; return the frames that came.
+        """Send as much as the socket takes, then wait for an event; return the frames that came.
 
         Raises:
             OSError, ConnectionOver: the connection is over.
-            ProtocolMismatch: what came is no frame.
+            ProtocolMismatch: the bytes that came are no frame.
         """
         self._send()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
@@ -121,7 +124,7 @@ def _empty(wake: socket.socket) -> None:
 
 
 def _watch_over(sock: socket.socket) -> None:
-    """Send small frames at once, and notice a peer whose host is gone."""
+    """Set the socket's options: send small frames at once, and notice a peer whose host is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", int(SILENCE * 1000))):

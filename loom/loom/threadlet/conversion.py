@@ -1,7 +1,7 @@
-"""From what came over the link, or was typed on a command line, to the type that a handler asks for.
+"""The conversion of values, from the link or a command line, to the types that handlers declare.
 
-A value comes as JSON has it, or as text: ``0.002`` and ``"0.002"`` are the same learning rate. What cannot be the
-type without a loss or a guess is refused: 3.5 is no int, ``"maybe"`` no bool.
+A value comes as JSON or as text: ``0.002`` and ``"0.002"`` are the same learning rate. A value that would need a
+loss or a guess is refused: 3.5 is no int, ``"maybe"`` no bool.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _NONE = ("none", "null")
 
 
 class BadValue(ValueError):
-    """A value that is not, and does not stand for, one of the type that was asked for."""
+    """A value that cannot be converted to the declared type."""
 
 
 def convert(value: Any, wanted: Any) -> Any:
-    """Return the value as the type.
+    """Convert a value to a type.
 
     Args:
-        value: what JSON can hold.
+        value: any value that JSON can hold.
         wanted: int, float, bool, str, an Enum (by name or value), a Literal, Optional or any union of these, a list
             of them, or `Any`.
 
     Raises:
-        BadValue: naming the value and the type.
+        BadValue: the value cannot be converted; the text names the value and the type.
     """
     if wanted is Any or wanted is object:
         return value
@@ -63,7 +63,7 @@ def is_convertible(wanted: Any) -> bool:
 
 
 def type_name(wanted: Any) -> str:
-    """Return a type as people write it: ``float``, ``int | None``, ``list[float]``, ``Schedule(COSINE)``."""
+    """Return a type as a user writes it: ``float``, ``int | None``, ``list[float]``, ``Schedule(COSINE)``."""
     if wanted is None or wanted is type(None):
         return "None"
     origin = typing.get_origin(wanted)
@@ -104,7 +104,7 @@ def _float(value: Any) -> float:
             number = float(value)
         except (ValueError, OverflowError):
             raise _refuse(value, float) from None
-        # "nan" is what a broken computation prints: whoever means it gives it as a number.
+        # The text "nan" is usually the output of a broken computation: a user who means it gives a number.
         if not math.isnan(number):
             return number
     raise _refuse(value, float)
@@ -124,7 +124,7 @@ def _bool(value: Any) -> bool:
 def _str(value: Any) -> str:
     if isinstance(value, str):
         return value
-    # What a command line took for a number.
+    # A command line parses a text such as "16" as a number.
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     raise _refuse(value, str)
@@ -171,7 +171,7 @@ def _enum(value: Any, wanted: type[enum.Enum]) -> Any:
 
 
 def _chosen(value: Any, choices: list[tuple[Any, Any]], wanted: Any) -> Any:
-    """Return what belongs to the choice that is the value, or that the value is the text of."""
+    """Return the result for the choice that equals the value, or whose text is the value."""
     for choice, chosen in choices:
         if type(choice) is type(value) and choice == value:
             return chosen
@@ -184,11 +184,11 @@ def _chosen(value: Any, choices: list[tuple[Any, Any]], wanted: Any) -> Any:
 
 
 def _union(value: Any, wanted: Any) -> Any:
-    """Return the value as the member of the union that it already is, or else as the first that it can be."""
+    """Convert the value to the member that is its type already, or else to the first member that it can be."""
     members = typing.get_args(wanted)
     if type(value) in members:
         return convert(value, type(value))
-    # None before str, which every text that is no None could be too.
+    # None comes before str, because every text can be a str.
     for member in sorted(members, key=lambda member: (member is str, member is not type(None))):
         try:
             return convert(value, member)

@@ -1,4 +1,4 @@
-"""`Deferred`: a handler's answer to a value that it accepts now and that the training applies at a later step."""
+"""`Deferred`: a handler's result for a value that it accepts now and that the training applies at a later step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settlement:
-    """What became of a deferred value."""
+    """The outcome of a deferred value."""
 
     step: int | None
-    """The first step that the value holds for; None if it was refused."""
+    """The first step at which the value takes effect; None if the value was refused."""
     refused: str | None = None
-    """Why it was refused; None if it was applied."""
+    """Why the value was refused; None if it was applied."""
 
 
 class Deferred:
     """A value that was accepted and is not applied yet.
 
-    A handler returns one when it cannot apply the value at this step boundary, such as a value that all replicas
-    have to change at the same step. The command is acknowledged when `applied` or `refuse` was called for each of
-    its values, with the latest of their steps; at the latest when the threadlet is closed, which refuses the rest.
+    A handler returns a `Deferred` when it cannot apply the value at this step boundary, such as a value that all
+    replicas have to change at the same step. The command is acknowledged when `applied` or `refuse` was called for
+    each of its values, with the latest of their steps. Closing the threadlet refuses the values that are left.
 
     Any thread may call `applied` and `refuse`. The first call counts; later ones do nothing.
     """
@@ -34,19 +34,19 @@ class Deferred:
 
     @property
     def verdict(self) -> Settlement | None:
-        """What became of the value; None while that is open."""
+        """The outcome of the value; None while it is open."""
         return self._verdict
 
     def applied(self, step: int) -> None:
-        """Say that the value holds from a step on."""
+        """Settle the value: it takes effect at this step."""
         self._decide(Settlement(step))
 
     def refuse(self, reason: str) -> None:
-        """Say that the value will not be applied, and why."""
+        """Settle the value: it will not be applied, for this reason."""
         self._decide(Settlement(None, reason))
 
     def when_decided(self, listener: Callable[[Settlement], None]) -> None:
-        """Call the listener with the verdict, at once if there is one. The threadlet calls this, once."""
+        """Call the listener with the verdict, at once if there is one. Only the threadlet calls this, once."""
         with self._lock:
             self._listener = listener
             verdict = self._verdict

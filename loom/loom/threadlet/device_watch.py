@@ -1,4 +1,4 @@
-"""Reports of a training process's devices."""
+"""The reports of a training process's devices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from loom.threadlet.reports import now_of_system
 _log = logging.getLogger("loom")
 
 DEVICES_INTERVAL = 5.0
-"""Seconds between two looks at the devices."""
+"""Seconds between two reports of the devices."""
 
 CONNECTED_INTERVAL = 0.2
-"""Seconds between two looks whether there is a weaver to tell of them."""
+"""Seconds between two checks for a connection to the weaver."""
 
 
 def watch_devices(devices: Sequence[LocalDevice], link: WeaverLink, ended: threading.Event) -> None:
-    """Report devices until the end. For a thread of its own: NVML may hang when a GPU is broken."""
+    """Report devices until the threadlet ends.
+
+    The function has its own thread, because NVML may hang on a broken GPU.
+    """
     failed = False
     errors: dict[str, str | None] = {}
     pause = 0.0

@@ -1,4 +1,4 @@
-"""What a training process lets others change, and how: a handler for each key of its configuration."""
+"""The handlers of a training process: one for each configuration key that can be changed from outside."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from loom.threadlet.deferred import Deferred
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one key of an update."""
+    """The outcome of one key of an update."""
 
     key: str
     value: Any
-    """As the handler got it; as it came if it was refused."""
+    """The value that the handler got; the unconverted value if it was refused."""
     refused: str | None = None
-    """Why it was refused; None if it was applied, or is deferred."""
+    """Why the value was refused; None if it was applied or deferred."""
     deferred: Deferred | None = None
-    """Tells later what became of a value that the handler accepted but has not applied yet."""
+    """The later outcome of a value that the handler accepted but has not applied yet."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Handler:
 
 
 class HandlerRegistry:
-    """Handlers by key. Any thread may register, and any may apply."""
+    """The handlers by key. Any thread may register handlers or apply updates."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, _Handler] = {}
@@ -55,17 +55,18 @@ class HandlerRegistry:
         return key in self._handlers
 
     def register(self, key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None = None) -> None:
-        """Call a function with each new value of a key, instead of one that was registered before.
+        """Register a function to be called with each new value of a key, in place of an earlier one.
 
         Args:
             key: of the configuration.
-            function: takes the value, converted to the type its parameter is annotated with. Without annotation,
-                it gets what came. It may return a `Deferred` if the value applies at a later step.
-            names: what its annotations may name besides the globals of its module, such as a caller's locals.
+            function: takes the value, converted to the type its parameter is annotated with. Without annotation, it
+                gets the value as it came. It may return a `Deferred` if the value applies at a later step.
+            names: names that the annotations may use in addition to the globals of their module, such as a caller's
+                locals.
 
         Raises:
-            WrongArguments: it cannot be called with one argument, values cannot be converted to its annotation, or
-                the key is no text of 1 to 200 characters.
+            WrongArguments: the function cannot be called with one argument, values cannot be converted to its
+                annotation, or the key is no text of 1 to 200 characters.
         """
         if not isinstance(key, str) or not 0 < len(key) <= 200:
             raise WrongArguments(f"a handler's key is a text of 1 to 200 characters, not {key!r:.80}")
@@ -75,7 +76,7 @@ class HandlerRegistry:
                 f"the handler for {key!r} asks for {type_name(wanted)}; values are converted to int, float, bool, "
                 "str, Enum, Literal, Optional and list of these"
             )
-        # A new dict each time: other threads go through the one they have.
+        # Replace the dict instead of changing it: other threads may iterate over the old one.
         self._handlers = {**self._handlers, key: _Handler(function, wanted)}
 
     def types(self) -> dict[str, str]:
@@ -83,9 +84,9 @@ class HandlerRegistry:
         return {key: type_name(handler.wanted) for key, handler in self._handlers.items()}
 
     def apply(self, update: Mapping[str, Any]) -> Iterator[Outcome]:
-        """Give each key's value to its handler, in order; each is applied or refused by itself.
+        """Yield the outcome of each key's handler, in order; each value is applied or refused on its own.
 
-        An exception that is no `Exception`, such as `KeyboardInterrupt`, goes through.
+        An exception that is no `Exception`, such as `KeyboardInterrupt`, passes through.
         """
         for key, value in update.items():
             handler = self._handlers.get(key)
@@ -97,11 +98,11 @@ class HandlerRegistry:
 
 
 def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:
-    """Return the type that a handler's parameter is annotated with, or `Any`."""
+    """Return the annotated type of a handler's parameter, or `Any`."""
     try:
         signature = inspect.signature(function, locals=names, eval_str=True)
     except (ValueError, TypeError):
-        return Any  # a function in C that does not say
+        return Any  # a function in C without a signature
     except NameError as error:
         raise WrongArguments(f"the handler for {key!r} has an annotation that cannot be read: {error}") from error
     try:

@@ -1,4 +1,4 @@
-"""Commands on their way: from the weaver to the step boundary at which they apply, once each."""
+"""The inbox of commands: from the weaver to the step boundary at which each applies once."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from loom.control.introduction import MAX_APPLIED
 
 
 class CommandInbox:
-    """Commands that wait for a step boundary, and the acknowledgements of those that have applied.
+    """Commands that wait for a step boundary, and the acknowledgements of the applied ones.
 
-    The weaver sends a command again until it is acknowledged, over one connection after the other; here each is
-    applied once, and acknowledged again as before. Any thread may call.
+    The weaver sends a command again, over one connection after the other, until it is acknowledged. The inbox lets
+    each command apply once, and repeats its acknowledgement. Any thread may call.
     """
 
     def __init__(self) -> None:
         self.pending: deque[Command] = deque()
-        """Those that wait, in order. For a look without the lock."""
+        """The waiting commands, in order. Steps read it without the lock."""
         self.at_once: Callable[[Command], bool] | None = None
-        """Called with each new command; whether it sees to it, so that the command waits for no step boundary."""
+        """Called with each new command; returns True if it takes the command over from the step boundary."""
         self._changed = threading.Condition()
         self._begun: set[str] = set()
         self._acknowledged: OrderedDict[str, Acknowledged] = OrderedDict()
@@ -29,7 +29,7 @@ class CommandInbox:
         self._closed = False
 
     def receive(self, command: Command) -> Acknowledged | None:
-        """Take a command from the weaver; return its acknowledgement if it has applied before."""
+        """Take a command from the weaver; return its acknowledgement if it was applied before."""
         with self._changed:
             if (before := self._acknowledged.get(command.id)) is not None:
                 return before
@@ -43,9 +43,9 @@ class CommandInbox:
             return None
 
     def take(self, updates: bool = True) -> Command | None:
-        """Return the next command to apply, also an ``update_config`` if asked for; None if there is none.
+        """Remove and return the next command; return None if there is none.
 
-        The caller has to `finish` it.
+        An ``update_config`` is passed over unless ``updates`` is true. The caller has to `finish` the command.
         """
         with self._changed:
             for place, command in enumerate(self.pending):
@@ -63,17 +63,17 @@ class CommandInbox:
                 self._acknowledged.popitem(last=False)
 
     def applied(self) -> list[str]:
-        """Return the ids of the commands that are remembered, the oldest first."""
+        """Return the ids of the remembered acknowledgements, the oldest first."""
         with self._changed:
             return list(self._acknowledged)
 
     @property
     def arrived(self) -> int:
-        """How many commands have come, for `wait`."""
+        """The number of commands that have come, for `wait`."""
         return self._arrived
 
     def wait(self, arrived: int) -> bool:
-        """Wait until more commands than these have arrived; return False once the inbox is closed."""
+        """Wait until more than ``arrived`` commands have come; return False once the inbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._arrived > arrived or self._closed)
             return not self._closed

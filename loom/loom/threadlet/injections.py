@@ -1,4 +1,4 @@
-"""The faults that a training process suffers which is marked as injectable, as its weaver was asked for them."""
+"""The faults that the weaver injects into a training process which is marked as injectable."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
 
 MAX_REMOVED = 16
-"""Faults that are gone that the weaver is told of again with each connection."""
+"""Removed faults that each new connection reports to the weaver again."""
 
 Hook = Callable[[dict[str, Any]], Any]
-"""Carries out a fault in Loom's place; returns None, or a function that removes it."""
+"""A function that carries out a fault in Loom's place; it returns None, or a function that removes the fault."""
 
 
 class Injections:
-    """Faults of one process. ``told`` is called with the id of a fault, and with what shows that it is gone."""
+    """The faults of one process.
+
+    ``told`` is called with the id of a removed fault, and with the evidence that it is gone.
+    """
 
     def __init__(
         self, hooks: dict[str, Hook], each_step: training.EachStep, told: Callable[[str, Evidence], None]
@@ -30,22 +33,22 @@ class Injections:
         self._hooks = hooks
         """Functions that carry out faults in Loom's place, by the fault's kind."""
         self._each_step = each_step
-        """What the training thread calls before each step; faults are added to it."""
+        """Functions that the training thread calls before each step; faults are added to it."""
         self._told = told
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
-        """What shows that the last faults are gone, by their ids: the weaver may not have heard of it."""
+        """The evidence of the last removed faults, by id: the weaver may not have heard of them."""
 
     @staticmethod
     def at_once(command: Command) -> bool:
-        """Return whether a command is carried out when it comes, and not at a step boundary."""
+        """Return whether a command is carried out on arrival, and not at a step boundary."""
         if command.kind is CommandKind.INJECT:
             kind = FAULTS.get(command.params.get("fault"))  # type: ignore[arg-type]
             return kind is not None and kind.place is Place.HOST
         return command.kind is CommandKind.REMOVE_FAULT
 
     def on_host(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the host, or remove any; return the same as `in_training`."""
+        """Inject a fault of the host, or remove any fault; return the same as `in_training`."""
         if command.kind is CommandKind.REMOVE_FAULT:
             return self._remove(str(command.params.get("injection"))), None
         kind, params, duration = _read(command)
@@ -56,10 +59,10 @@ class Injections:
         return evidence, None if strike is None else Strike(evidence, strike)
 
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the training, on its thread; return what shows it, and what strikes once that was told.
+        """Inject a fault of the training, on its thread; return the evidence, and a strike for after its report.
 
         Raises:
-            LoomError: it cannot be done.
+            LoomError: the fault cannot be injected.
         """
         kind, params, duration = _read(command)
         if (hook := self._hooks.get(kind)) is not None:

@@ -1,8 +1,8 @@
-"""A threadlet's end of the link to the weaver: one thread, that nothing in the training process can hold up.
+"""A threadlet's end of the link to the weaver: one thread that nothing in the training process can hold up.
 
-It makes a connection, and another whenever one is over, for as long as the process lives; it sends what there is to
-say and receives commands. It converts nothing and asks no device, which may take for ever when a GPU hangs: its
-heartbeats have to go on then, so that the weaver sees a stalled process and no dead one.
+The thread connects, and reconnects whenever a connection is over, for as long as the process lives. It sends frames
+and receives commands. It never converts a value or queries a device, which may hang with a GPU: heartbeats have to
+go on then, so that the weaver sees a stalled process and not a dead one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from loom.threadlet.reports import KeptReports, now_of_system
 _log = logging.getLogger("loom")
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds that a connection may take."""
+"""Seconds that an attempt to connect may take."""
 
 BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)
 """Waits before further attempts to connect."""
@@ -42,32 +42,32 @@ WELCOME_TIMEOUT = 10.0
 """Seconds within which the weaver has to answer a hello."""
 
 ROWS = 512
-"""Reports in one frame."""
+"""Status reports in one frame."""
 
 HIGH_WATER = 1 << 18
-"""Bytes waiting for the socket over which nothing but answers is added to them."""
+"""Bytes waiting for the socket above which only answers are added."""
 
 GOODBYE_TIMEOUT = 0.4
-"""Seconds that the weaver has at most to read the last frame and close."""
+"""Seconds that the weaver has to read the last frame and close the connection."""
 
 
 class _Refused(Exception):
-    """The weaver does not let this threadlet in."""
+    """The weaver refuses this threadlet."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.text} ({refusal.code})")
 
 
 class WeaverLink:
-    """Keeps this process and the weaver in touch, in a thread of its own.
+    """The connection of this process with the weaver, in a thread of its own.
 
     Args:
         address: of the weaver.
-        inbox: where commands go.
-        reports: where status reports come from.
-        hello: makes what the weaver is told first on each connection, of the key.
-        beat: the step and the phase that a heartbeat tells.
-        account: what the process has spent its time on.
+        inbox: takes the commands.
+        reports: holds the status reports to send.
+        hello: returns the first frame of each connection, from the key.
+        beat: returns the step and the phase for a heartbeat.
+        account: returns the process's time account.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class WeaverLink:
         self._beat = beat
         self._account = account
         self._frames: deque[Frame] = deque()
-        """Wait to be sent. Appending takes no lock: a signal handler may do so while this thread does."""
+        """Frames to send. Appending takes no lock, so that a signal handler may append while this thread does."""
         self._open = False
-        """Whether there is a connection that frames can be queued for."""
+        """Whether frames can be queued for a connection."""
         self.connected = False
         """Whether the weaver has welcomed this process and the connection stands."""
         self._goodbye: Bye | None = None
         self._deadline = 0.0
-        """When `close` ends at the latest, on the monotonic clock."""
+        """When `close` gives up, on the monotonic clock."""
         self._closing = threading.Event()
         self._beat_due = False
         self._flushes: deque[threading.Event] = deque()
-        """Set when nothing waits to be sent."""
+        """Events to set when no frame waits to be sent."""
         self._logged: set[str] = set()
-        """What went wrong since the last welcome, each of which is logged once."""
+        """The problems logged since the last welcome; each is logged once."""
         self._connection: Connection | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -107,33 +107,36 @@ class WeaverLink:
         self._thread = threading.Thread(target=self._run, name="loom-threadlet", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start the thread, which connects."""
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame soon. A connection that breaks loses it: who needs it asks again, or is told in hello."""
+        """Send a frame soon.
+
+        A frame is lost if the connection breaks: hello or a repeated request makes up for it.
+        """
         if self._open:
             self._frames.append(frame)
             self.wake()
 
     def send_if_idle(self, frame: Frame) -> None:
-        """Send a frame that the next of its kind replaces, unless others still wait to be sent."""
+        """Send a frame that the next of its kind supersedes, unless other frames still wait."""
         if not self._frames:
             self.send(frame)
 
     def beat_now(self) -> None:
-        """Send a heartbeat soon: the phase has changed."""
+        """Send a heartbeat soon, because the phase has changed."""
         self._beat_due = True
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread look for what there is to send."""
-        # Full: it will wake anyway. Closed: there is nobody to wake.
+        """Wake the thread, so that it sends queued frames."""
+        # A full socket wakes the thread anyway; a closed one means that the thread has ended.
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_sender.send(b"\0")
 
     def flush(self, timeout: float) -> None:
-        """Wait until the kernel has all that was to be sent, for so many seconds at most."""
+        """Wait until the kernel has all queued frames, or for ``timeout`` seconds."""
         if self._open:
             sent = threading.Event()
             self._flushes.append(sent)
@@ -141,13 +144,13 @@ class WeaverLink:
             sent.wait(timeout)
 
     def close(self, goodbye: Bye, timeout: float) -> None:
-        """Send what is left, say goodbye and end the thread.
+        """Send the remaining frames, say goodbye and end the thread.
 
-        Without a connection, and none about to stand, there is nothing to wait for.
+        Without a connection, or one that is being made, the call does not wait.
 
         Args:
-            goodbye: what to say last.
-            timeout: seconds that it may take, over all.
+            goodbye: the last frame.
+            timeout: seconds that the call may take in total.
         """
         self._goodbye = goodbye
         self._deadline = time.monotonic() + timeout
@@ -157,14 +160,14 @@ class WeaverLink:
             self._thread.join(timeout + 2 * GOODBYE_TIMEOUT)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's sockets. Nothing is sent and nothing shut down."""
+        """Release the parent's sockets, in a forked child, without sending anything or shutting them down."""
         for held in (self._connection, self._wake_receiver, self._wake_sender):
             if held is not None:
                 held.close()
 
     def _run(self) -> None:
         waits = iter(BACKOFF)
-        # At least once, for a process that has something to say and ends at once.
+        # Try at least once, for a process that reports something and ends at once.
         while True:
             wait = None
             try:
@@ -178,7 +181,7 @@ class WeaverLink:
             except (OSError, ConnectionOver) as error:
                 kind = type(error).__name__
                 self._log_once(kind, logging.WARNING, "no weaver: %s; training goes on, and so do attempts", error)
-            except Exception:  # noqa: BLE001 - logged below; nothing may end this thread, or reach the training
+            except Exception:  # noqa: BLE001 - logged; no error may end this thread or reach the training
                 self._log_once("fault", logging.ERROR, "the link to the weaver broke of itself", exc_info=True)
             finally:
                 if self.connected:
@@ -203,7 +206,7 @@ class WeaverLink:
         address = self._address
         sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
         self._connection = connection = Connection(sock, self._wake_receiver)
-        # From here on frames are queued: what changes after hello is made is told behind it.
+        # Queue frames from here on, so that a change made after the hello is built is sent after it.
         self._frames.clear()
         self._open = True
         connection.put(self._hello(address.key))
@@ -218,7 +221,7 @@ class WeaverLink:
         self._serve(connection, welcome)
 
     def _welcome(self, connection: Connection) -> tuple[ThreadletWelcome, list[list[Any]]]:
-        """Return the weaver's answer to hello, and the frames that came behind it."""
+        """Return the weaver's answer to the hello, and the frames that came after it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
             if self._closing.is_set() and time.monotonic() > self._deadline:
@@ -248,7 +251,8 @@ class WeaverLink:
             if now >= next_beat or self._beat_due:
                 self._beat_due = False
                 next_beat = now + welcome.beat
-                # Behind bytes that the weaver does not read, a heartbeat would tell it nothing that those do not.
+                # The weaver would read a heartbeat only after the bytes that it leaves unread: it would add
+                # nothing.
                 if connection.waiting < HIGH_WATER:
                     connection.put(Heartbeat(now_of_system(), *self._beat()))
                     if welcome.spent:
@@ -287,7 +291,7 @@ class WeaverLink:
             self._frames.append(acknowledged)
 
     def _say_goodbye(self, connection: Connection, welcome: ThreadletWelcome) -> None:
-        """Send the last frame, and wait until the weaver has read it: it closes the connection then."""
+        """Send the last frame, and wait until the weaver has read it and closes the connection."""
         if welcome.spent:
             connection.put(self._account())
         connection.put(self._goodbye or Bye("", Ending.FINISHED))
@@ -302,7 +306,7 @@ class WeaverLink:
 
 
 def format_stacks() -> str:
-    """Return where every thread of this process is, the main thread first."""
+    """Return the stack of every thread of this process, the main thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

@@ -1,4 +1,4 @@
-"""The end of the process, and its forks: threadlets say goodbye at the one and are let go of in the other."""
+"""The hooks for the process's end, when threadlets say goodbye, and for forks, when the child abandons them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """What has a connection that the end of the process closes."""
+    """An object with a connection that has to be closed when the process ends."""
 
     def close(self, error: BaseException | None = None) -> None: ...
 
     def abandon(self) -> None:
-        """Let go of the connection, in a forked child."""
+        """Release the connection, in a forked child."""
 
 
 _open: set[Closable] = set()
-"""Those of this process that have a link and are not closed."""
+"""The open objects of this process."""
 
 
 def opened(one: Closable) -> None:
-    """Close something with the process, unless `closed` is called before."""
+    """Close an object when the process ends, unless `closed` is called first."""
     _open.add(one)
     if multiprocessing.parent_process() is not None:
-        # Such a child ends without the functions of `atexit`, but with these.
+        # A child of multiprocessing runs these finalizers at its end, but not the functions of `atexit`.
         Finalize(one, _close, (one,), exitpriority=10)
 
 
 def closed(one: Closable) -> None:
-    """Note that something is closed."""
+    """Note that an object is closed."""
     _open.discard(one)
 
 
@@ -41,10 +41,10 @@ def _close(one: Closable) -> None:
 
 
 def _fatal_error() -> BaseException | None:
-    """Return what the interpreter ends of, as far as it is known here: not the code of a `sys.exit`."""
+    """Return the error that ends the interpreter, if it is known here; the code of a `sys.exit` is not."""
     if (error := sys.exc_info()[1]) is not None:
         return error
-    # At a prompt, this is any earlier mistake.
+    # At an interactive prompt, `last_value` is any earlier error.
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 

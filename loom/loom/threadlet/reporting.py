@@ -1,4 +1,4 @@
-"""Status reports of a training process: the half of a threadlet that tells the weaver."""
+"""The half of a threadlet that reports the training's status to the weaver."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 _log = logging.getLogger("loom")
 
 REPORT_INTERVAL = 0.5
-"""Seconds from one look at what the training loop has published to the next, at least.
+"""Seconds between two collections of published reports, at least.
 
-Each interrupts the training for about half a millisecond, most of it spent on handing the interpreter to and fro;
-where processes exchange gradients, all wait for the one that is interrupted. A report after a longer silence is
-looked at at once.
+Each collection interrupts the training for about half a millisecond, mostly for handing the interpreter over; if
+processes exchange gradients, all of them wait for the interrupted one. A report after a longer silence is collected
+at once.
 """
 
 
 class StatusReporter:
-    """What a training process has to report, and to the weaver if there is one that it is sent to."""
+    """The part of a threadlet that collects status reports, and sends them if there is a weaver."""
 
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config
         self._link: WeaverLink | None = None
         self._step: Any = None
-        """The step that is made, or was reported last, as the loop gave it."""
+        """The current or last reported step, as the loop gave it."""
         self._phase = Phase.BETWEEN
         self._in_steps = False
-        """Whether the loop uses `step`, which knows better than `publish_status` when a step begins and ends."""
+        """Whether the loop uses `step`, which marks begin and end of a step better than `publish_status`."""
         self._numbers = itertools.count()
         self._published = -1
-        """Number of the last report."""
+        """The number of the last report."""
         self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)
-        """Reports of which no rows are made yet. Appending takes no lock: the training never waits for one."""
+        """Published reports without a row yet. Appending takes no lock, so the training never waits for one."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        """Wakes the thread that makes rows. No lock is held meanwhile, so that signal handlers may publish too."""
+        """Wakes the thread that makes rows. A put takes no Python lock, so that signal handlers may publish too."""
         self._asleep = False
-        """Whether that thread waits to be woken."""
+        """Whether the thread that makes rows waits for a wake."""
         self._rows = RowMaker()
         self._kept = KeptReports()
         self._ended = threading.Event()
@@ -58,15 +58,15 @@ class StatusReporter:
         metrics: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell how far the training is. Returns at once, whatever the weaver does.
+        """Publish the training's progress. Return at once, whatever the weaver does.
 
         Args:
-            step: the step that has been made.
-            epoch: the epoch it belongs to.
-            max_step: how many there will be.
+            step: the step that was finished.
+            epoch: the epoch of the step.
+            max_step: the total number of steps.
             metrics: numbers, also of torch and numpy: they are converted in the background, which waits for the
                 device they are on. A tensor that the loop changes in place may be read after the change.
-            config: values of the configuration, as they are now.
+            config: the current values of the configuration.
         """
         if step is not None:
             self._step = step
@@ -85,12 +85,12 @@ class StatusReporter:
 
     @property
     def dropped(self) -> int:
-        """Status reports that were dropped, the oldest first, because the weaver did not take them."""
+        """Status reports that were dropped, the oldest first, because the weaver did not store them in time."""
         return self._kept.dropped + self._rows.missed
 
     @property
     def connected(self) -> bool:
-        """Whether the weaver can be talked to now."""
+        """Whether the weaver is connected now."""
         return self._link is not None and self._link.connected
 
     def _whole_step(self) -> int | None:
@@ -98,7 +98,10 @@ class StatusReporter:
         return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
 
     def _make_rows(self, link: WeaverLink) -> None:
-        """Make rows of what is published, until the end. A thread of its own: it waits for GPUs."""
+        """Make rows of the published reports until the end.
+
+        The method has its own thread, because it waits for GPUs.
+        """
         warned = False
         make = self._rows.make
         while True:
@@ -116,8 +119,8 @@ class StatusReporter:
             self._ended.wait(REPORT_INTERVAL)
 
     def _await_reports(self) -> None:
-        # The training thread looks at `_asleep` after it has given a report, this one at the reports after it has
-        # said that it is asleep: one of the two sees what the other did.
+        # The training thread reads `_asleep` after appending a report; this thread checks the reports after setting
+        # `_asleep`. At least one of them sees the other's write, so that no report is left without a wake.
         self._asleep = True
         if not self._given and not self._ended.is_set():
             self._wakes.get()

@@ -1,4 +1,4 @@
-"""Status reports on their way: from what the training loop gave to rows that the weaver has stored."""
+"""The path of status reports, from what the training loop publishes to rows that the weaver has stored."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ LARGEST_INT = 2**64 - 1
 SMALLEST_INT = -(2**63)
 
 MAX_METRICS = 1000
-"""Names of metrics that are sent for a process, at most: the weaver takes no more."""
+"""Names of metrics that a process may send; the weaver takes no more."""
 
 
 now_of_system = time.time
-"""Seconds since the epoch, also where a fault has `time.time` tell something else to the training."""
+"""Seconds since the epoch, even while a fault makes `time.time` return something else to the training."""
 
 Given: TypeAlias = tuple[int, float, Any, Any, Any, dict[str, Any] | None, dict[str, Any] | None]
-"""A report as the training loop gave it, tensors and all: its number, from 0; seconds since the epoch; step, epoch,
-max_step, metrics and configuration. A plain tuple, as it is made in each step."""
+"""A published report, with its tensors: a plain tuple, because one is made in each step.
+
+Its items are its number (from 0), seconds since the epoch, step, epoch, max_step, metrics and configuration.
+"""
 
 
 def number(value: Any) -> float:
-    """Return a Python, numpy or torch scalar as a float. Wait for the device that a tensor is on.
+    """Return a Python, numpy or torch scalar as a float, after waiting for the device that a tensor is on.
 
     Raises:
-        TypeError, ValueError, OverflowError, RuntimeError: it is no number, or not one number.
+        TypeError, ValueError, OverflowError, RuntimeError: the value is no number, or not a single one.
     """
     if type(value) is float:
         return value
@@ -46,7 +48,7 @@ def number(value: Any) -> float:
 
 
 def plain(value: Any, depth: int = 8) -> Any:
-    """Return a value as JSON and msgpack can hold it: by its ``repr``, cut, if they have nothing like it."""
+    """Return a value in a form for JSON and msgpack; a value without one becomes its ``repr``, shortened."""
     try:
         return _plain(value, depth)
     except Exception:  # noqa: BLE001 - whatever the methods of a stranger's value raise
@@ -82,7 +84,7 @@ def _cut(value: Any) -> str:
 
 
 class RowMaker:
-    """Makes rows of what was given. For one thread, which may have to wait for GPUs."""
+    """A maker of rows from published reports, for one thread, which may have to wait for GPUs."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -93,12 +95,15 @@ class RowMaker:
 
     @property
     def missed(self) -> int:
-        """Reports that were published and never came here, dropped on the way because there were too many."""
+        """Published reports that never came here, because too many were waiting."""
         return self._highest + 1 - self._taken
 
     def make(self, given: Given) -> Row:
-        """Return a row with the next sequence number. Leave out what is no number, with one warning a name."""
-        # For every step of every training, with its thread waiting for the interpreter: common values go straight.
+        """Return a row with the next sequence number.
+
+        Values that are no number are left out, with one warning for each name.
+        """
+        # This runs for every step, while the training waits for the interpreter: common values take the short path.
         published, moment, step, epoch, max_step, metrics, config = given
         self._taken += 1
         if published > self._highest:
@@ -119,7 +124,7 @@ class RowMaker:
                 if type(value) is not float or name not in known:
                     metrics = self._measured(metrics)
                     break
-        # Last, so that one that cannot be made leaves no gap.
+        # Count last, so that a row that cannot be made leaves no gap in the numbers.
         self._made += 1
         return [self._made, moment, step, epoch, max_step, metrics, config]
 
@@ -134,7 +139,7 @@ class RowMaker:
         return made
 
     def _is_known(self, name: Any) -> bool:
-        """Return whether a metric's name is one of those that are sent."""
+        """Return whether a metric of this name is sent."""
         if name in self._names:
             return True
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
@@ -165,14 +170,14 @@ class RowMaker:
 
 
 class KeptReports:
-    """Rows that the weaver has not stored, the oldest dropped when there are too many. Any thread may call."""
+    """Rows that the weaver has not stored. If there are too many, the oldest are dropped. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: deque[Row] = deque()
         self._sent = 0
         self.dropped = 0
-        """Rows that were dropped unstored."""
+        """Rows that were dropped before they were stored."""
         self.last_step: int | None = None
         """The last step that was reported."""
 
@@ -180,7 +185,7 @@ class KeptReports:
         return len(self._rows)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Keep rows, whose sequence numbers follow each other and that of the row before."""
+        """Keep rows. Their sequence numbers have to continue those before without a gap."""
         last_step = next((row[2] for row in reversed(rows) if row[2] is not None), None)
         with self._lock:
             self._rows.extend(rows)
@@ -191,19 +196,19 @@ class KeptReports:
                 self.dropped += 1
 
     def stored(self, seq: int) -> None:
-        """Forget the rows up to a sequence number."""
+        """Drop the rows up to a sequence number."""
         with self._lock:
             while self._rows and self._rows[0][0] <= seq:
                 self._rows.popleft()
 
     def resume(self, seq: int) -> None:
-        """Begin again behind a sequence number, on a new connection."""
+        """Start again after a sequence number, on a new connection."""
         self.stored(seq)
         with self._lock:
             self._sent = seq
 
     def take(self, count: int) -> list[Row]:
-        """Return at most so many rows to send next. They are kept until they are stored."""
+        """Return at most ``count`` rows to send next, and keep them until they are stored."""
         with self._lock:
             if not self._rows or self._rows[-1][0] <= self._sent:
                 return []

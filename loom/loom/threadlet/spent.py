@@ -1,8 +1,8 @@
-"""What a training process spends its time on, as the weaver makes goodput of it.
+"""The time accounting of a training process, from which the weaver computes goodput.
 
-The training thread adds to it, mostly in `loom.threadlet.threadlet.Step` itself, which has no time for a call;
-another thread reads it whenever there is something to tell. What it reads in between is wrong by one block at most,
-and right the next time, since everything is a sum since the beginning.
+The training thread adds to it, mostly in `loom.threadlet.step.Step` itself, which has no time for a call. Another
+thread reads it for each heartbeat. A concurrent read is wrong by one block at most, and the next is right, because
+everything is a sum since the beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loom.errors import WrongArguments
 
 
 class SpentTime:
-    """Seconds since the process began, by what they were spent on."""
+    """The seconds since the process began, by reason."""
 
     __slots__ = ("_before", "_blocks", "_by_reason", "_first", "_first_at", "_start", "began", "compute", "highest",
                  "lost", "named")  # fmt: skip
@@ -25,26 +25,31 @@ class SpentTime:
     def __init__(self) -> None:
         self._start = monotonic()
         self.named = 0.0
-        """Spent in blocks with a reason that have ended."""
+        """Seconds in finished blocks with a reason."""
         self._by_reason: dict[str, float] = {}
         self._blocks: list[tuple[str, float]] = []
-        """Those that have not ended, the innermost last: each began then, on a clock that stood still in the blocks
-        before it."""
+        """The open blocks with a reason, the innermost last, with their beginnings.
+
+        The beginnings are by a clock that stops during finished blocks.
+        """
         self.began = 0.0
-        """When the step that is being made began; blocks with a reason that have ended since put it off."""
+        """When the current step began, plus the blocks with a reason that have ended since."""
         self.compute = 0.0
-        """Spent in steps that were made."""
+        """Seconds in finished steps that count."""
         self.lost = 0.0
-        """Spent in steps that had been made before, that raised, or that did not count."""
+        """Seconds in steps that were repeated, that raised, or that did not count."""
         self.highest: float = math.inf
-        """The highest number of a step that was made. Infinite before there is one: the first is an odd one."""
+        """The highest number of a finished step. It starts as infinity, so that the first step takes `odd_step`."""
         self._first: int | None = None
         self._first_at: float | None = None
         self._before = 0.0
-        """Spent before the first step, without the blocks with a reason."""
+        """Seconds before the first step, not counting blocks with a reason."""
 
     def odd_step(self, number: Any, took: float, made: bool) -> None:
-        """Take a step of some seconds that is not simply higher than all before it, or has raised."""
+        """Count a step that raised, or whose number is not simply higher than all before.
+
+        ``took`` is in seconds.
+        """
         if self._first_at is None:
             self._begin(monotonic() - took)
         if made and self.highest == math.inf and type(number) is int:
@@ -56,19 +61,19 @@ class SpentTime:
             self.lost += took
 
     def discard(self) -> None:
-        """Count what the step that is being made has done so far as lost."""
+        """Count the current step's time so far as lost."""
         now = monotonic()
         now -= self._with_open_blocks(now)[1]
-        if self._first_at is not None:  # before the first step, it is a wait for that
+        if self._first_at is not None:  # the time before the first step counts as a wait for it
             self.lost += max(0.0, now - self.began)
         self.began = now
 
     def enter(self, reason: str, beyond: float = 0.0) -> None:
-        """Begin a block with a reason, of which the first seconds do not count."""
+        """Begin a block with a reason; its first ``beyond`` seconds do not count."""
         self._blocks.append((reason, monotonic() - self.named + beyond))
 
     def leave(self) -> None:
-        """End the block that began last."""
+        """End the innermost block."""
         reason, began = self._blocks[-1]
         took = max(0.0, monotonic() - self.named - began)
         if reason not in self._by_reason and len(self._by_reason) >= MAX_REASONS:
@@ -79,10 +84,10 @@ class SpentTime:
         self._blocks.pop()
 
     def account(self, in_step: bool, uses_steps: bool, step: int | None) -> TimeAccount:
-        """Return the account that the weaver is told, when this step was reported last.
+        """Return the account for the weaver; ``step`` is the last reported step.
 
-        A loop may not say where it makes a step. Then everything from its first report on counts as steps, but for
-        the blocks with a reason.
+        A loop need not mark its steps. Then everything from its first report on counts as steps, except the blocks
+        with a reason.
         """
         now = monotonic()
         spent, inside = self._with_open_blocks(now)
@@ -105,7 +110,7 @@ class SpentTime:
         self._before = self._first_at - self.named
 
     def _with_open_blocks(self, now: float) -> tuple[dict[str, float], float]:
-        """Return what was spent with reasons, also in blocks that have not ended; and in these alone."""
+        """Return the seconds by reason, open blocks included, and the sum of the open blocks alone."""
         spent = dict(self._by_reason)
         inside = 0.0
         for reason, began in reversed(tuple(self._blocks)):
@@ -116,7 +121,7 @@ class SpentTime:
 
 
 class SpentBlock:
-    """A ``with`` block around what is no step; made by `loom.Threadlet.spent`."""
+    """A ``with`` block around work that is not part of a step; made by `loom.Threadlet.spent`."""
 
     __slots__ = ("_beyond", "_reason", "_spent")
 

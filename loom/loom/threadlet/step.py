@@ -10,14 +10,14 @@ from loom.control.reports import Phase
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.reports import now_of_system
 
-_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # a name less to look up in each step
+_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # one name lookup less in each step
 
 
 class Step:
     """One step of a training loop; made by `Threadlet.step`."""
 
-    # What runs for every step is short, in the number of functions too: behind a step of training, none of it is in
-    # the processor's cache any more.
+    # The code of a step is short, also in the number of functions: a training step evicts all of it from the
+    # processor's cache.
 
     __slots__ = ("_rest", "_threadlet", "metrics", "number")
 
@@ -31,7 +31,7 @@ class Step:
         self._threadlet = threadlet
         self.number = number
         self.metrics = metrics
-        """What is published with the step; the block fills it."""
+        """The metrics that are published with the step; the block fills them in."""
         self._rest = rest
 
     def __enter__(self) -> Step:
@@ -47,7 +47,7 @@ class Step:
         return self
 
     def discard(self) -> None:
-        """Say that what the step has done so far did not count and is done again: its time is lost."""
+        """Count the step's time so far as lost, because its work did not count and is repeated."""
         self._threadlet._spent.discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
@@ -68,7 +68,7 @@ class Step:
                 config = dict(config)
                 threadlet._config.update(config)
             metrics = None if self.metrics is None else {**self.metrics}
-            # As `publish_status`, one function less.
+            # This repeats `publish_status` to save a call.
             threadlet._published = published = next(threadlet._numbers)
             threadlet._given.append((published, now_of_system(), number, epoch, max_step, metrics, config))
             if threadlet._asleep:

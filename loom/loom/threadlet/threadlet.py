@@ -1,4 +1,4 @@
-"""`Threadlet`: three lines in a training script, and it can be watched and changed while it runs.
+"""`Threadlet`: makes a training script visible to the weaver, and changeable while it runs, with three lines.
 
 ::
 
@@ -15,9 +15,9 @@
         if t.should_stop:
             break
 
-Nothing that the training thread calls waits for the network, for a GPU or for a lock that somebody else holds for
-long, except `Threadlet.wait_while_paused`, whose purpose it is. What goes wrong on the way to the weaver is
-logged, under the name ``loom``, and never raised.
+No method that the training thread calls waits for the network, for a GPU or for a lock that another thread holds
+for long, except `Threadlet.wait_while_paused`, which exists to wait. Problems on the way to the weaver are logged,
+under the name ``loom``, and never raised.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ _log = logging.getLogger("loom")
 F = TypeVar("F", bound=Callable[..., Any])
 
 CLOSE_TIMEOUT = 2.0
-"""Seconds that the end of the process waits at most for the last reports to be stored."""
+"""Seconds that the end of the process waits for the last reports to be stored."""
 
 MAX_CONFIG = 10_000
-"""Keys of the configuration that the weaver is told of when it is found, at most."""
+"""Keys of the configuration that a hello may have."""
 
 
 class Threadlet(CommandApplier):
     """A training process, as the weaver sees it.
 
-    Any thread may call any method. A forked child does not use its parent's threadlet: there, what is published
-    goes nowhere and no command comes; a child that trains makes its own.
+    Any thread may call any method. A forked child does not use its parent's threadlet: in the child it publishes
+    nothing and gets no commands. A child that trains makes its own.
 
     Args:
-        replica_id: name of the replica; ``LOOM_REPLICA`` where none is given, or else host and process id.
-        group: name of the replicas that belong together; ``LOOM_GROUP`` where none is given.
-        weaver: ``tcp://HOST:PORT/KEY``; ``LOOM_WEAVER`` where none is given. Without either everything works and
-            nothing is sent.
-        devices: what this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for ``torchrun``
-            use it, or else all those of `loom.devices.local_devices`.
+        replica_id: name of the replica; the default is ``LOOM_REPLICA``, or else host and process id.
+        group: name of the replicas that belong together; the default is ``LOOM_GROUP``.
+        weaver: ``tcp://HOST:PORT/KEY``; the default is ``LOOM_WEAVER``. Without either everything works and nothing
+            is sent.
+        devices: the devices that this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for
+            ``torchrun`` use it, or else all those of `loom.devices.local_devices`.
         config: values of the configuration that are known from the beginning.
         injectable: whether failures may be injected into this process, and its host, on purpose (`loom.chaos`);
-            where it is None, whether ``LOOM_INJECTABLE`` is 1.
+            None: whether ``LOOM_INJECTABLE`` is 1.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
-        WrongArguments: the replica's or the group's name is too long, or does not print.
+        WrongArguments: the replica's or the group's name is too long, or not printable.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Threadlet(CommandApplier):
     ) -> None:
         text = os.environ.get(ADDRESS_VARIABLE, "") if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
-        # An empty name is none.
+        # An empty name counts as no name.
         self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"
         self.group = group if group is not None else os.environ.get("LOOM_GROUP", "")
         for name in (self.replica_id, self.group):
@@ -104,7 +104,7 @@ class Threadlet(CommandApplier):
                     f"a replica or group is named by 200 printable characters at most, not {name!r:.80}"
                 )
         self.instance = uuid.uuid4().hex
-        """Tells this process from those that had the replica's name before."""
+        """Id of this process, to tell it from earlier processes with the replica's name."""
         self.devices = list(_own_devices() if devices is None else devices)
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
@@ -120,7 +120,7 @@ class Threadlet(CommandApplier):
 
     def _begin(self, link: WeaverLink) -> None:
         process_exit.opened(self)
-        # Daemons: none of them keeps a process that ends, and `close` waits for what is worth it.
+        # Daemon threads do not keep a process from ending; `close` waits for the reports.
         for target, arguments, name in (
             (self._make_rows, (link,), "loom-reports"),
             (watch_devices, (self.devices, link, self._ended), "loom-devices"),
@@ -139,10 +139,10 @@ class Threadlet(CommandApplier):
         metrics: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Step:
-        """Return a ``with`` block around one step: everything in one line.
+        """Return a ``with`` block around one step, which does everything in one line.
 
-        Before the step and after it, what was commanded meanwhile is applied, and a pause waited for. After it,
-        unless it raised, its status is published, with the metrics that it put into `Step.metrics`.
+        Before and after the step, the commands that came meanwhile are applied, and a pause is waited for. After
+        the step, unless it raised, its status is published, with the metrics in `Step.metrics`.
 
         Args:
             number: of the step.
@@ -151,16 +151,16 @@ class Threadlet(CommandApplier):
         return Step(self, number, {**metrics} if metrics else {}, (epoch, max_step, config))
 
     def handler(self, key: str) -> Callable[[F], F]:
-        """Decorator: call the function with each new value of a key, in `check_and_apply_updates`.
+        """Register the decorated function for each new value of a key; `check_and_apply_updates` calls it.
 
         The value is converted to the type its parameter is annotated with: int, float, bool, str, an Enum (by name
-        or value), a Literal, Optional, or a list of these. One that is not of the type is refused, as is one
-        for which the function raises; whoever sent it is told why.
+        or value), a Literal, Optional, or a list of these. A value that cannot be converted is refused, and so is
+        one for which the function raises; the sender gets the reason.
 
         A function that cannot apply the value yet returns a `Deferred`: the acknowledgement waits for its verdict.
 
         Raises:
-            WrongArguments: the function takes no single argument, or is annotated with another type.
+            WrongArguments: the function does not take a single argument, or is annotated with another type.
         """
         names = sys._getframe(1).f_locals
 
@@ -173,20 +173,26 @@ class Threadlet(CommandApplier):
         return register
 
     def on_device_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-        """Decorator: call the function with a device's uuid and the reason, when one that it uses has failed."""
+        """Register the decorated function for failures of this process's devices.
+
+        The function gets the device's uuid and the reason.
+        """
         self._on_failure.append(function)
         return function
 
     def on_device_change(self, function: Callable[[str, bool], Any]) -> Callable[[str, bool], Any]:
-        """Decorator: call the function with a device's uuid, and whether it is to be used, when that is changed."""
+        """Register the decorated function for changes of this process's devices.
+
+        The function gets the device's uuid, and whether the device may be used now.
+        """
         self._on_change.append(function)
         return function
 
     def on_fault(self, kind: str) -> Callable[[F], F]:
-        """Decorator: let the function carry out faults of a kind of `loom.chaos` that depends on the training.
+        """Register the decorated function for a kind of fault of `loom.chaos` that depends on the training.
 
-        Only the training knows what its process group is, and how its loss becomes NaN. The function is called at a
-        step boundary with the fault's parameters, and may return another one that removes the fault.
+        Only the training knows its process group, or how its loss can become NaN. The function is called at a step
+        boundary with the fault's parameters, and may return another one that removes the fault.
         """
 
         def register(function: F) -> F:
@@ -233,12 +239,12 @@ class Threadlet(CommandApplier):
         return self._spent.account(in_step, self._in_steps, self._whole_step())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Say goodbye to the weaver. Harmless when it has been done.
+        """Say goodbye to the weaver. Do nothing if that was done before.
 
-        Takes at most about two seconds, when the weaver is there but does not store the last reports.
+        The call takes at most about two seconds, if the weaver is connected but does not store the last reports.
 
         Args:
-            error: what the training ended of; None if it came to its end.
+            error: the error that ended the training; None if it ended normally.
         """
         if self._ended.is_set():
             return
@@ -276,7 +282,7 @@ class Threadlet(CommandApplier):
         self.close(error)
 
     def abandon(self) -> None:
-        """Become a threadlet that has no weaver, in a forked child."""
+        """Detach from the weaver, in a forked child."""
         link, self._link = self._link, None
         self._ended = threading.Event()
         self._ended.set()
