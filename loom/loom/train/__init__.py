@@ -1,6 +1,6 @@
 """Training that survives failures: jobs of replica groups, actors that train, checkpoints.
 
-Names are imported when they are first used, as most of them need torch: extra ``train``.
+Names are imported on first use, because most of them need torch: extra ``train``.
 """
 
 from __future__ import annotations

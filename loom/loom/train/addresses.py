@@ -1,4 +1,4 @@
-"""Addresses by which other hosts reach this one."""
+"""The addresses at which other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loom.process import listen
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this host on its way to a URL's host."""
+    """Return this host's address on the route to a URL's host."""
     parts = urlsplit(url)
     return listen.address_towards(parts.hostname or "", parts.port or 80)
 
 
 def own_address() -> str:
-    """Return the address of this host on its way to the weaver, which other hosts reach too."""
+    """Return this host's address on the route to the weaver, at which other hosts reach it too."""
     weaver = os.environ.get(ADDRESS_VARIABLE)
     return address_towards(weaver) if weaver else socket.gethostbyname(socket.gethostname())

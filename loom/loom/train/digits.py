@@ -1,4 +1,4 @@
-"""`digits_job`: a training to watch, change and break, which learns to read scikit-learn's 1,797 digits."""
+"""`digits_job`: a training on scikit-learn's 1,797 digits, to watch, change and break."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loom.train.settings import Batch, LiveConfig, Timeouts
 from loom.train.trainer import TrainerActor
 
 TEST_DIGITS = 360
-"""Digits that are kept back for `DigitsTrainer.evaluate`."""
+"""Digits held back for `DigitsTrainer.evaluate`."""
 
 SEED = 0
 
 
 class DigitsTrainer(TrainerActor):
-    """Learns to read digits.
+    """A trainer that learns to read digits.
 
     Args:
-        pace: seconds that a step takes at least, as the model is tiny and real ones take longer.
+        pace: minimal seconds of a step, because the model is tiny and real ones take longer.
         hidden: units of the one hidden layer.
     """
 
@@ -74,8 +74,8 @@ def digits_job(
     Args:
         groups: replica groups.
         steps: optimizer steps.
-        pace: seconds that a step takes at least.
-        config: the first values of what can be changed while the job runs.
+        pace: minimal seconds of a step.
+        config: the first values of the configuration that can change while the job runs.
         settings: other fields of `FaultTolerantJob`.
     """
     timeouts = Timeouts(collective=5.0, quorum=10.0, connect=5.0)
@@ -98,7 +98,7 @@ def start(job: Any, groups: int = 3, steps: int = 1000, **settings: Any) -> Any:
 def _digits() -> tuple[Any, Any]:
     """Return the images (n x 64, between 0 and 1) and labels.
 
-    They are read from scikit-learn's file, as importing it would take two seconds.
+    They are read from scikit-learn's file, because importing scikit-learn takes two seconds.
     """
     import numpy
     import torch

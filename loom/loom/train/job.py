@@ -8,9 +8,9 @@
     job.weaver.update_config("train_job", groups=4)             # one more
     print(run.result())
 
-A group that is lost (its process killed, its host gone, an exception, a hang) is started again on a host that
-lives. It takes its state from the groups that went on, or from the last whole checkpoint if none did. What happens
-is in the weaver's events (``loom events``), and in the result.
+A lost group (its process killed, its host gone, an exception, a hang) is started again on a living host. It takes
+its state from the groups that went on, or from the last whole checkpoint if none did. The weaver's events
+(``loom events``) and the result list everything that happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loom.train.spec import JobSpec
 
 @dataclass(frozen=True)
 class FaultTolerantJob(JobSpec):
-    """A `JobSpec` that can be started: in a session's driver, which runs its controller."""
+    """A `JobSpec` that can be started in a session's driver, which runs its controller."""
 
     def start(self, job: Any) -> Any:
         """Start the job in a session's driver, where it goes on without this program.
@@ -40,7 +40,7 @@ class FaultTolerantJob(JobSpec):
         return job.run(self.run, detach=True, name=self.name)
 
     def run(self) -> JobSummary:
-        """Run the job in this process, a session's driver, and return when it is over; see `start`.
+        """Run the job in this process, a session's driver, and return when the job is over; see `start`.
 
         Raises:
             TrainingFailed: no group is left.
@@ -49,7 +49,7 @@ class FaultTolerantJob(JobSpec):
 
 
 def status(name: str = "train") -> JobStatus:
-    """Return how a job is that runs in this driver: ``job.run(loom.train.status)``.
+    """Return the status of a job that runs in this driver: ``job.run(loom.train.status)``.
 
     Raises:
         WrongArguments: no job of the name runs here.

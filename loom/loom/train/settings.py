@@ -1,4 +1,4 @@
-"""What a job's controller and its trainers send each other. Needs no torch."""
+"""The data that a job's controller and its trainers exchange. The module needs no torch."""
 
 from __future__ import annotations
 
@@ -10,49 +10,54 @@ from loom.process.backoff import Backoff
 
 
 class Averaging(str, Enum):
-    """What the replica groups average."""
+    """The quantity that the replica groups average."""
 
     GRADIENTS = "gradients"
     """The gradients, in each step."""
     LOCAL_SGD = "local_sgd"
     """The parameters, after each ``sync_every`` steps (https://arxiv.org/abs/1805.09767)."""
     DILOCO = "diloco"
-    """How far the parameters went in ``sync_every`` steps, which an outer optimizer follows
-    (https://arxiv.org/abs/2311.08105)."""
+    """The distance that the parameters moved in ``sync_every`` steps, which an outer optimizer follows.
+
+    See https://arxiv.org/abs/2311.08105.
+    """
 
 
 class Restore(str, Enum):
-    """Where a group that begins takes its state from."""
+    """The source of the state of a group that begins."""
 
     NOTHING = "nothing"
-    """Nowhere: all groups begin with the first step."""
+    """No source: all groups begin with the first step."""
     PEERS = "peers"
-    """A group that trains."""
+    """A training group."""
     CHECKPOINT = "checkpoint"
-    """The newest whole checkpoint, or nowhere if there is none."""
+    """The newest whole checkpoint, or no source if there is none."""
 
 
 class Ending(str, Enum):
-    """How a trainer's training has ended."""
+    """The way in which a trainer's training has ended."""
 
     FINISHED = "finished"
-    """It made its last step."""
+    """The trainer made its last step."""
     LEFT = "left"
-    """The job told it to leave."""
+    """The job told the trainer to leave."""
     STOPPED = "stopped"
-    """The weaver told it to stop, with ``stop`` or ``drain``."""
+    """The weaver told the trainer to stop, with ``stop`` or ``drain``."""
     NO_PEERS = "no_peers"
-    """No group was left that had the state which it was to take over; its processes are well."""
+    """No group was left that had the state to take over; the trainer's processes are healthy."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class LiveConfig:
-    """What can be changed while the job runs: ``job.weaver.update_config("train", learning_rate=0.01)``."""
+    """The configuration that can change while the job runs.
+
+    For example, ``job.weaver.update_config("train", learning_rate=0.01)`` changes it.
+    """
 
     learning_rate: float = 0.1
     batch_size: int = 32
-    """Samples a process and step."""
+    """Samples for each process and step."""
     gradient_clipping: float = 0.0
     """The largest norm of the gradient; 0 for no limit."""
     sync_every: int = 1
@@ -63,26 +68,26 @@ class LiveConfig:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long groups wait for each other, in seconds."""
+    """The times that groups wait for each other, in seconds."""
 
     collective: float = 10.0
-    """For the gradients of the other groups. Then a group goes on without those that are silent."""
+    """For the gradients of the other groups. After that, a group goes on without the silent ones."""
     quorum: float = 30.0
     """For enough groups to make a step."""
     connect: float = 10.0
     """For a connection to another group."""
     heartbeat: float = 1.0
-    """A group that the lighthouse has not heard from for this long is left out."""
+    """The silence after which the lighthouse leaves a group out."""
     join: float = 2.0
-    """For a group that lives and is not ready for the step."""
+    """For a living group that is not ready for the step."""
 
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """The attempts that each replica group has."""
+    """The number of attempts that each replica group has, and the waits before them."""
 
     attempts: int = 5
-    """Failures after which the group is started again."""
+    """Failures after which the group is still started again."""
     first_wait: float = 0.0
     """Seconds before the first attempt."""
     second_wait: float = 0.5
@@ -90,10 +95,10 @@ class RetryBudget:
     longest_wait: float = 30.0
     """Seconds before any attempt, at most."""
     healthy_steps: int = 20
-    """Steps after which a group that was restored has the whole budget again."""
+    """Steps after which a restored group has the whole budget again."""
 
     def wait(self, failures: int) -> float | None:
-        """Return the seconds before the attempt that follows so many failures; None if no attempt is left."""
+        """Return the seconds before the attempt that follows this many failures; None if no attempt is left."""
         if failures > self.attempts:
             return None
         if failures == 1:
@@ -109,13 +114,13 @@ class Batch:
     size: int
     """Number of samples."""
     shard: int
-    """Number of this process among all that train in this step."""
+    """The number of this process among all that train in this step."""
     shards: int
-    """Number of processes that train in this step."""
+    """The number of processes that train in this step."""
 
     @property
     def seed(self) -> int:
-        """A seed that depends on step and shard only."""
+        """A seed that depends only on step and shard."""
         return 1_000_003 * self.step + self.shard
 
 
@@ -125,33 +130,33 @@ class Member:
 
     pid: int
     store: tuple[str, int]
-    """Where the group's store listens; only the first member has one."""
+    """The address on which the group's store listens; only the first member has one."""
 
 
 @dataclass
 class TrainerReport:
-    """How far the training of a process is."""
+    """The progress of a process's training."""
 
     step: int = 0
-    """Steps that are applied, by this process or before its state was taken over."""
+    """Applied steps, by this process or before its state was taken over."""
     restored: str = ""
-    """Where its state came from, such as ``peers, at step 120``; empty until it is known."""
+    """The source of the process's state, such as ``peers, at step 120``; empty until it is known."""
     restored_step: int = 0
-    """The step of the state that it took over."""
+    """The step of the state that the process took over."""
     first_step_at: float | None = None
-    """When it applied its first step, in seconds since the epoch."""
+    """When the process applied its first step, in seconds since the epoch."""
     participants: int = 0
     """Groups that took part in the last step."""
     discarded: int = 0
-    """Steps that were computed and not applied, because a group was lost meanwhile."""
+    """Steps that were computed but not applied, because a group was lost meanwhile."""
     skipped: int = 0
-    """Steps that left the parameters as they were, because the gradient was not finite."""
+    """Steps that left the parameters unchanged, because the gradient was not finite."""
     applied: int = 0
     """Steps that this process applied."""
     paused: bool = False
-    """Whether the weaver has paused it."""
+    """Whether the weaver has paused the training."""
     hashes: dict[int, str] = field(default_factory=dict)
-    """The SHA-256 of the parameters by step, of the newest steps that were hashed."""
+    """The SHA-256 of the parameters, by step, for the newest hashed steps."""
     changes: tuple[tuple[int, str, Any], ...] = ()
     """Step, key and new value of each change of the configuration."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -161,6 +166,6 @@ class TrainerReport:
     checkpoint_error: str | None = None
     """Why the newest checkpoint was not written; None if it was."""
     ending: Ending | None = None
-    """How its training has ended; None while it goes on."""
+    """The way in which the training has ended; None while it goes on."""
     error: str | None = None
-    """Why it failed, with the traceback."""
+    """Why the training failed, with the traceback."""

@@ -1,4 +1,4 @@
-"""`JobSpec`: what a job trains, and how; `Assignment`: the part of it that one group has."""
+"""`JobSpec`: the settings of a job; `Assignment`: the part of them that one group gets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BACKENDS = ("gloo", "nccl")
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to train, and how.
+    """The settings of a training job.
 
     Raises:
-        WrongArguments: the fields contradict each other, or one has no meaning.
+        WrongArguments: the fields contradict each other, or a field makes no sense.
     """
 
     trainer: type[TrainerModel]
     """Class of the actors, a `loom.train.TrainerActor`."""
     args: tuple[Any, ...] = ()
-    """Arguments of the class."""
+    """Positional arguments for the class of the actors."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     name: str = "train"
     """Group of the replicas ``train_0``, ``train_1``, … in the weaver; ``train_job`` is the controller."""
@@ -34,32 +34,32 @@ class JobSpec:
     members: int = 1
     """Processes of a group, all on one host."""
     parallel: str = "ddp"
-    """What the members of a group share: with ``ddp`` the batches, with ``fsdp`` (FSDP2) the parameters, too."""
+    """The parallelism inside a group: ``ddp`` shards the batches, ``fsdp`` (FSDP2) also the parameters."""
     backend: str = "gloo"
     """``gloo``, or ``nccl`` on GPUs."""
     averaging: Averaging = Averaging.GRADIENTS
     config: LiveConfig = field(default_factory=LiveConfig)
-    """The first values of what can be changed while the job runs."""
+    """The first values of the configuration that can change while the job runs."""
     spares: int = 0
-    """Groups that have imported everything and wait to replace one that is lost."""
+    """Groups that have imported everything and wait to replace a lost one."""
     hosts: tuple[int, ...] | None = None
     """Numbers of the hosts to use; None for all."""
     checkpoints: str | None = None
     """A folder that every host reaches."""
     checkpoint_every: int = 100
-    """Steps."""
+    """Steps between two checkpoints."""
     keep_checkpoints: int = 3
     evaluate_every: int = 100
     hash_every: int = 50
-    """Steps between two hashes of the parameters, by which replicas can be compared; 0 for no hashes."""
+    """Steps between two hashes of the parameters, for comparing replicas; 0 for no hashes."""
     retries: RetryBudget = field(default_factory=RetryBudget)
     timeouts: Timeouts = field(default_factory=Timeouts)
     silence: float = 5.0
-    """A group whose processes do not answer for this many seconds is replaced."""
+    """Seconds without an answer of its processes after which a group is replaced."""
     stuck: float = 30.0
-    """A group that makes no step for this many seconds, while others do, is replaced."""
+    """Seconds without a step, while others make some, after which a group is replaced."""
     injectable: bool | None = None
-    """Whether failures may be injected into its processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
+    """Whether failures may be injected into the processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
 
     def __post_init__(self) -> None:
         counts = {"groups": self.groups, "steps": self.steps, "members": self.members}
@@ -79,7 +79,7 @@ class JobSpec:
             raise WrongArguments("; ".join(wrong))
 
     def for_trainers(self) -> JobSpec:
-        """Return what the trainers have to know: they have been made, so not of what."""
+        """Return the settings for the trainers, without the arguments from which they were made."""
         return JobSpec(**{**vars(self), "args": (), "kwargs": {}})
 
 
@@ -90,7 +90,7 @@ class Assignment:
     job: JobSpec
     replica: str
     lighthouse: str
-    """URL."""
+    """URL of the lighthouse."""
     store: tuple[str, int]
     """Address of the group's store."""
     restore: Restore

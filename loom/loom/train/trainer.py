@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TrainerActor(TrainerModel, Actor):
-    """A process of a replica group. A subclass gives at least `build` and `loss`.
+    """A process of a replica group. A subclass overrides at least `build` and `loss`.
 
     Import torch inside the methods, so that a laptop without torch can define the class. A step whose result could
     not be applied is computed again, with the same `Batch`.
@@ -31,20 +31,23 @@ class TrainerActor(TrainerModel, Actor):
         super().__init__()
         self._loop: TrainingLoop | None = None
         self._store: Any = None
-        """The group's store, in its first process: held, as it ends with the object."""
+        """The group's store, in its first process. The reference keeps the store running."""
         self._joined = False
-        """Whether this process is in the process group of its replica group, once for all trainings."""
+        """Whether this process has joined the process group of its replica group.
+
+        It joins once for all trainings.
+        """
 
     @endpoint
     async def prepare(self) -> Member:
-        """Import everything and read the data, before there is anything to train."""
+        """Import everything and read the data, before there is an assignment."""
         rank = current_rank().rank
         await asyncio.to_thread(self._warm_up)
         address = await asyncio.to_thread(self._open_store) if rank == 0 else ("", 0)
         return Member(os.getpid(), address)
 
     def _warm_up(self) -> None:
-        # Other groups train meanwhile. Linux has a priority for each thread, which the threads it starts inherit.
+        # Other groups train meanwhile: lower the priority of this thread, which the threads that it starts inherit.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         os.environ.setdefault("RUST_LOG", "warn")  # torchft's native part logs several lines a step
         import torch
@@ -52,7 +55,7 @@ class TrainerActor(TrainerModel, Actor):
 
         import loom.train.loop.loop  # noqa: F401
 
-        # The controller reports a group that is lost; here it is no error.
+        # The controller reports a lost group; for this process it is no error.
         logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
         torch.set_num_threads(1)
         weight = torch.nn.Parameter(torch.zeros(1))
@@ -74,7 +77,7 @@ class TrainerActor(TrainerModel, Actor):
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TrainerReport] = loop.create_future()
 
-        # A daemon, unlike an executor's thread: one that hangs does not keep its process from ending.
+        # Unlike an executor's thread, a daemon thread that hangs does not keep its process from ending.
         def work() -> None:
             report = self._train(assignment, rank)
             loop.call_soon_threadsafe(ended.set_result, report)
@@ -110,17 +113,17 @@ class TrainerActor(TrainerModel, Actor):
 
     @endpoint
     async def report(self) -> TrainerReport:
-        """Return how far the training is."""
+        """Return the progress of the training."""
         return TrainerReport() if self._loop is None else self._loop.report()
 
     @endpoint
     async def leave(self) -> None:
-        """End at the next step boundary."""
+        """End the training at the next step boundary."""
         if self._loop is not None:
             self._loop.leave()
 
     @endpoint
     async def move(self, lighthouse: str) -> None:
-        """Go to another lighthouse."""
+        """Move to another lighthouse."""
         if self._loop is not None:
             self._loop.move(lighthouse)

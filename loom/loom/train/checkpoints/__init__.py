@@ -1,1 +1,1 @@
-"""Checkpoints that are whole or not there at all."""
+"""Checkpoints, each of which is complete or absent."""

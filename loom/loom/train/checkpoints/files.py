@@ -1,8 +1,9 @@
-"""The files of a checkpoint: written aside, listed in a manifest with hashes, and then renamed.
+"""The files of a checkpoint: they are written aside, listed in a manifest with hashes, and then renamed.
 
-A folder of checkpoints holds ``NUMBER-step-STEP`` for each whole one, and ``.aside-…`` for each that is being
-written or removed. The numbers say in which order checkpoints were written, as a step may be written again and
-clocks jump.
+A folder of checkpoints holds ``NUMBER-step-STEP`` for each complete checkpoint, and ``.aside-…`` for each that is
+being written or removed. The numbers give the order in which checkpoints were written, because a step may be
+written again and clocks jump.
+
 A process that works on an ``.aside-…`` folder holds a lock in it, which the kernel releases if the process dies.
 """
 
@@ -34,13 +35,13 @@ class Manifest:
 
     step: int
     time: float
-    """When it was written, in seconds since the epoch."""
+    """When the checkpoint was written, in seconds since the epoch."""
     files: dict[str, tuple[int, str]]
     """The size in bytes and the SHA-256 of each file."""
 
     @classmethod
     def of(cls, folder: Path, step: int, time: float) -> Manifest:
-        """Return the list of a folder's files, after they were synced to the disk."""
+        """Sync a folder's files to the disk, and return their manifest."""
         files = {}
         for path in sorted(folder.iterdir()):
             if path.name == _LOCK:
@@ -60,7 +61,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Return the manifest of a folder; raise FileNotFoundError or ValueError if it has none."""
+        """Return the manifest of a folder; raise FileNotFoundError or ValueError if it has no valid one."""
         found = json.loads((folder / MANIFEST).read_bytes())
         try:
             if found["format"] != FORMAT:
@@ -72,7 +73,7 @@ class Manifest:
 
 
 def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
-    """Return why a checkpoint is not whole, by its sizes and, reading all files, by its hashes; None if it is."""
+    """Return why a checkpoint is not whole, by its sizes and, if ``hashes``, by its hashes; None if it is whole."""
     try:
         manifest = Manifest.read(folder)
         for name, (size, hash) in manifest.files.items():
@@ -97,13 +98,13 @@ def numbered(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def named(folder: Path, step: int) -> Path:
-    """Return the path of the next checkpoint."""
+    """Return the path for the next checkpoint."""
     last = max((number for number, _, _ in numbered(folder)), default=0)
     return folder / f"{last + 1:06}-step-{step}"
 
 
 class Aside:
-    """A folder beside the checkpoints that this process works in, and locks. A context manager that removes it."""
+    """A locked folder next to the checkpoints, in which this process works. The context manager removes it."""
 
     def __init__(self, folder: Path) -> None:
         while True:
@@ -119,7 +120,7 @@ class Aside:
                 return
 
     def become(self, checkpoint: Path) -> None:
-        """Rename the folder, which is whole now, to a checkpoint; raise OSError if there is one of that name."""
+        """Rename the folder, which is complete, to a checkpoint; raise OSError if that name is taken."""
         self.path.rename(checkpoint)
         (checkpoint / _LOCK).unlink(missing_ok=True)
         sync_folder(checkpoint.parent)
@@ -133,13 +134,13 @@ class Aside:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint, of which half is there at no moment."""
+    """Remove a checkpoint, so that it is never there in part."""
     with Aside(checkpoint.parent) as aside, contextlib.suppress(FileNotFoundError):
         checkpoint.rename(aside.path / checkpoint.name)
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove what dead processes were writing or removing; return the folders."""
+    """Remove the folders that dead processes were writing or removing; return their paths."""
     removed = []
     for path in folder.glob(f"{_ASIDE}*"):
         lock = _hold(path, wait=False)
@@ -160,7 +161,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _hold(folder: Path, wait: bool) -> int | None:
-    """Lock a folder; return None if another process holds it, or has removed it meanwhile."""
+    """Lock a folder; return None if another process holds the lock, or has removed the folder meanwhile."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:

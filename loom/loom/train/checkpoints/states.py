@@ -1,4 +1,4 @@
-"""The state in a checkpoint: named tensors, and bytes for all else.
+"""The state in a checkpoint: named tensors, and bytes for everything else.
 
 The bytes are msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and
 reading them cannot run code.
@@ -19,7 +19,7 @@ _TENSOR, _TUPLE, _BIG_INT = 1, 2, 3
 
 
 def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """Copy a state, which may be changed as soon as this returns.
+    """Copy a state into tensors and bytes. The caller may change the state as soon as this returns.
 
     Args:
         state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None.
@@ -87,7 +87,7 @@ def _key(key: Any, path: tuple[str, ...]) -> str | int:
 
 
 def _free_name(wanted: str, taken: Mapping[str, Any]) -> str:
-    """Return a name that is free: ``{"a.b": x}`` and ``{"a": {"b": x}}`` lead to the same one."""
+    """Return a name that is not taken: ``{"a.b": x}`` and ``{"a": {"b": x}}`` lead to the same name."""
     name, number = wanted, 1
     while name in taken:
         number += 1
@@ -96,7 +96,7 @@ def _free_name(wanted: str, taken: Mapping[str, Any]) -> str:
 
 
 def _copy(tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
-    # A parameter and a buffer are tensors; a DTensor is a share of one.
+    # Parameters and buffers are whole tensors; a DTensor is only a shard of one.
     if (
         type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         or tensor.layout is not torch.strided

@@ -1,4 +1,4 @@
-"""`CheckpointStore`: checkpoints that are written while the training goes on, and are whole or not there at all.
+"""`CheckpointStore`: checkpoints that are written while the training goes on, each complete or absent.
 
 ::
 
@@ -12,8 +12,8 @@
         if step % 100 == 0:
             store.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
-``torch.distributed.checkpoint`` writes the tensors, and its tools read them. Its index is a pickle: who can write
-to the folder can run code in the processes that load from it.
+``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Its index is a pickle: anyone who
+can write to the folder can run code in the processes that load from it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from loom.train.checkpoints.states import join, split
 
 _log = logging.getLogger("loom")
 
-# torch says so with each checkpoint, and it is intended.
+# torch warns with each checkpoint that it writes without a process group, which is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable", category=UserWarning)
 
 _REST = "state.msgpack"
 _AT_ONCE = 2
-"""Most copies of the state at a time: one that is written, and one that waits."""
+"""Copies of the state at a time: one that is being written, and one that waits."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SkippedCheckpoint:
     path: Path
     step: int
     reason: str
-    """What is wrong, such as a file that is missing or has another hash."""
+    """What is wrong, such as a missing file or a wrong hash."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FoundCheckpoint:
     step: int
     path: Path
     time: float
-    """When it was written, in seconds since the epoch."""
+    """When the checkpoint was written, in seconds since the epoch."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that are not whole."""
 
@@ -97,7 +97,7 @@ class PendingCheckpoint:
 
     Args:
         step: of the state.
-        writing: the result of the thread that writes.
+        writing: the future of the thread that writes.
     """
 
     def __init__(self, step: int, writing: futures.Future[FoundCheckpoint]) -> None:
@@ -106,7 +106,7 @@ class PendingCheckpoint:
 
     @property
     def done(self) -> bool:
-        """Whether the checkpoint is written, or could not be."""
+        """Whether the checkpoint was written, or has failed."""
         return self._writing.done()
 
     @property
@@ -135,11 +135,11 @@ class PendingCheckpoint:
 class CheckpointStore:
     """The checkpoints of one job, in a folder that all processes of the job reach.
 
-    What processes that died left half written is removed. A program that ends waits until its checkpoints are
+    Half-written checkpoints of dead processes are removed. A program that ends waits until its checkpoints are
     written.
 
     Args:
-        folder: of the checkpoints, made with the first one.
+        folder: of the checkpoints, created with the first one.
         keep: how many of the newest whole checkpoints to keep.
 
     Raises:
@@ -161,7 +161,7 @@ class CheckpointStore:
     def save(self, state: Mapping[str, Any], step: int) -> PendingCheckpoint:
         """Copy a state, and write it in the background.
 
-        While two states wait to be written, the call waits.
+        The call waits while two states wait to be written.
 
         Args:
             state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None. Gather a sharded
@@ -170,7 +170,7 @@ class CheckpointStore:
 
         Raises:
             UnstorableState: the state contains something else.
-            WrongArguments: ``step`` is no number from 0.
+            WrongArguments: ``step`` is no whole number from 0.
         """
         if type(step) is not int or step < 0:
             raise WrongArguments(f"a checkpoint's step is a whole number from 0, not {step!r:.40}")
@@ -185,9 +185,9 @@ class CheckpointStore:
         return PendingCheckpoint(step, writing)
 
     def newest(self) -> FoundCheckpoint | None:
-        """Return the newest checkpoint that is whole; None if there is none.
+        """Return the newest whole checkpoint, or None if there is none.
 
-        All its files are read, to compare the hashes.
+        The call reads all files of the checkpoint, to compare the hashes.
         """
         skipped: list[SkippedCheckpoint] = []
         for _, step, path in numbered(self.folder):
@@ -208,7 +208,7 @@ class CheckpointStore:
                 manifest.write(aside.path)
                 path = self._place(aside, step)
         except BaseException as error:
-            # torch wraps what went wrong in one of its own, which is no Exception.
+            # torch wraps the error in one of its own, which is a BaseException.
             text = f"the checkpoint of step {step} cannot be written to {self.folder}: {_root(error)}"
             _log.error("%s; those before it are as they were", text)
             raise CheckpointNotWritten(text) from error
@@ -230,7 +230,7 @@ class CheckpointStore:
                 return path
 
     def _prune(self) -> None:
-        """Remove the checkpoints that are older than those to keep; broken ones do not count as kept."""
+        """Remove the checkpoints older than the ``keep`` newest whole ones."""
         whole = 0
         for _, _, path in numbered(self.folder):
             if whole == self.keep:
@@ -240,7 +240,7 @@ class CheckpointStore:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error of the disk behind the errors that wrap it."""
+    """Return the OSError behind the errors that wrap it, if there is one."""
     while not isinstance(error, OSError):
         failures = getattr(error, "failures", None)
         inner = next(iter(failures.values()))[0] if failures else error.__cause__ or error.__context__

@@ -1,1 +1,1 @@
-"""What looks after a job: its replica groups, their slots, the lighthouse and the job's events."""
+"""The control of a job: its replica groups, their slots, the lighthouse and the job's events."""

@@ -1,4 +1,4 @@
-"""`Controller`: looks after a job's groups, in one thread to which everything that happens comes as a message."""
+"""`Controller`: the control of a job's groups, in one thread that gets every change as a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 TICK = 0.05
-"""Seconds without a message after which the controller looks at what is due."""
+"""Seconds without a message after which the controller does its periodic work."""
 
 _controllers: dict[str, Controller] = {}
 
@@ -40,13 +40,16 @@ def controller_of(name: str) -> Controller:
 
 
 class Controller:
-    """Runs a job in a session."""
+    """The controller of one job in a session."""
 
     def __init__(self, job: JobSpec, session: Session) -> None:
         self._job = job
         self._session = session
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """What other threads have this one do. Only this one changes slots and groups, so that none has a lock."""
+        """Calls that other threads hand to the controller's thread.
+
+        It alone changes slots and groups, so they need no lock.
+        """
         self._events = JobEvents(job.name, session, self._respawn)
         self._pool = GroupPool(session, job, self._events, self._group_changed)
         self._support = Support(session, job, self._messages.put, self._events)
@@ -84,7 +87,7 @@ class Controller:
             self._events.close()
 
     def status(self) -> JobStatus:
-        """Return how the job is. Any thread may call."""
+        """Return the job's status. Any thread may call."""
         groups = [slot.group for slot in self._slots.all()]
         return JobStatus(
             name=self._job.name,
@@ -97,7 +100,7 @@ class Controller:
         )
 
     def _attend(self, threadlet: Threadlet) -> None:
-        """Do what other threads ask for and what is due, until the job is over."""
+        """Handle the messages of other threads and the periodic work, until the job is over."""
         published = None
         while not self._slots.are_over:
             try:
@@ -147,7 +150,7 @@ class Controller:
             events=tuple(self._events.recorded),
         )
 
-    # Called by other threads.
+    # Other threads call the following methods.
 
     def _group_changed(self) -> None:
         self._messages.put(self._slots.look)

@@ -16,7 +16,7 @@ from loom.train.spec import Assignment, JobSpec
 _log = logging.getLogger("loom")
 
 REPORT_EVERY = 0.25
-"""Seconds between two reports of a group that trains."""
+"""Seconds between two reports of a training group."""
 
 _numbers = itertools.count()
 
@@ -25,22 +25,22 @@ class GroupState(str, Enum):
     """The state of a group."""
 
     PREPARING = "preparing"
-    """It starts and imports."""
+    """The group starts and imports."""
     READY = "ready"
-    """It can begin to train at once."""
+    """The group can begin to train at once."""
     TRAINING = "training"
     OVER = "over"
-    """It was stopped, or is lost."""
+    """The group was stopped, or is lost."""
 
 
 class ReplicaGroup:
     """The processes of one replica, on one host.
 
-    Threads of the group wait for the processes and write down what they find. The controller's thread decides.
+    The group's own threads wait for the processes and record their findings. The controller's thread decides.
 
     Args:
         session: starts the processes.
-        job: the job: class of the actors, number of processes, seconds that they may be silent.
+        job: gives the class of the actors, the number of processes, and the seconds that they may be silent.
         name: of the proc mesh.
         host: number of the host.
         changed: called by other threads when an attribute has changed.
@@ -50,17 +50,17 @@ class ReplicaGroup:
         self.number = next(_numbers)
         self.host = host
         self.members: list[Member] = []
-        """Its processes; empty until they have imported everything."""
+        """The group's processes; empty until they have imported everything."""
         self.replica = ""
-        """Name of the replica that it trains; empty if it trains none."""
+        """Name of the replica that the group trains; empty if it trains none."""
         self.report = TrainerReport()
         """The newest report of the first member."""
         self.ended: TrainerReport | None = None
-        """The last report of a training that has ended, of the first member that failed if one did."""
+        """The last report of a training that has ended: that of a failed member, or else of the first one."""
         self.failure = ""
         """Why the group cannot be used any more; empty if it can."""
         self.silent = 0.0
-        """Seconds in which its processes have not answered."""
+        """Seconds in which the processes have not answered."""
         self._patience = job.silence
         self._changed = changed
         self._over = threading.Event()
@@ -72,7 +72,7 @@ class ReplicaGroup:
 
     @property
     def state(self) -> GroupState:
-        # Derived, so that a thread which finishes late cannot bring a group back that was stopped.
+        # The state is derived, so that a thread that finishes late cannot revive a stopped group.
         if self._over.is_set():
             return GroupState.OVER
         if self.replica:
@@ -85,7 +85,7 @@ class ReplicaGroup:
 
     @property
     def store(self) -> tuple[str, int]:
-        """Where the group's store listens."""
+        """The address on which the group's store listens."""
         return self.members[0].store
 
     def begin(self, assignment: Assignment) -> None:
@@ -93,14 +93,14 @@ class ReplicaGroup:
         assert self.state is GroupState.READY, self.state
         self.replica = assignment.replica
         self.report, self.ended, self.silent = TrainerReport(), None, 0.0
-        # An event for each training: a thread of the one before may still look at its own.
+        # Each training has an event of its own: a thread of the training before may still wait for the old one.
         self._training_ended = threading.Event()
         training = self.trainers.train.call(assignment)
         self._in_background(self._await_end, training, self._training_ended)
         self._in_background(self._ask_for_reports, self._training_ended)
 
     def rest(self) -> None:
-        """Take note that the training ended and another can begin."""
+        """Note that the training ended and another can begin."""
         self.replica, self.ended = "", None
 
     def leave(self) -> None:
@@ -108,19 +108,19 @@ class ReplicaGroup:
         self._in_background(self._call, self.trainers.leave)
 
     def move(self, lighthouse: str) -> None:
-        """Go to another lighthouse."""
+        """Move the group to another lighthouse."""
         self._in_background(self._call, self.trainers.move, lighthouse)
 
     def stop(self, reason: str) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._over.set()
         self._training_ended.set()
         self.procs.stop(reason)
 
-    # What follows runs on other threads.
+    # The following methods run on other threads.
 
     def _in_background(self, work: Callable[..., None], *args: Any) -> None:
-        # A thread each, as a call to processes that hang returns late or never.
+        # Each call has a thread of its own, because a call to processes that hang returns late or never.
         threading.Thread(target=work, args=args, name=f"group {self.number} {work.__name__}", daemon=True).start()
 
     def _fail(self, reason: str) -> None:

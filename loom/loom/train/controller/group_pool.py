@@ -1,4 +1,4 @@
-"""`GroupPool`: starts a job's replica groups on the hosts that it may use, and keeps spares."""
+"""`GroupPool`: a job's replica groups on the hosts that it may use, and its spares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARE_RETRY = 1.0
 
 @dataclass
 class GroupPool:
-    """The groups of one job, wherever they are. For the controller's thread."""
+    """The groups of one job on all hosts, for the controller's thread."""
 
     session: Session
     job: JobSpec
@@ -30,7 +30,7 @@ class GroupPool:
     changed: Callable[[], object]
     """Called by other threads when a group has changed."""
     draining: set[int] = field(default_factory=set)
-    """Numbers of the hosts that get no groups."""
+    """Numbers of the hosts on which no groups are started."""
     spares: list[ReplicaGroup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class GroupPool:
         self._spares_due = 0.0
 
     def hosts(self) -> list[int]:
-        """Return the numbers of the hosts that groups may be started on."""
+        """Return the numbers of the hosts on which groups may be started."""
         wanted = self.job.hosts
         return [
             host
@@ -48,7 +48,7 @@ class GroupPool:
         ]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
-        """Start a group on the host with the fewest groups, another than ``rather_not`` if there is one."""
+        """Start a group on the host with the fewest groups, but on ``rather_not`` only if there is no other."""
         self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
         used = Counter(group.host for group in self._groups)
         host = min(self.hosts(), key=lambda host: (host == rather_not, used[host], host), default=None)
@@ -64,7 +64,7 @@ class GroupPool:
         return group
 
     def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
-        """Return a spare that is ready, or one that prepares on no shunned host, or else start a group."""
+        """Return a ready spare, or one that prepares on a host that is not shunned, or else start a group."""
         hosts = self.hosts()
         spares = [spare for spare in self.spares if spare.host in hosts]
         ready = [spare for spare in spares if spare.state is GroupState.READY]
@@ -72,7 +72,7 @@ class GroupPool:
         return self._take_spare(ready + preparing) or self.start(replica, rather_not=shunned)
 
     def find_elsewhere(self, replica: str, left: int | None) -> ReplicaGroup | None:
-        """Return a spare that is ready, or else start a group, on another host than the one that is left."""
+        """Return a ready spare on another host than ``left``, or else start a group there."""
         ready = [spare for spare in self.spares if spare.state is GroupState.READY and spare.host != left]
         return self._take_spare(ready) or self.start(replica, rather_not=left)
 
@@ -99,7 +99,7 @@ class GroupPool:
             self.events.record("spare_lost", host=spare.host, pids=spare.pids)
 
     def drain(self, host: int) -> None:
-        """Start no groups on a host any more, and stop the spares that are there."""
+        """Stop starting groups on a host, and stop its spares."""
         self.draining.add(host)
         for spare in [spare for spare in self.spares if spare.host == host]:
             self.spares.remove(spare)

@@ -1,4 +1,4 @@
-"""`JobEvents`: a job's part in the weaver's event log, in a thread of its own, as the weaver may be away."""
+"""`JobEvents`: a job's events in the weaver's log, sent by a thread of their own because the weaver may be away."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ RETRY_EVERY = 0.5
 """Seconds between two attempts to report an event while the weaver is away."""
 
 ASK_EVERY = 0.5
-"""Seconds between two questions for replicas to respawn."""
+"""Seconds between two requests for the replicas to respawn."""
 
 MOST_AT_ONCE = 1000
-"""Requests to respawn in one answer."""
+"""Replicas to respawn in one answer."""
 
 CLOSE_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """Something that happened to a job. The weaver has it with the same ``kind``."""
+    """Something that happened to a job. The weaver logs it under the same ``kind``."""
 
     time: float
     """Seconds since the epoch."""
@@ -39,11 +39,11 @@ class JobEvent:
 
 
 class JobEvents:
-    """Reports the events of one job, and asks which replicas the weaver wants respawned as their device failed.
+    """A reporter of one job's events, which also asks the weaver which replicas to respawn.
 
     Args:
         job: name of the job, which each event has.
-        session: knows the weaver.
+        session: gives access to the weaver.
         respawn: called by another thread with the name of a replica to respawn, and the reason.
     """
 
@@ -53,21 +53,21 @@ class JobEvents:
         self._session = session
         self._respawn = respawn
         self._newest: int | None = None
-        """The id of the weaver's newest event that was seen; None before its first answer."""
+        """The id of the weaver's newest event that was read; None before the first answer."""
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)
         self._thread.start()
 
     def record(self, kind: str, replica: str | None = None, **data: Any) -> None:
-        """Record and log an event, and have it reported. Return at once."""
+        """Record and log an event, and queue it for the weaver. Return at once."""
         event = JobEvent(time.time(), kind, replica, data)
         self.recorded.append(event)
         _log.info("%s %s %s %s", self._job, kind, replica or "", data)
         self._unreported.put(event)
 
     def close(self) -> None:
-        """Report what is left, if the weaver is there."""
+        """Report the queued events, unless the weaver is away."""
         self._closing.set()
         self._unreported.put(None)
         self._thread.join(CLOSE_TIMEOUT)

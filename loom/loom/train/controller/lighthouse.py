@@ -1,4 +1,4 @@
-"""`LighthouseActor`: torchft's lighthouse, where replica groups find each other, as an actor."""
+"""`LighthouseActor`: torchft's lighthouse, at which replica groups find each other, as an actor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ QUORUM_TICK_MS = 20
 
 
 class LighthouseActor(Actor):
-    """Runs a lighthouse in its process.
+    """An actor that runs a lighthouse in its process.
 
     Args:
-        timeouts: say after how long it leaves a group out.
+        timeouts: the times after which the lighthouse leaves a group out.
     """
 
     def __init__(self, timeouts: Timeouts) -> None:
@@ -30,7 +30,7 @@ class LighthouseActor(Actor):
 
     @endpoint
     async def open(self, port: int = 0) -> str:
-        """Listen, on any free port unless one is given; return the URL for managers."""
+        """Listen on a port, or on a free one if it is 0; return the URL for managers."""
         return await asyncio.to_thread(self._open, port)
 
     @endpoint
@@ -55,7 +55,7 @@ def _torchft() -> Any:
     package = importlib.util.find_spec("torchft")
     if package is None or not package.submodule_search_locations:
         raise MissingDependency("a job needs torchft: pip install 'monarch-loom[train]'")
-    os.environ.setdefault("RUST_LOG", "warn")  # else it logs several lines a step
+    os.environ.setdefault("RUST_LOG", "warn")  # by default it logs several lines in each step
     folder = Path(package.submodule_search_locations[0])
     suffix = next(one for one in importlib.machinery.EXTENSION_SUFFIXES if (folder / f"_torchft{one}").exists())
     loader = importlib.machinery.ExtensionFileLoader("_torchft", str(folder / f"_torchft{suffix}"))

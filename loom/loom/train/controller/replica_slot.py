@@ -1,4 +1,4 @@
-"""`ReplicaSlot`: the place of a replica in a job, which one group after the other may have."""
+"""`ReplicaSlot`: the slot of a replica in a job, which one group after another may have."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class SlotState(Enum):
     """The state of a slot."""
 
     EMPTY = "empty"
-    """It has no group, and looks for one when it is due."""
+    """The slot has no group, and looks for one when it is due."""
     STARTING = "starting"
-    """Its group prepares, or waits until it may begin."""
+    """The slot's group prepares, or waits until it may begin."""
     TRAINING = "training"
     LEAVING = "leaving"
-    """Its group was told to end its training at the next step boundary."""
+    """The slot's group was told to end its training at the next step boundary."""
     OVER = "over"
-    """It gets no group any more."""
+    """The slot gets no further group."""
 
 
 _NEXT = {
@@ -35,17 +35,17 @@ _NEXT = {
 
 
 class LeaveReason(Enum):
-    """What becomes of a slot whose group leaves."""
+    """The reason why a slot's group leaves."""
 
     REMOVED = "removed"
-    """It is over."""
+    """The slot ends."""
     MOVED = "moved"
-    """Another group, on another host, takes it."""
+    """A group on another host takes the slot."""
 
 
 @dataclass
 class ReplicaSlot:
-    """A place for a replica, and the group that has it."""
+    """A slot for a replica, and the group that has it."""
 
     number: int
     replica: str
@@ -54,25 +54,25 @@ class ReplicaSlot:
     state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
     failures: int = 0
-    """How often its groups failed since one was well."""
+    """How often the slot's groups have failed since one was healthy."""
     shunned: int | None = None
-    """The host that did not prepare the last group, or hung; None if the group was lost otherwise."""
+    """The host on which the last group could not be prepared, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None
     """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
     leaving: LeaveReason | None = None
-    """What becomes of the slot when its group has left; None unless the slot is leaving."""
+    """The reason why the slot's group leaves; None unless the slot is leaving."""
     successor: ReplicaGroup | None = None
-    """The group on another host that takes the slot when it is ready."""
+    """The group on another host that takes the slot once it is ready."""
     why: str = ""
-    """Why the group leaves or the successor was started, for people, such as ``host 1 is drained``."""
+    """Why the group leaves or the successor was started, as text for users, such as ``host 1 is drained``."""
     ending: Ending | None = None
     """How the slot ended; None unless it is over."""
     last: TrainerReport = field(default_factory=TrainerReport)
-    """The last report of any of its groups."""
+    """The last report of any of the slot's groups."""
     report: TrainerReport = field(default_factory=TrainerReport)
-    """The last report of its group that was acted on; an empty one when the group begins."""
+    """The last report of the slot's group that was acted on; an empty one when the group begins."""
     moved_at: float = 0.0
-    """When its group began, made its last step or was paused, on the monotonic clock."""
+    """When the slot's group began, made its last step or was paused, on the monotonic clock."""
 
     @property
     def over(self) -> bool:
@@ -80,21 +80,21 @@ class ReplicaSlot:
 
     @property
     def trains(self) -> bool:
-        """Whether its group trains, if only until the next step boundary."""
+        """Whether the slot's group trains, if only until the next step boundary."""
         return self.state in (SlotState.TRAINING, SlotState.LEAVING)
 
     @property
     def is_ready(self) -> bool:
-        """Whether its group can begin at once."""
+        """Whether the slot's group can begin at once."""
         return self.state is SlotState.STARTING and self.group is not None and self.group.state is GroupState.READY
 
     @property
     def has_state(self) -> bool:
-        """Whether its group has made a step, and can give its state to another."""
+        """Whether the slot's group has made a step, and can give its state to another."""
         return self.trains and self.report.first_step_at is not None
 
     def take(self, group: ReplicaGroup) -> None:
-        """Give the empty slot a group."""
+        """Give a group to the empty slot."""
         self._enter(SlotState.STARTING)
         self.group = group
 
@@ -107,25 +107,25 @@ class ReplicaSlot:
         self.moved_at = time.monotonic()
 
     def rest(self) -> None:
-        """Take note that the training ended and the group can begin again."""
+        """Note that the training ended and the group can begin again."""
         self._enter(SlotState.STARTING)
         assert self.group is not None
         self.group.rest()
 
     def leave(self, reason: LeaveReason) -> None:
-        """Tell the group that trains to leave at the next step boundary."""
+        """Tell the training group to leave at the next step boundary."""
         self._enter(SlotState.LEAVING)
         assert self.group is not None
         self.leaving = reason
         self.group.leave()
 
     def vacate(self, due: float) -> None:
-        """Let the group go, which was stopped, and look for another one when it is due."""
+        """Drop the stopped group; the slot looks for another one when it is due."""
         self._enter(SlotState.EMPTY)
         self.group, self.leaving, self.due = None, None, due
 
     def end(self, ending: Ending) -> None:
-        """End the slot for good; its group was stopped."""
+        """End the slot for good, after its group was stopped."""
         self._enter(SlotState.OVER)
         self.group, self.leaving, self.ending = None, None, ending
         if self.successor is not None:

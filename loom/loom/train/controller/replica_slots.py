@@ -1,4 +1,4 @@
-"""`ReplicaSlots`: gives each replica of a job a group, and another one when that is lost or has to move."""
+"""`ReplicaSlots`: the assignment of groups to the replicas of a job, whenever a group is lost or has to move."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from loom.train.spec import Assignment, JobSpec
 
 @dataclass
 class ReplicaSlots:
-    """The slots of one job. For the controller's thread."""
+    """The slots of one job, for the controller's thread."""
 
     job: JobSpec
     pool: GroupPool
     support: Support
     events: JobEvents
     failures: int = 0
-    """Groups that were lost."""
+    """The number of lost groups."""
 
     def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
         self._began = False
-        """Whether the first groups have begun, which wait for each other."""
+        """Whether the first groups, which wait for each other, have begun."""
 
-    # What the slots are.
+    # The slots and their state.
 
     def all(self) -> list[ReplicaSlot]:
         """Return all slots by their numbers. Any thread may call."""
@@ -47,24 +47,24 @@ class ReplicaSlots:
         return [slot for slot in self.all() if slot.trains]
 
     def _staying(self) -> list[ReplicaSlot]:
-        """Return the slots that are not removed; a group that leaves to another host stays in the job."""
+        """Return the slots that are not being removed; a group that moves to another host stays in the job."""
         return [slot for slot in self.open() if slot.leaving is not LeaveReason.REMOVED]
 
     @property
     def step(self) -> int:
-        """The highest step that a group has applied."""
+        """The highest step that any group has applied."""
         return max((slot.last.step for slot in self.all()), default=0)
 
     @property
     def are_over(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Whether there is no slot left to wait for."""
         slots = self.all()
-        # A group that is being restored when the others finish would only do again what is done.
+        # A group that is being restored when the others finish would only repeat their work.
         return all(slot.over for slot in slots) or (
             any(slot.ending is Ending.FINISHED for slot in slots) and not self.training()
         )
 
-    # What is changed while the job runs. The first three are handlers: what they raise refuses the change.
+    # Changes while the job runs. The first three methods are handlers: an exception refuses the change.
 
     def resize(self, groups: int) -> None:
         """Add slots, or remove those with the highest numbers.
@@ -82,10 +82,10 @@ class ReplicaSlots:
             self.events.record("group_added", slot.replica)
 
     def drain(self, host: int) -> None:
-        """Move all groups off a host, and start none there any more.
+        """Move all groups off a host, and start no more there.
 
         Raises:
-            WrongArguments: the host is not there, or its groups or their state can go nowhere.
+            WrongArguments: the host does not exist, or its groups or their state cannot go anywhere.
         """
         self._check_drain(host)
         why = f"host {host} is drained"
@@ -97,7 +97,7 @@ class ReplicaSlots:
                 self._move(slot, why)
 
     def undrain(self, host: int) -> None:
-        """Start groups on a host again."""
+        """Allow groups on a host again."""
         self.pool.draining.discard(host)
 
     def respawn(self, replica: str, reason: str) -> None:
@@ -107,7 +107,7 @@ class ReplicaSlots:
                 self._move(slot, f"its device has failed: {reason}")
 
     def stop_all(self) -> None:
-        """Let all groups leave for good."""
+        """Tell all groups to leave for good."""
         for slot in self._staying():
             if slot.state is not SlotState.LEAVING:
                 self.remove(slot, "the job was told to stop")
@@ -127,19 +127,19 @@ class ReplicaSlots:
             )
 
     def add(self) -> ReplicaSlot:
-        """Add a slot, with the lowest number that is free."""
+        """Add a slot with the lowest free number."""
         number = next(one for one in itertools.count() if one not in self._slots or self._slots[one].over)
         replica = f"{self.job.name}_{number}"
         slot = self._slots[number] = ReplicaSlot(number, replica, time.monotonic())
         return slot
 
     def remove(self, slot: ReplicaSlot, why: str) -> None:
-        """Let the group of a slot leave, and end the slot."""
+        """Tell the group of a slot to leave, and end the slot."""
         slot.why = why
         self._depart(slot, LeaveReason.REMOVED)
 
     def _move(self, slot: ReplicaSlot, why: str) -> None:
-        """Start another group elsewhere for a slot; the group that has it trains until the other one is ready."""
+        """Start another group elsewhere for a slot; the old group trains until the new one is ready."""
         left = None if slot.group is None else slot.group.host
         slot.successor = self.pool.find_elsewhere(slot.replica, left)
         slot.why = why
@@ -148,10 +148,10 @@ class ReplicaSlots:
         successor.stop(why)
         slot.successor = self.pool.start(slot.replica, rather_not=successor.host)
 
-    # What is due, and what the groups have found.
+    # Periodic work, and the findings of the groups.
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Do the periodic work that is due."""
         if not self._began:
             self._begin_together()
         for slot in self.open():
@@ -165,7 +165,7 @@ class ReplicaSlots:
             self.pool.keep_spares(now)
 
     def look(self) -> None:
-        """Act on what the groups have found since the last look."""
+        """Act on the findings of the groups since the last call."""
         for slot in self.open():
             if slot.group is not None:
                 self._look_at(slot, slot.group)
@@ -174,7 +174,7 @@ class ReplicaSlots:
         self.pool.drop_lost_spares()
 
     def lighthouse_moved(self) -> None:
-        """Tell the groups that train where the lighthouse is now."""
+        """Tell the training groups the new URL of the lighthouse."""
         for slot in self.training():
             if slot.group is not None:
                 slot.group.move(self.support.lighthouse)
@@ -182,7 +182,7 @@ class ReplicaSlots:
     def _look_at(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
         if slot.trains and group.report is not slot.report:
             self._take_report(slot, group, group.report)
-        # The end first: once it has ended, that its processes end too is no failure.
+        # Check for the end first: when the training has ended, the end of its processes is no failure.
         if group.ended is not None:
             self._take_end(slot, group, group.ended)
         elif group.failure:
@@ -194,7 +194,7 @@ class ReplicaSlots:
 
     def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
         before, slot.report, slot.last = slot.report, report, report
-        # A pause is no lack of progress, neither meanwhile nor when it has ended.
+        # Neither a pause nor its end counts as a lack of progress.
         if report.step != before.step or report.paused or before.paused:
             slot.moved_at = time.monotonic()
         if report.checkpoint_error is not None and report.checkpoint_error != before.checkpoint_error:
@@ -217,7 +217,8 @@ class ReplicaSlots:
             self._lose(slot, (report.error or "").strip().rpartition("\n")[2])
             return
         if report.ending is Ending.NO_PEERS and slot.leaving is None:
-            # The groups that had the state were lost since it was told to begin. Its own processes are well.
+            # The groups that had the state were lost after this one was told to begin. Its own processes are
+            # healthy.
             slot.rest()
             self._begin(slot)
             return
@@ -238,13 +239,13 @@ class ReplicaSlots:
         newest = max((slot.moved_at for slot in training if not slot.report.paused), default=0.0)
         return [slot for slot in training if now - slot.moved_at > self.job.stuck and newest > slot.moved_at]
 
-    # How a slot comes by a group, and how that begins.
+    # How a slot gets a group, and how the group begins.
 
     def _fill(self, slot: ReplicaSlot) -> None:
         group, slot.successor = slot.successor, None
         if group is None:
             group = self.pool.find(slot.replica, slot.shunned)
-        if group is not None:  # else no host is there: another attempt follows with the next tick
+        if group is not None:  # without a host, the next tick tries again
             self._give(slot, group)
 
     def _give(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
@@ -253,7 +254,7 @@ class ReplicaSlots:
             self._begin(slot)
 
     def _begin(self, slot: ReplicaSlot) -> None:
-        """Let a group that is ready begin, unless the first groups still wait for each other."""
+        """Let a ready group begin, unless the first groups still wait for each other."""
         if not self._began:
             return
         peers = any(one.has_state for one in self.open() if one is not slot)
@@ -279,7 +280,7 @@ class ReplicaSlots:
     # How a slot loses its group.
 
     def _lose(self, slot: ReplicaSlot, reason: str, *, hung: bool = False) -> None:
-        """Replace the group of a slot: on another host, if its own may hang."""
+        """Replace the group of a slot; if it may hang, on another host."""
         group = slot.group
         assert group is not None
         self.failures += 1
@@ -312,7 +313,7 @@ class ReplicaSlots:
         self._departed(slot, reason)
 
     def _departed(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
-        """Take note that a slot's group has left, and let its successor take the place if there is one."""
+        """Note that a slot's group has left, and give the slot to its successor if there is one."""
         if reason is LeaveReason.REMOVED:
             slot.end(Ending.LEFT)
             self.events.record("group_removed", slot.replica, step=slot.last.step, reason=slot.why)
@@ -325,7 +326,7 @@ class ReplicaSlots:
             self._give(slot, group)
 
     def _move_on(self, slot: ReplicaSlot) -> None:
-        """Let a group leave whose successor is ready, unless its state would leave with it."""
+        """Let a group leave if its successor is ready, unless the state would be lost with it."""
         successor = slot.successor
         if successor is None or successor.state is not GroupState.READY or slot.state is SlotState.LEAVING:
             return

@@ -1,4 +1,4 @@
-"""`JobStatus` and `JobSummary`: how a job is, and what has come of it."""
+"""`JobStatus` and `JobSummary`: the state of a running job, and the result of a finished one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from loom.train.settings import TrainerReport
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group at a moment."""
+    """The state of a group at a moment."""
 
     replica: str
-    """Empty for a spare."""
+    """The replica that the group trains; empty for a spare."""
     state: str
     host: int
     """Number of the host."""
@@ -33,7 +33,7 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job at a moment."""
+    """The state of a job at a moment."""
 
     name: str
     step: int
@@ -42,27 +42,27 @@ class JobStatus:
     spares: tuple[GroupStatus, ...]
     lighthouse: str
     hosts: tuple[int, ...]
-    """Numbers of the hosts that groups may be started on."""
+    """Numbers of the hosts on which groups may be started."""
     events: tuple[JobEvent, ...]
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What has come of a job."""
+    """The result of a job."""
 
     name: str
     ending: str
-    """``finished``, or ``stopped`` if no group came to the last step."""
+    """``finished``, or ``stopped`` if no group reached the last step."""
     steps: int
     """Steps that were applied."""
     seconds: float
     """How long the job took."""
     metrics: Mapping[str, float]
-    """The last metrics of the group with the lowest number that came to its end."""
+    """The last metrics of the finished group with the lowest number."""
     hashes: Mapping[str, str]
     """The SHA-256 of the parameters of each replica at the end."""
     reports: Mapping[str, TrainerReport]
     """The last report of each replica."""
     failures: int
-    """Groups that were lost."""
+    """The number of lost groups."""
     events: tuple[JobEvent, ...]

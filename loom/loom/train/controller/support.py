@@ -1,4 +1,4 @@
-"""`Support`: what a job has besides its groups: the lighthouse, and on each host an agent that kills processes."""
+"""`Support`: a job's lighthouse, and its agents, which kill processes on each host."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ OPEN_TIMEOUT = 60.0
 
 
 class HostAgent(Actor):
-    """Kills processes of its host that do not end by themselves."""
+    """An actor that kills processes of its host that do not end on their own."""
 
     @endpoint
     async def kill(self, pids: list[int]) -> None:
-        """Send SIGKILL to those of the processes that are there."""
+        """Send SIGKILL to those of the processes that exist."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 class Support:
-    """The lighthouse and the agents of one job. For the controller's thread, on which ``on_controller`` calls."""
+    """The lighthouse and the agents of one job.
+
+    Only the controller's thread uses it; ``on_controller`` runs a call on that thread.
+    """
 
     def __init__(
         self,
@@ -50,29 +53,29 @@ class Support:
         self._events = events
         self._agents: dict[int, tuple[SpawnedProcs, Any]] = {}
         self._procs: SpawnedProcs | None = None
-        """Processes of the lighthouse."""
+        """The lighthouse's process."""
         self._host: int | None = None
-        """Number of the host that the lighthouse is on, or was."""
+        """Number of the host that runs the lighthouse, or ran the last one."""
         self._closed = False
         self.lighthouse = ""
         """URL of the lighthouse."""
         self.moved: Callable[[], None] = lambda: None
-        """Called when the lighthouse has another URL."""
+        """Called when the lighthouse has a new URL."""
 
     def open(self) -> None:
-        """Start the lighthouse on the first host that takes it.
+        """Start the lighthouse on the first host that can run it.
 
-        The host that had it before comes last: it may be lost, which nobody has noticed yet.
+        The host of the last lighthouse is tried last: it may be lost without anything having noticed yet.
 
         Raises:
-            LoomError: no host takes it.
+            LoomError: no host can run it.
         """
         reasons = []
         for host in sorted(self._session.hosts(), key=lambda host: host == self._host):
             try:
                 self._open_on(host)
                 return
-            except Exception as error:  # noqa: BLE001 - Monarch raises several where a host is lost meanwhile
+            except Exception as error:  # noqa: BLE001 - Monarch raises several kinds if a host is lost meanwhile
                 _log.warning("no lighthouse can be started on host %d: %s", host, error)
                 reasons.append(f"host {host}: {error}")
         raise LoomError(f"no host is there for the job's lighthouse{''.join(f'; {reason}' for reason in reasons)}")
@@ -122,7 +125,7 @@ class Support:
         self._agents[host] = procs, procs.mesh.spawn("agent", HostAgent)
 
     def kill(self, group: ReplicaGroup) -> None:
-        """Kill the processes of a group: one that is stopped or hangs ends in no other way."""
+        """Kill the processes of a group: stopped or hanging processes end in no other way."""
         agent = self._agents.get(group.host)
         if agent is not None and group.pids:
             threading.Thread(target=self._kill, args=(agent[1], group.pids), daemon=True).start()

@@ -1,1 +1,1 @@
-"""What a process of a replica group does step by step. Everything here needs torch, and most of it torchft."""
+"""The training loop of a process of a replica group. The package needs torch, and most of it torchft."""

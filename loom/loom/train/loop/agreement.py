@@ -1,12 +1,12 @@
 """Configuration that all replicas change at the same step.
 
-Each replica group hears of a change by itself, at a step boundary of its own. If each applied it there, their
-parameters would differ from then on. So a change is a proposal at first: with the gradients of a step the groups
-exchange a row of numbers each, and all adopt, for each key, the newest value of all rows, for that very step.
+Each replica group gets a change on its own, at a step boundary of its own. If each applied it there, their
+parameters would differ from then on. So a change starts as a proposal: with the gradients of a step the groups
+exchange a row of numbers each, and for each key all adopt the newest value of all rows, for that very step.
 
 A proposal is decided when the groups adopt a value of its version or a newer one. It counts as applied, with the
 step of the adoption, if the adopted value is the proposed one, whichever group proposed it. It is refused if the
-groups adopted another value, or if a later change in the same group took its place before.
+groups adopted another value, or if a later change in the same group replaced it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Adopted:
     version: int
     value: float
     step: int
-    """The first step that the value holds for."""
+    """The first step at which the value holds."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class _Proposal:
     version: int
     value: float
     change: Deferred
-    """Takes what becomes of the proposal."""
+    """The deferred outcome of the proposal."""
 
 
 class Agreement:
-    """What one group knows of the configuration.
+    """One group's view of the configuration.
 
     Args:
-        values: of each key, from the beginning.
+        values: the first value of each key.
     """
 
     def __init__(self, values: Mapping[str, float]) -> None:
@@ -55,8 +55,8 @@ class Agreement:
         """Propose a value for the next step that all groups take.
 
         Returns:
-            The change. It is decided when the groups adopt a value, or at once if they have adopted this one
-            already, because another group proposed it before.
+            The deferred change. It is decided when the groups adopt a value, or at once if they have adopted this
+                one already, because another group proposed it before.
         """
         change = Deferred()
         adopted, earlier = self._adopted[key], self._proposed.get(key)
@@ -71,11 +71,11 @@ class Agreement:
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """The number of numbers in a row."""
         return 2 * len(self._adopted)
 
     def row(self) -> list[float]:
-        """Return what the other groups are sent: a version and a value for each key."""
+        """Return the row for the other groups: a version and a value for each key."""
         row: list[float] = []
         for key, adopted in self._adopted.items():
             known = self._proposed.get(key, adopted)
@@ -83,11 +83,11 @@ class Agreement:
         return row
 
     def settle(self, rows: Sequence[Sequence[float]], step: int) -> dict[str, float]:
-        """Adopt the newest values of the rows of all groups; every group has to be given the same rows.
+        """Adopt the newest values of the rows of all groups. Every group has to pass the same rows.
 
         Args:
             rows: of all groups.
-            step: the first step that the values hold for.
+            step: the first step at which the values hold.
 
         Returns:
             The keys that have changed, with their new values.
@@ -112,17 +112,17 @@ class Agreement:
             proposal.change.refuse(f"the groups adopted another value for step {adopted.step}")
 
     def state(self) -> dict[str, list[float]]:
-        """Return what has been adopted, for a group that joins and for a checkpoint."""
+        """Return the adopted values, for a group that joins and for a checkpoint."""
         return {key: [adopted.version, adopted.value, adopted.step] for key, adopted in self._adopted.items()}
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take over what other groups have adopted. Newer proposals of this group stay."""
+        """Take over the adopted values of other groups. Newer proposals of this group stay."""
         for key, (version, value, *step) in state.items():  # checkpoints of older versions have no step
             self._adopt(key, _Adopted(int(version), float(value), int(step[0]) if step else 0))
 
 
 class AgreedConfig(Agreement):
-    """The live configuration of one group, with an optimizer by its place among the names."""
+    """The live configuration of one group, in which a number stands for an optimizer: its place among the names."""
 
     def __init__(self, config: LiveConfig, averaging: Averaging, optimizers: Iterable[str]) -> None:
         self._averaging = averaging
@@ -132,7 +132,7 @@ class AgreedConfig(Agreement):
 
     @property
     def current(self) -> LiveConfig:
-        """The values that hold now."""
+        """The current values."""
         return LiveConfig(
             learning_rate=self["learning_rate"],
             batch_size=int(self["batch_size"]),
@@ -142,11 +142,11 @@ class AgreedConfig(Agreement):
         )
 
     def named(self, changed: Mapping[str, float]) -> dict[str, Any]:
-        """Return changes as others are told of them: an optimizer by its name."""
+        """Return changes for reports, with an optimizer by its name."""
         return {key: self.current.optimizer if key == "optimizer" else value for key, value in changed.items()}
 
     def register(self, threadlet: Threadlet) -> None:
-        """Make a handler for each key, which proposes the value to the other groups."""
+        """Register a handler for each key, which proposes the value to the other groups."""
 
         @threadlet.handler("learning_rate")
         def set_learning_rate(value: float) -> Deferred:

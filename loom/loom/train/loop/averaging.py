@@ -1,4 +1,4 @@
-"""How groups make a step together: they average gradients in each one, or parameters after several."""
+"""The strategies for a step of all groups: they average gradients in each step, or parameters after several."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loom.train.loop.tensors import flatten, local, unflatten
 from loom.train.loop.training_state import TrainingState
 
 MOST_SKIPPED = 20
-"""Steps in a row without a finite gradient, after which the training is given up."""
+"""Steps in a row without a finite gradient after which the training fails."""
 
 
 class NotFinite(Exception):
-    """The gradient was not finite in so many steps that it will not become so by itself."""
+    """The gradient was not finite in so many steps that it will not recover."""
 
 
 @dataclass
 class StepStrategy:
-    """A kind of `loom.train.Averaging`, and what the kinds share: gradients, and the optimizer's step."""
+    """A kind of `loom.train.Averaging`, with the parts that all kinds share: gradients and the optimizer's step."""
 
     state: TrainingState
     exchange: Exchange
@@ -32,14 +32,14 @@ class StepStrategy:
     """Steps in a row without a finite gradient."""
 
     def begin(self) -> None:
-        """Do what comes before the first step."""
+        """Prepare for the first step."""
 
     def advance(self, step: Step) -> None:
         """Make one step."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Do what comes after the last step."""
+        """Complete the work after the last step."""
 
     @property
     def groups_agree(self) -> bool:
@@ -47,7 +47,7 @@ class StepStrategy:
         return True
 
     def _compute(self) -> torch.Tensor:
-        """Return the gradient of this process's batch, and the loss behind it, in a row."""
+        """Return the gradient of this process's batch, followed by the loss, as one flat tensor."""
         state = self.state
         state.optimizer.zero_grad(set_to_none=True)
         loss = state.trainer.step(state.model, self.exchange.batch())
@@ -60,7 +60,7 @@ class StepStrategy:
     def _apply(self, flat: torch.Tensor) -> None:
         """Let the optimizer step by a mean gradient, unless it is not finite.
 
-        All groups are given the same mean, and so agree on whether it is finite.
+        All groups have the same mean, and so agree on whether it is finite.
         """
         state, report = self.state, self.state.report
         report.metrics["loss"] = unflatten(flat, (one.grad for one in state.parameters))[0]
@@ -84,11 +84,11 @@ class SharedSteps(StepStrategy):
     """`Averaging.GRADIENTS`: all groups apply the same mean gradient in each step."""
 
     def advance(self, step: Step) -> None:
-        """Make one step, as often as it takes until no group is lost in it."""
+        """Make one step; repeat it until no group is lost in it."""
         while True:
             mark = self.clock.mark()
             self.exchange.gather()
-            if self.state.report.step >= self.state.job.steps:  # taken over from a group that says farewell
+            if self.state.report.step >= self.state.job.steps:  # the state came from a group that says farewell
                 return
             with self.clock.measured("compute_s"):
                 flat = self._compute()
@@ -103,7 +103,7 @@ class SharedSteps(StepStrategy):
 
 @dataclass
 class LocalSteps(StepStrategy):
-    """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps by itself, and all together after several steps."""
+    """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps alone, and all step together after several steps."""
 
     outer: OuterOptimizer | ParameterMean
     _local_steps: int = field(default=0, init=False)
@@ -111,15 +111,15 @@ class LocalSteps(StepStrategy):
 
     @property
     def groups_agree(self) -> bool:
-        """Whether no group has made a step by itself."""
+        """Whether no group has made a step of its own since the last outer step."""
         return self._local_steps == 0
 
     def begin(self) -> None:
-        """Take over the state of the others if the group joins them."""
+        """Take over the state of the other groups if the group joins them."""
         self._step_outside()
 
     def advance(self, step: Step) -> None:
-        """Make one step alone, and an outer one if it is due."""
+        """Make one local step, and an outer one if it is due."""
         with self.clock.measured("compute_s"):
             flat = self._compute()
             self.exchange.average_in_group(flat)
@@ -129,7 +129,7 @@ class LocalSteps(StepStrategy):
             self._step_outside()
 
     def finish(self) -> None:
-        """Make the last outer step, if steps are left for it."""
+        """Make the last outer step, if there are local steps since the one before."""
         if self._local_steps:
             self._step_outside()
 

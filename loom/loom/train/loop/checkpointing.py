@@ -1,4 +1,4 @@
-"""`Checkpointing`: when a group writes its state to the job's folder, and how it begins with the newest one."""
+"""`Checkpointing`: a group's use of the job's checkpoints, to save its state and to begin with the newest one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from loom.train.loop.training_state import TrainingState
 
 
 class Checkpointing:
-    """The checkpoints of one process; the first process of a group writes them, all take part."""
+    """The checkpoints of one process. The first process of a group writes them; all take part."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         folder, keep = state.job.checkpoints, state.job.keep_checkpoints
         self._store = None if folder is None else CheckpointStore(folder, keep=keep)
         self._saved_step: int | None = None
-        """The step that was saved last, written or not: the same in all processes of the group."""
+        """The last step that was saved, whether written yet or not; the same in all processes of the group."""
         self._pending: PendingCheckpoint | None = None
 
     def restore(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
+        """Continue from the newest whole checkpoint, if there is one."""
         found = None if self._store is None else self._store.newest()
         if found is None:
             return
@@ -41,16 +41,16 @@ class Checkpointing:
             self._pending = self._store.save(state, step)
 
     def save_and_wait(self) -> None:
-        """Save the state unless this step was saved, and wait until it is written, or could not be."""
+        """Save the state unless this step was saved, and wait until it is written or has failed."""
         if self._saved_step != self._state.report.step:
             self.save()
         if self._pending is not None:
-            with contextlib.suppress(OSError):  # which is in the report
+            with contextlib.suppress(OSError):  # the report has it
                 self._pending.wait()
             self._take_note()
 
     def _take_note(self) -> None:
-        """Report what became of the last checkpoint, if that is known."""
+        """Report the outcome of the last checkpoint, if it is known."""
         if self._pending is None or not self._pending.done:
             return
         error, report = self._pending.error, self._state.report

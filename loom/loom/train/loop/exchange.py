@@ -1,4 +1,4 @@
-"""`Exchange`: what a group does together with the other groups of a job, and its members with each other."""
+"""`Exchange`: the exchanges of a group with the other groups of a job, and of its members with each other."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from loom.train.settings import Batch, Ending, Restore
 
 
 class NoPeers(Exception):
-    """No group is left that has the state which was to be taken over."""
+    """No group is left that has the state to take over."""
 
 
 @dataclass
 class Exchange:
-    """Gathers the groups for a step, averages tensors over them, and has them agree on the configuration."""
+    """The exchanges for a step: they gather the groups, average tensors and agree on the configuration."""
 
     state: TrainingState
     membership: Membership
     clock: StepClock
     wanted_end: Callable[[], Ending | None]
-    """Returns how the training was told to end; None if it was not."""
+    """Returns the requested end of the training; None without one."""
 
     def __post_init__(self) -> None:
         self._members = self.state.job.members
         self._gathering, self._averaging = Baseline(), Baseline()
         self._rows: list[list[float]] = []
-        """The rows of all groups in the last exchange that counts."""
+        """The rows of all groups in the last exchange that counted."""
         self._agreed_end: Ending | None = None
         self._gathered = False
         """Whether the groups are gathered for an exchange that has not begun."""
@@ -45,14 +45,14 @@ class Exchange:
 
     @property
     def agreed_end(self) -> Ending | None:
-        """How all members of the group end the training now; None if they go on."""
+        """The end on which all members of the group agree; None if they go on."""
         return self.wanted_end() if self._members == 1 else self._agreed_end
 
     def gather(self) -> None:
         """Wait for the other groups; a group that is behind takes over their state.
 
         Raises:
-            NoPeers: no group is there that has the state.
+            NoPeers: no group has the state.
         """
         if not self._gathered:
             with self.clock.waiting(self._gathering):
@@ -66,19 +66,19 @@ class Exchange:
             report.restored = FROM_THE_BEGINNING
 
     def batch(self) -> Batch:
-        """Return what this process trains on in the step for which the groups are gathered."""
+        """Return this process's batch in the step for which the groups are gathered."""
         place, groups = self.membership.place
         number, processes = place * self._members + self.state.rank, groups * self._members
         return Batch(self.state.report.step, self.state.config.current.batch_size, number, processes)
 
     def average_gradients(self, flat: torch.Tensor) -> bool:
-        """Replace gradients by their mean over all processes of all groups; return whether it counts."""
+        """Replace gradients by their mean over all processes of all groups; return whether the step counts."""
         with self.clock.waiting(self._averaging):
             self.average_in_group(flat)
             return self._exchange(flat)
 
     def average(self, flat: torch.Tensor) -> bool:
-        """Replace a tensor by its mean over the groups; return whether it counts."""
+        """Replace a tensor by its mean over the groups; return whether the exchange counts."""
         with self.clock.waiting(self._averaging):
             return self._exchange(flat)
 
@@ -93,13 +93,13 @@ class Exchange:
 
     def average_in_group(self, flat: torch.Tensor) -> None:
         """Replace a tensor of gradients by its mean over the members of this group."""
-        # FSDP2 has averaged the gradients of its shards.
+        # FSDP2 has already averaged the gradients of its shards.
         if self._members > 1 and self.state.job.parallel == "ddp":
             distributed.all_reduce(flat)
             flat /= self._members
 
     def all_members(self, flags: Iterable[torch.Tensor]) -> bool:
-        """Return whether flags hold, in all members of this group."""
+        """Return whether all flags hold in all members of this group."""
         flag = torch.stack(list(flags)).all()
         if self._members > 1:
             number = flag.to(torch.int32)
@@ -108,7 +108,7 @@ class Exchange:
         return bool(flag)
 
     def settle(self) -> None:
-        """Adopt the configuration that all groups adopt with the exchange that was the last to count."""
+        """Adopt the configuration on which all groups agreed in the last exchange that counted."""
         rows = self._rows if self._members == 1 else self._shared_in_group()
         report, config = self.state.report, self.state.config
         changed = config.settle(rows, report.step)
@@ -116,7 +116,7 @@ class Exchange:
         self.state.adopt(changed)
 
     def _shared_in_group(self) -> list[list[float]]:
-        """Return the first member's rows: only that one is told of changes, and of the end."""
+        """Return the first member's rows: only that member gets changes, and the request to end."""
         end, endings = self.wanted_end(), list(Ending)
         code = 0.0 if end is None else 1.0 + endings.index(end)
         shared = flatten([torch.tensor(self._rows, dtype=torch.float64)], [code])
@@ -127,7 +127,7 @@ class Exchange:
         return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
     def say_farewell(self) -> None:
-        """Take part in one more exchange, in which a group whose last step was discarded takes it over."""
+        """Take part in one more exchange, in which a group whose last step was discarded can take it over."""
         self.gather()
         self.membership.average(torch.zeros(1), self.state.config.row())
         self.membership.commit()

@@ -1,4 +1,4 @@
-"""`TrainingLoop`: what a process of a replica group does step by step, in a thread of its own."""
+"""`TrainingLoop`: the training loop of a process of a replica group, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loom.train.spec import Assignment
 _log = logging.getLogger("loom")
 
 KEPT_HASHES = 200
-"""Hashes of the parameters that a report has, the newest."""
+"""The newest hashes of the parameters that a report keeps."""
 
 
 class _Leave(BaseException):
@@ -33,7 +33,7 @@ class _Leave(BaseException):
 
 
 class TrainingLoop:
-    """Trains a model together with other groups, as the process of a rank in its own group."""
+    """The training of a model together with other groups, by the process of a rank in its group."""
 
     def __init__(self, trainer: TrainerModel, assignment: Assignment, rank: int) -> None:
         self._trainer = trainer
@@ -46,11 +46,11 @@ class TrainingLoop:
         self._membership: Membership | None = None
         self._threadlet: Threadlet | None = None
 
-    # Any thread may call these.
+    # Any thread may call the following methods.
 
     def report(self) -> TrainerReport:
-        """Return how far the training is."""
-        # Copies, each made in one go: the training thread goes on writing to its own.
+        """Return the progress of the training."""
+        # Copy the dicts, each in one atomic operation: the training thread goes on writing to the originals.
         report = self._report
         paused = self._threadlet is not None and self._threadlet.paused
         return dataclasses.replace(report, paused=paused, hashes=dict(report.hashes), metrics=dict(report.metrics))
@@ -60,14 +60,14 @@ class TrainingLoop:
         self._leaving.set()
 
     def move(self, lighthouse: str) -> None:
-        """Go to another lighthouse."""
+        """Move to another lighthouse."""
         if self._membership is not None:
             self._membership.move(lighthouse)
 
-    # The training thread.
+    # The following methods run in the training thread.
 
     def run(self) -> TrainerReport:
-        """Train until the last step, or until told to end. The report has whatever was raised."""
+        """Train until the last step, or until told to end. The report has any exception that was raised."""
         report = self._report
         try:
             report.ending = self._train()
@@ -136,7 +136,7 @@ class TrainingLoop:
         hashes[self._report.step] = found
         while len(hashes) > KEPT_HASHES:
             del hashes[next(iter(hashes))]
-        self._report.metrics["params_hash"] = float(int(found[:12], 16))  # as much of it as a number holds
+        self._report.metrics["params_hash"] = float(int(found[:12], 16))  # as many digits as a float holds
 
     def _published(self, clock: StepClock) -> dict[str, float]:
         report = self._report
@@ -153,7 +153,7 @@ class TrainingLoop:
             raise _Leave
 
     def _new_threadlet(self, membership: Membership) -> Threadlet:
-        """Return the threadlet of this process; only the first of a group can be told of changes."""
+        """Return the threadlet of this process; only the first process of a group takes changes."""
         replica, job = self._assignment.replica, self._assignment.job
         if self._rank > 0:
             name, group = f"{replica}.{self._rank}", f"{job.name}.members"

@@ -1,4 +1,4 @@
-"""`Membership`: the place of a process among all groups, by torchft's manager."""
+"""`Membership`: a process's membership among all groups, by torchft's manager."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RETRY_EVERY = 0.2
 
 
 class Membership:
-    """The groups that train, as one of their processes sees them.
+    """The training groups, as one of their processes sees them.
 
-    Each lighthouse has a manager of its own, which is made when the lighthouse has moved. ``attend`` is called
-    before each further attempt to join a quorum; what it raises ends the training.
+    Each lighthouse has a manager of its own, made when the lighthouse has moved. ``attend`` is called before each
+    further attempt to join a quorum; an exception of it ends the training.
     """
 
     def __init__(self, state: TrainingState, attend: Callable[[], None]) -> None:
@@ -36,14 +36,14 @@ class Membership:
         self._moved = threading.Event()
         self._lighthouse = state.assignment.lighthouse
         self._generation = 0
-        """Number of managers so far."""
+        """The number of managers so far."""
         self._alone = False
         """Whether the last attempt to join a quorum failed."""
         self._manager = self._join()
         self.step = state.report.step
 
     def move(self, lighthouse: str) -> None:
-        """Go to another lighthouse before the next step. Any thread may call."""
+        """Move to another lighthouse before the next step. Any thread may call."""
         self._lighthouse = lighthouse
         self._moved.set()
 
@@ -55,7 +55,7 @@ class Membership:
         host, port = assignment.store
         self._generation += 1
         store = TCPStore(host, port, is_master=False, wait_for_workers=False)
-        # The first member's manager is found by a fixed key in the store, which may still be the one before.
+        # The store has the first member's manager under a fixed key, which may still hold the previous manager.
         ready = f"loom/manager/{self._generation}"
         if state.rank > 0:
             store.wait([ready], timedelta(seconds=timeouts.connect))
@@ -82,7 +82,7 @@ class Membership:
 
     @property
     def step(self) -> int:
-        """Number of steps taken, as torchft counts: of two groups, the one ahead gives the other its state."""
+        """The number of steps, as torchft counts them: of two groups, the one ahead gives the other its state."""
         step: int = self._manager.current_step()
         return step
 
@@ -92,7 +92,7 @@ class Membership:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of this group among those that take part in this step, and their number."""
+        """The number of this group among those that take part in this step, and their count."""
         return self._manager.participating_rank() or 0, max(1, self._manager.num_participants())
 
     def gather(self) -> None:
@@ -108,7 +108,7 @@ class Membership:
                 self.step = step
             try:
                 self._manager.start_quorum()
-            except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or nobody comes
+            except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes
                 if not self._alone:
                     self._alone = True
                     _log.warning("%s has no quorum, and tries again: %s", self._state.assignment.replica, error)
@@ -118,7 +118,7 @@ class Membership:
             return
 
     def average(self, flat: torch.Tensor, row: list[float]) -> list[list[float]]:
-        """Replace a tensor by the mean of all groups', and return the rows of numbers of all groups.
+        """Replace a tensor by the mean of all groups' tensors, and return the rows of numbers of all groups.
 
         The result counts only if `commit` returns True.
         """
@@ -132,7 +132,7 @@ class Membership:
         return exchanged
 
     def commit(self) -> bool:
-        """Return whether all members of this group have what they need to apply the step."""
+        """Return whether all members of this group are able to apply the step."""
         return bool(self._manager.should_commit())
 
     def abort(self) -> None:

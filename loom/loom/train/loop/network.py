@@ -1,6 +1,6 @@
-"""torchft's process groups and transport, found by this host's address.
+"""torchft's process groups and transport, with this host's address instead of its name.
 
-torchft tells peers this host's name, which other pods usually cannot resolve.
+torchft gives peers this host's name, which other pods usually cannot resolve.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torchft.process_group
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torchft.checkpointing.http_transport import HTTPTransport
 
-# torch warns of the state that a peer sends, which is only read.
+# torch warns that the state of a peer is read-only, but nothing writes to it.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
 
 class _Addressed:
-    """A torchft group whose store is found by an address; a base class before torchft's own."""
+    """A base class, before torchft's own, for a group whose store is found by an address."""
 
     _rendezvous_store: Any
     _global_rank: Any
@@ -31,7 +31,7 @@ class _Addressed:
         self.own_address = own_address
 
     def get_reconfigure_handle(self) -> str:
-        """Return how peers find this member: torchft's own handle, with the address for the name."""
+        """Return the handle by which peers find this member: torchft's own, with the address for the name."""
         if self._rendezvous_store is None:
             self._rendezvous_store = TCPStore(self.own_address, 0, is_master=True, wait_for_workers=False)
         store = f"{self.own_address}:{self._rendezvous_store.port}"
@@ -61,7 +61,7 @@ class NcclGroup(_Addressed, torchft.process_group.ProcessGroupNCCL):  # type: ig
 
 
 class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
-    """Sends the state of a group that trains to a group that joins."""
+    """The transport of the state from a training group to a joining one."""
 
     def __init__(self, own_address: str, timeout: float) -> None:
         self.own_address = own_address
@@ -75,4 +75,4 @@ class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
 
 
 def _say_nothing(*_: Any) -> None:
-    """Replace the log of requests, which has a line on stderr for each."""
+    """Replace the log of requests, which writes a line to stderr for each."""

@@ -1,4 +1,4 @@
-"""What the groups do after several steps of their own: average the parameters, or follow an outer optimizer."""
+"""The groups' joint step after several of their own: they average the parameters, or follow an outer optimizer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class ParameterMean:
         self._parameters = parameters
 
     def progress(self) -> Sequence[torch.Tensor]:
-        """Return what the groups average."""
+        """Return the tensors that the groups average."""
         return self._parameters
 
     def follow(self, mean: torch.Tensor) -> None:
-        """Go on from the mean."""
+        """Continue from the mean."""
         unflatten(mean, self._parameters)
 
 
 class OuterOptimizer:
-    """DiLoCo's outer step: SGD with Nesterov momentum on the parameters that all groups agreed on last.
+    """DiLoCo's outer step: SGD with Nesterov momentum on the parameters on which all groups last agreed.
 
     The rates are those of the paper (https://arxiv.org/abs/2311.08105), section 3.
     """
@@ -37,12 +37,12 @@ class OuterOptimizer:
         self._sgd = torch.optim.SGD(self._anchors, lr=0.7, momentum=0.9, nesterov=True)
 
     def progress(self) -> list[torch.Tensor]:
-        """Return how far each parameter has gone, as a gradient: with the opposite sign."""
+        """Return the distance that each parameter has moved, as a gradient: with the opposite sign."""
         pairs = zip(self._anchors, self._parameters, strict=True)
         return [anchor.detach() - local(parameter).detach() for anchor, parameter in pairs]
 
     def follow(self, mean: torch.Tensor) -> None:
-        """Step by the mean of all groups' progress, and give the parameters the result."""
+        """Step by the mean of all groups' progress, and copy the result to the parameters."""
         gradients = [torch.zeros_like(anchor) for anchor in self._anchors]
         unflatten(mean, gradients)
         for anchor, gradient in zip(self._anchors, gradients, strict=True):
@@ -53,11 +53,11 @@ class OuterOptimizer:
                 local(parameter).copy_(anchor)
 
     def state(self) -> dict[str, Any]:
-        """Return what another process needs to go on from here."""
+        """Return the state that another process needs to continue from here."""
         return {"anchors": [anchor.detach() for anchor in self._anchors], "sgd": self._sgd.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from another process's `state`."""
+        """Continue from another process's `state`."""
         with torch.no_grad():
             for anchor, value in zip(self._anchors, state["anchors"], strict=True):
                 anchor.copy_(value)

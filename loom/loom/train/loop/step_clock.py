@@ -1,4 +1,4 @@
-"""`StepClock`: what the seconds of a training go into."""
+"""`StepClock`: the time accounting of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from loom.threadlet import Threadlet
 
 REMEMBERED = 200
-"""Newest waits that make a baseline."""
+"""The newest waits, from which a baseline is computed."""
 
 LEAST = 5
 """Waits before which there is no baseline."""
@@ -24,24 +24,24 @@ _AGAIN = 10
 """Waits after which the median is computed again."""
 
 Mark: TypeAlias = tuple[float, dict[str, float]]
-"""A moment, and what had been measured until then."""
+"""A moment, and the seconds measured until then."""
 
 
 class Baseline:
-    """The time that an exchange with other groups takes as a rule.
+    """The usual time of an exchange with other groups.
 
-    Groups exchange gradients in each step. The exchange is a part of the step, and its time varies. One that takes
-    much longer is a wait for a group that is slow, stopped, gone or new.
+    Groups exchange gradients in each step. The exchange is a part of the step, and its time varies. An exchange
+    that takes much longer is a wait for a group that is slow, stopped, gone or new.
     """
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._until_again = LEAST
         self.seconds = 0.0
-        """The longest time that is usual; 0 while too few are known."""
+        """The longest usual time; 0 until enough times are known."""
 
     def add(self, seconds: float) -> None:
-        """Take note of how long an exchange took."""
+        """Add the time of an exchange, in seconds."""
         self._times.append(seconds)
         self._until_again -= 1
         if self._until_again == 0:
@@ -50,10 +50,10 @@ class Baseline:
 
 
 class StepClock:
-    """Adds up seconds by what they were spent on, for a step's metrics and for the weaver's goodput.
+    """A sum of seconds by their use, for a step's metrics and for the weaver's goodput.
 
     Args:
-        threadlet: takes the time that is no step.
+        threadlet: takes the time that is not part of a step.
     """
 
     def __init__(self, threadlet: Threadlet) -> None:
@@ -61,7 +61,7 @@ class StepClock:
         self._seconds = {"compute_s": 0.0, "wait_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0}
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call, by their metric."""
+        """Return the seconds since the last call, by metric."""
         seconds = {key: round(value, 6) for key, value in self._seconds.items()}
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         return seconds
@@ -77,23 +77,23 @@ class StepClock:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure what the training waits for a checkpoint."""
+        """Measure the time that the training waits for a checkpoint."""
         with self.measured("checkpoint_s"), self._threadlet.spent("checkpoint"):
             yield
 
     @contextlib.contextmanager
     def waiting(self, baseline: Baseline) -> Iterator[None]:
-        """Measure an exchange with others: up to the baseline it is a part of the step, beyond it a wait."""
+        """Measure an exchange: its time up to the baseline is part of the step, the time beyond is a wait."""
         began = time.perf_counter()
         with self.measured("wait_s"), self._threadlet.spent("waiting", baseline.seconds):
             yield
         baseline.add(time.perf_counter() - began)
 
     def mark(self) -> Mark:
-        """Return this moment, for `lose`."""
+        """Return the current moment, for `lose`."""
         return time.perf_counter(), dict(self._seconds)
 
     def lose(self, since: Mark) -> None:
-        """Count all seconds since a moment as lost: what was done in them is done again."""
+        """Count all seconds since a moment as lost, because their work is repeated."""
         at, seconds = since
         self._seconds = {**seconds, "lost_s": seconds["lost_s"] + time.perf_counter() - at}

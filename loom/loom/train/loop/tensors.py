@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process has of a tensor."""
+    """Return this process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a tensor; every process of the group has to call this."""
+    """Return the whole of a tensor; every process of the group has to call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -32,7 +32,7 @@ def plain(tree: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def load_model(model: torch.nn.Module, state: Mapping[str, torch.Tensor], of_whole: bool) -> None:
-    """Give a model the values of a plain state."""
+    """Copy the values of a plain state into a model."""
     own = model.state_dict()
     if own.keys() != state.keys():
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -43,7 +43,7 @@ def load_model(model: torch.nn.Module, state: Mapping[str, torch.Tensor], of_who
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], of_whole: bool) -> None:
-    """Give an optimizer a plain state."""
+    """Load a plain state into an optimizer."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     kept = {
         number: {
@@ -71,13 +71,13 @@ def _like(tensor: torch.Tensor, value: torch.Tensor, of_whole: bool) -> torch.Te
 
 
 def flatten(tensors: Iterable[torch.Tensor], extra: Sequence[float] = ()) -> torch.Tensor:
-    """Return tensors, and some numbers behind them, in a row."""
+    """Return tensors, followed by some numbers, as one flat tensor."""
     parts = [local(tensor).detach().reshape(-1) for tensor in tensors]
     return torch.cat([*parts, parts[0].new_tensor(list(extra))])
 
 
 def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[float]:
-    """Copy a row back into tensors; return the numbers behind them."""
+    """Copy a flat tensor back into tensors; return the numbers that follow them."""
     offset = 0
     with torch.no_grad():
         for tensor in tensors:
@@ -89,7 +89,7 @@ def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[float
 
 
 def hash_of(model: torch.nn.Module) -> str:
-    """Return the SHA-256 of what this process has of a model's parameters and buffers."""
+    """Return the SHA-256 of this process's part of a model's parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

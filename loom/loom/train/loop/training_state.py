@@ -1,4 +1,4 @@
-"""`TrainingState`: the model and all else that a training needs to go on, as peers and checkpoints take it."""
+"""`TrainingState`: the model and everything else that a training needs to continue, for peers and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FROM_THE_BEGINNING = "the beginning"
 
 
 class TrainingState:
-    """Model, optimizers, step and configuration of a process. Only the training thread writes its report."""
+    """The model, optimizers, step and configuration of a process. Only the training thread writes its report."""
 
     def __init__(
         self, trainer: TrainerModel, assignment: Assignment, rank: int, config: AgreedConfig, report: TrainerReport
@@ -41,7 +41,7 @@ class TrainingState:
         self._use_optimizer(config.current.optimizer)
 
     def adopt(self, changed: Iterable[str]) -> None:
-        """Apply the keys of the configuration that have changed."""
+        """Apply the changed keys of the configuration."""
         if "optimizer" in changed:
             self._use_optimizer(self.config.current.optimizer)
         elif "learning_rate" in changed:
@@ -55,7 +55,7 @@ class TrainingState:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """Return how good the model is."""
+        """Return the metrics of the model's quality."""
         self.model.eval()
         with torch.no_grad():
             metrics = self.trainer.evaluate(self.model)
@@ -63,11 +63,11 @@ class TrainingState:
         return metrics
 
     def hash(self) -> str:
-        """Return the SHA-256 of what this process has of the parameters."""
+        """Return the SHA-256 of this process's part of the parameters."""
         return hash_of(self.model)
 
     def for_peers(self) -> dict[str, Any]:
-        """Return the state of this process, for the process of the same rank in a group that joins."""
+        """Return the state of this process, for the process of the same rank in a joining group."""
         return self._state(local)
 
     def for_checkpoint(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class TrainingState:
         return self._state(whole)
 
     def take_from_peer(self, state: Mapping[str, Any]) -> None:
-        """Go on from a peer's `for_peers`."""
+        """Continue from a peer's `for_peers`."""
         self._load(state, of_whole=False)
         if self.report.restored:
             return
@@ -84,7 +84,7 @@ class TrainingState:
         self.report.restored_step = step
 
     def take_from_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `for_checkpoint` returned."""
+        """Continue from the result of `for_checkpoint`."""
         self._load(state, of_whole=True)
 
     def _state(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
