@@ -1,6 +1,6 @@
-"""Times and rates as people write them: ``5 s``, ``500 ms``, ``2 min``, ``3 per minute``.
+"""Times and rates in the form that users write: ``5 s``, ``500 ms``, ``2 min``, ``3 per minute``.
 
-What is none is refused with `WrongArguments`.
+Other forms are refused with `WrongArguments`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RATE = re.compile(rf"{_NUMBER}\s*(per|/)\s*(?P<each>.+)")
 
 
 def parse_time(value: Any) -> float:
-    """Seconds: a number of them, or a number and a unit."""
+    """Return the seconds of a number, or of a number with a unit."""
     if type(value) in (int, float):
         seconds = float(value)
     else:
@@ -35,7 +35,7 @@ def parse_time(value: Any) -> float:
 
 
 def parse_rate(value: Any) -> float:
-    """How often a second: a number, or such as ``2 per minute``, ``1 per 30 s``."""
+    """Return the rate per second of a number, or of a text such as ``2 per minute`` or ``1 per 30 s``."""
     number, seconds = value, 1.0
     if type(value) not in (int, float):
         match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -49,7 +49,7 @@ def parse_rate(value: Any) -> float:
 
 
 def spoken(seconds: float | None) -> str:
-    """A time for people; a dash where there is none."""
+    """Return a time as text for users; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""The kinds of faults that there are, with the parameters of each. Imports nothing that does any."""
+"""The kinds of faults, with the parameters of each. The module imports no code that injects one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 from loom.errors import WrongArguments
 
 MAX_DURATION = 3600.0
-"""Seconds that a fault may last. Each ends by itself: who was to remove it may be gone by then."""
+"""Seconds that a fault may last. Each ends without help: the process that should remove it may be gone by then."""
 
 MAX_DELAY = 60_000.0
-"""Milliseconds that packets may come later."""
+"""Milliseconds by which packets may be delayed."""
 
 
 class Place(str, Enum):
-    """Where a fault is carried out."""
+    """The place where a fault is carried out."""
 
     TRAINING = "training"
     """In the training process, at a step boundary."""
     HOST = "host"
     """On the host of a training process, at once."""
     GATEWAY = "gateway"
-    """Beside the gateway: the gateway itself, its weaver or a driver."""
+    """Next to the gateway: the gateway itself, its weaver or a driver."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a fault. Numbers lie between ``least`` and ``most``; a list is one of texts."""
+    """A parameter of a fault. Numbers lie between ``least`` and ``most``; a list holds texts."""
 
     type: type
     default: Any
@@ -48,7 +48,7 @@ class Param:
         return what if self.least == -math.inf else f"{what} from {self.least:g} to {self.most:g}"
 
     def check(self, fault: str, name: str, value: Any) -> Any:
-        """Return a value as the parameter's type."""
+        """Return a value converted to the parameter's type, if it fits."""
         read: Any = value
         if self.type is list:
             read = [value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
@@ -74,16 +74,16 @@ class FaultKind:
     name: str
     place: Place
     what: str
-    """What it does, in a sentence."""
+    """The effect, in a sentence."""
     params: Mapping[str, Param] = field(default_factory=lambda: _NO_PARAMS)
     lasts: float | None = None
-    """Seconds, unless said otherwise; None: it is over at once, and there is nothing to remove."""
+    """The default duration in seconds. None: the fault is over at once, and there is nothing to remove."""
     ends: bool = False
-    """Whether the process that it strikes does not outlive it."""
+    """Whether the struck process does not survive the fault."""
     silences: bool = False
-    """Whether the process cannot say anything while it lasts, and has to say before that it is about to come."""
+    """Whether the process cannot send anything during the fault, and has to acknowledge it in advance."""
     of: str = "replica"
-    """What it strikes: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
+    """The target: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
 
 
 _PEERS = Param(list, [], "addresses of the hosts on the other side; none: all but this host itself")
@@ -197,11 +197,11 @@ _KINDS = (
 )
 
 FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
-"""By name."""
+"""The kinds by name."""
 
 
 def fault_kind(name: Any) -> FaultKind:
-    """A kind of fault."""
+    """Return the kind of fault with a name."""
     if isinstance(name, str) and name in FAULTS:
         return FAULTS[name]
     near = difflib.get_close_matches(str(name), FAULTS, 1)
@@ -210,7 +210,7 @@ def fault_kind(name: Any) -> FaultKind:
 
 
 def check_duration(kind: FaultKind, duration: Any) -> float | None:
-    """Seconds that a fault lasts: those given, or those that its kind lasts."""
+    """Return the seconds that a fault lasts: the given ones, or the default of its kind."""
     if duration is None:
         return kind.lasts
     if type(duration) not in (int, float) or not 0 < duration <= MAX_DURATION:
@@ -225,7 +225,7 @@ def check_duration(kind: FaultKind, duration: Any) -> float | None:
 
 
 def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
-    """Return all parameters of a fault: those given, and the others' defaults."""
+    """Return all parameters of a fault: the given ones, and defaults for the others."""
     if not isinstance(params, Mapping):
         raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
     for given in params:
@@ -241,10 +241,10 @@ def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
 
 
 def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
-    """See that a fault makes sense; return its kind, all of its parameters, and the seconds that it lasts.
+    """Check a fault; return its kind, all of its parameters, and the seconds that it lasts.
 
     Raises:
-        WrongArguments: there is no such kind, or it has no such parameters, or they have no such values.
+        WrongArguments: there is no such kind, the kind has no such parameter, or a value does not fit.
     """
     kind = fault_kind(name)
     return kind, check_params(kind, params), check_duration(kind, duration)

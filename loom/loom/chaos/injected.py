@@ -13,22 +13,25 @@ _log = logging.getLogger("loom")
 
 
 Evidence = dict[str, Any]
-"""Evidence of a fault: numbers, texts and lists of them, by name."""
+"""The evidence of a fault: numbers, texts and lists of them, by name."""
 
 
 class InjectedFault(Exception):
-    """What a step raises if the fault is an exception. It is no `LoomError`: nothing of Loom's has gone wrong."""
+    """The exception that the fault ``exception`` raises in a step.
+
+    It is no `LoomError`, because nothing of Loom's has gone wrong.
+    """
 
 
 class Injected:
-    """A fault that has been injected. As a context manager it is removed at the end.
+    """An injected fault. As a context manager it removes the fault at the end.
 
     Args:
         kind: of `loom.chaos.faults`.
-        evidence: what shows that it is there.
-        undo: removes it, and returns what shows that it is gone; None where there is nothing to remove.
-        duration: seconds after which it is removed; None: when somebody does.
-        told: called with what `undo` returned.
+        evidence: shows that the fault is present.
+        undo: removes the fault, and returns the evidence that it is gone; None if there is nothing to remove.
+        duration: seconds after which the fault is removed; None: only by a call of `remove`.
+        told: called with the result of ``undo``.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Injected:
         self.kind = kind
         self.evidence = evidence
         self.time = time.time()
-        """When it was injected, in seconds since the epoch."""
+        """When the fault was injected, in seconds since the epoch."""
         self.removal: Evidence | None = None
         """Evidence that the fault is gone; None before `remove`."""
         self._undo = undo
@@ -61,7 +64,7 @@ class Injected:
         return self._undo is not None
 
     def remove(self) -> Evidence:
-        """Remove the fault unless it is removed; return the evidence that it is gone."""
+        """Remove the fault unless it was removed; return the evidence that it is gone."""
         with self._lock:
             if self.removal is not None:
                 return self.removal
@@ -80,7 +83,7 @@ class Injected:
     def _time_is_over(self) -> None:
         try:
             self.remove()
-        except Exception:  # noqa: BLE001 - nobody waits for it
+        except Exception:  # noqa: BLE001 - a timer's thread has no caller to raise to
             _log.exception("the fault %s cannot be removed", self.kind)
 
     def __enter__(self) -> Injected:

@@ -1,4 +1,4 @@
-"""Whom a fault strikes, among the replicas that there are."""
+"""The choice of a fault's targets among the replicas."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 ENDED = ("failed", "finished")
-"""States of replicas that do not live."""
+"""The states of replicas that do not live."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault strikes: living replicas for which all holds that is given."""
+    """The target of a fault: the living replicas that match every given field."""
 
-    # Read by pydantic in a plan. The laptop, which may have none, targets single faults, too.
+    # For pydantic, which reads plans. This is no import of pydantic, because laptops without it use targets too.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     replica: str | None = None
@@ -30,12 +30,12 @@ class Target:
     mesh: str | None = None
     """The name of the proc mesh, which is the group of its replicas; or a glob."""
     rank: int | None = None
-    """In the mesh."""
+    """The rank in the mesh."""
     host: str | None = None
     """The name of the host, or a glob."""
     session: str | None = None
     random: int | None = None
-    """How many of them, chosen by the plan's seed; None: all."""
+    """The number of replicas to choose, by the plan's seed; None: all."""
 
     def __str__(self) -> str:
         names = ("replica", "mesh", "rank", "host", "session")
@@ -45,21 +45,21 @@ class Target:
 
 
 def matching(target: Target, replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
-    """The replicas that a target names, in whatever state, sorted by their ids; ``random`` is left to `chosen`."""
+    """Return the replicas that a target names, in any state, sorted by id. `chosen` applies ``random``."""
     return sorted((one for one in replicas if _is_meant(target, one)), key=lambda one: one.id)
 
 
 def living(replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
-    """Those of replicas that live."""
+    """Return the replicas that live."""
     return [one for one in replicas if one.state not in ENDED]
 
 
 def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> None:
-    """See that a target names somebody who lives, and only who is marked as injectable.
+    """Check that a target names a living replica, and only replicas that are marked as injectable.
 
     Raises:
-        UnknownReplica: it names nobody who lives.
-        NotInjectable: somebody whom it names is not marked.
+        UnknownReplica: the target names no living replica.
+        NotInjectable: a named replica is not marked.
     """
     found = living(matching(target, replicas.values()))
     if not found:
@@ -72,7 +72,7 @@ def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> None:
 
 
 def chosen(target: Target, found: list[ReplicaInfo], luck: random.Random) -> list[ReplicaInfo]:
-    """Those of the replicas found that chance gives, where the target leaves it to that."""
+    """Return a random choice of the replicas if the target asks for one, else all."""
     if target.random is None:
         return found
     return sorted(luck.sample(found, min(target.random, len(found))), key=lambda one: one.id)

@@ -1,6 +1,6 @@
-"""Faults inside a training process, which strike its training thread between two steps.
+"""The faults inside a training process, which strike its training thread between two steps.
 
-Those that the process does not outlive, or that hold it up, come in two parts: `Strike.evidence` can be told before
+A fault that ends or blocks the process has two parts, so that `Strike.evidence` can be reported before
 `Strike.strike` is called.
 """
 
@@ -24,7 +24,7 @@ from loom.chaos.injected import Evidence, Injected, InjectedFault
 from loom.errors import FaultRefused
 
 EachStep = list[Callable[[], None]]
-"""What the training thread calls before each step."""
+"""The functions that the training thread calls before each step."""
 
 MEGABYTE = 1 << 20
 _BLOCK = 16 * MEGABYTE
@@ -84,7 +84,7 @@ def _out_of_memory(params: dict[str, Any], duration: float | None) -> Strike:
 
 
 def _take_memory(limit: int | None) -> None:
-    """Take memory until there is none; each page is written to, as a page that is not touched takes none."""
+    """Allocate memory until there is none. Each page is written to, because an untouched page takes no memory."""
     taken: list[bytes] = []
     try:
         while True:
@@ -96,16 +96,16 @@ def _take_memory(limit: int | None) -> None:
 
 
 def _address_space() -> int:
-    """Bytes."""
+    """Return the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _memory_group(more: int) -> tuple[Path, int]:
-    """Put this process into a new memory cgroup in which it may take so many bytes more."""
+    """Put this process into a new memory cgroup that lets it allocate ``more`` further bytes."""
     root = Path("/sys/fs/cgroup")
     old = root / "memory"
     group = (old if old.is_dir() else root) / f"loom-oom-{os.getpid()}"
-    # Version 1 counts what is taken from now on, version 2 as well: pages stay with the group they were taken in.
+    # Both versions count only new pages: a page stays with the group in which it was allocated.
     limit_file = "memory.limit_in_bytes" if old.is_dir() else "memory.max"
     try:
         group.mkdir()
@@ -122,7 +122,7 @@ def _memory_group(more: int) -> tuple[Path, int]:
 
 
 def _remove_when_empty(group: Path) -> None:
-    """Have a program that is not in a cgroup remove it when this process has ended."""
+    """Let a program outside the cgroup remove it when this process has ended."""
     program = 'n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
     run_at_end(["sh", "-c", program, str(group)])
 
@@ -135,7 +135,7 @@ def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:
         # PyDLL keeps the interpreter's lock while the function runs.
         poll = ctypes.PyDLL(None).poll
         until = time.monotonic() + milliseconds / 1000
-        while (left := until - time.monotonic()) > 0:  # a signal ends a wait
+        while (left := until - time.monotonic()) > 0:  # a signal may end a wait early
             poll(None, 0, int(left * 1000) + 1)
         return {"pid": os.getpid(), "held": duration + time.monotonic() - until}
 
@@ -151,7 +151,7 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
 
 
 Begun = tuple[Evidence, Callable[[], Evidence]]
-"""Evidence of a fault, and the function that removes it and returns the evidence of that."""
+"""The evidence of a fault, and the function that removes the fault and returns the evidence of that."""
 
 
 def begin(
@@ -166,12 +166,12 @@ def begin(
     Args:
         kind: of `loom.chaos.faults`.
         params: all of its parameters.
-        duration: seconds after which it is removed.
-        each_step: where what happens in each step is put.
-        told: called with the evidence of its removal.
+        duration: seconds after which the fault is removed.
+        each_step: the list to which functions for each step are added.
+        told: called with the evidence of the removal.
 
     Raises:
-        FaultRefused: this process has nothing that it could strike.
+        FaultRefused: this process has no target for the fault.
     """
     match kind:
         case "pg_abort":
@@ -208,7 +208,7 @@ _clocks = threading.Lock()
 
 
 def _jump(seconds: float) -> Begun:
-    # A function in the place of the one before, so that several jumps add up and may end in any order.
+    # Each jump wraps the clock before it, so that several jumps add up and may end in any order.
     offset = [seconds]
     with _clocks:
         before, before_ns = time.time, time.time_ns
@@ -282,12 +282,13 @@ def _abort_groups() -> Evidence:
 
 
 def abort(group: Any) -> str:
-    """Abort a process group or a backend, so that collectives fail here and at its peers; return what it said."""
+    """Abort a process group or backend, so that collectives fail here and at its peers; return its error text."""
     import torch
 
     with contextlib.suppress(RuntimeError):  # some backends have no abort
         group.abort()
-    # Gloo has one that does nothing. But it closes all its connections when something did not come in time.
+    # Gloo's abort does nothing. But a timeout makes it close all its connections: wait for a message that never
+    # comes.
     try:
         peer = (group.rank() + 1) % group.size()
         group.recv([torch.zeros(1)], peer, _NOBODYS_TAG).wait(datetime.timedelta(milliseconds=1))

@@ -1,4 +1,4 @@
-"""Faults of a host: its processes, its network and its disks. The agent is the process that holds them.
+"""The faults of a host: its processes, its network and its disks. The agent is the process that holds them.
 
-Whatever makes a fault raises `FaultRefused` if this host cannot have it.
+A function that injects a fault raises `FaultRefused` if the fault is impossible on this host.
 """

@@ -1,8 +1,8 @@
 """``python -m loom.chaos.host.agent``: a process on a host that injects one fault there, holds it, and removes it.
 
-It outlives the training process that it was started from, which the fault may have stopped or cut off. The fault
-is removed when its time is over, or when somebody on the host asks for it (`remove`), which is SIGTERM. It prints a
-line of JSON with the evidence, or with why there is no fault; and another when the fault is gone.
+The agent outlives the training process that started it, which the fault may have stopped or cut off. It removes the
+fault when its time is over, or on SIGTERM, which `remove` sends. It prints a line of JSON with the evidence, or
+with the reason why there is no fault, and another line when the fault is gone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from loom.chaos.injected import Evidence
 from loom.errors import FaultRefused, UnknownInjection
 
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
-"""Names the folder in which the agents of a host are found; it is in ``/tmp`` by default."""
+"""The environment variable for the folder that lists a host's agents; the default is in ``/tmp``."""
 
 REMOVED_WITHIN = 30.0
-"""Seconds that the removal of a fault may take; a worker that is started again takes longest."""
+"""Seconds that the removal of a fault may take; restarting a worker takes longest."""
 
 
 def keep(
@@ -41,10 +41,10 @@ def keep(
     pid: int,
     told: Callable[[Evidence], None],
 ) -> tuple[Evidence, Callable[[], None] | None]:
-    """Start an agent that injects a fault and holds it; return the evidence that the fault is there.
+    """Start an agent that injects a fault and holds it; return the evidence that the fault is present.
 
-    A fault that silences the training process strikes only when the returned function is called. The evidence that
-    it was there comes with that of its removal.
+    A fault that silences the training process strikes only when the returned function is called. Its evidence comes
+    with that of its removal.
 
     Args:
         injection: id of the fault.
@@ -55,7 +55,7 @@ def keep(
         told: called, on a thread of its own, with the evidence that the fault is gone.
 
     Raises:
-        FaultRefused: this host cannot have it.
+        FaultRefused: the fault is impossible on this host.
     """
     order = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
     process = subprocess.Popen(
@@ -119,7 +119,7 @@ def _folder() -> Path:
 
 
 def main() -> int:
-    """Inject one fault and hold it until told to end; return the exit code."""
+    """Inject one fault and hold it until its end; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loom.chaos.host.agent", description="Inject one fault and hold it."
     )
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def _say(**line: Any) -> None:
-    with contextlib.suppress(OSError):  # who started it may be gone
+    with contextlib.suppress(OSError):  # the process that started the agent may be gone
         print(json.dumps(line), flush=True)  # noqa: T201
 
 

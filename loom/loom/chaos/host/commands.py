@@ -1,4 +1,4 @@
-"""The system's programs that make faults of the network, and the shell that undoes what they did."""
+"""The system's programs for faults of the network, and the shell that undoes their work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
 
 
 def run(program: str, *arguments: str, given: str | None = None) -> str:
-    """Return what a program prints."""
+    """Run a program and return its output."""
     if shutil.which(program) is None:
         raise FaultRefused(f"the program {program} is not installed here: install {_PACKAGES[program]}")
     command = [program, *arguments]
@@ -29,7 +29,7 @@ def run(program: str, *arguments: str, given: str | None = None) -> str:
 
 
 def run_at_end(*commands: list[str]) -> Callable[[], None]:
-    """Return a function that runs commands. Should this process be killed first, they run all the same."""
+    """Return a function that runs commands. If this process is killed first, they run at that moment."""
     program = " && ".join(map(shlex.join, commands))
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     # The shell waits for the end of a pipe that only this process holds, and the kernel closes it if it is killed.

@@ -1,9 +1,9 @@
-"""Has what goes out of a network device go out later, on a kernel without netem.
+"""The delay of the frames that leave a network device, on a kernel without netem.
 
-An nftables table hands each frame that is about to leave the device to a TAP device of this process, which keeps it
-for as long as it was told to, and then sends it out of the device by a packet socket, whose mark the table lets
-pass. Frames are Ethernet's, of whatever is in them: IPv4, IPv6, ARP. They go by as the kernel has them, large ones
-uncut and without a checksum yet (``struct virtio_net_hdr`` before each says how).
+An nftables table hands each frame that is about to leave the device to a TAP device of this process. The process
+keeps the frame for the delay, and then sends it out of the device by a packet socket, whose mark the table lets
+pass. Frames are Ethernet's, with any content: IPv4, IPv6, ARP. They pass in the kernel's form, large ones not yet
+segmented and without a checksum (a ``struct virtio_net_hdr`` before each describes it).
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
 EMPTIED_WITHIN = 5.0
-"""Seconds in which what is still delayed is sent at the end."""
+"""Seconds in which the delayed frames are sent at the end."""
 
 ROOM = 64 << 20
-"""Bytes that are kept at most; what comes then is dropped. That is 51 ms of ten billion bits a second."""
+"""Bytes that are kept at most; further frames are dropped. At 10 Gbit/s this is 51 ms."""
 
 TUN = "/dev/net/tun"
 
 _OVERHEAD = 128
-"""Bytes that a frame takes besides its own."""
+"""Bytes that a frame takes in addition to its content."""
 
 _BATCH = 64
-"""Frames that are taken before it is looked whether others are due."""
+"""Frames that are taken before the queue is checked for due ones."""
 
 _QUEUE = 4096
 """Frames that the TAP device keeps until they are taken."""
 
 _MTU = 1000
-"""Of the TAP device: too small for IPv6 (1280), which would have an address and talk there. What is handed to the
-device is not measured by it."""
+"""The TAP device's MTU, below the minimum of IPv6 (1280), so that it gets no IPv6 address and sends nothing.
+
+The MTU does not limit the frames that the table hands to the device.
+"""
 
 _FRAME = (1 << 16) + 256
-"""Bytes of a frame at most: an uncut one of IP, and the headers around it."""
+"""Bytes of the largest frame: an unsegmented IP packet, and the headers around it."""
 
 # From linux/if_tun.h, linux/sockios.h, linux/if_packet.h and linux/if_arp.h, for x86 and ARM.
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -61,9 +63,9 @@ _ARPHRD_ETHER = 1
 
 
 def delay(milliseconds: float, device: str) -> Injected:
-    """Send what goes out of an Ethernet device so much later.
+    """Delay the frames that leave an Ethernet device.
 
-    Its frames stay in order. Those that are on their way when it is removed are sent at once.
+    The frames stay in order. The removal of the fault sends the delayed ones at once.
     """
     forwarder = Forwarder(device, DelayQueue(milliseconds / 1000))
     carrying = threading.Thread(target=forwarder.carry, name="loom-delay", daemon=True)
@@ -81,22 +83,22 @@ def delay(milliseconds: float, device: str) -> Injected:
 
 
 class DelayQueue:
-    """Frames that are on their way, each for the same time. Does nothing itself, and knows the time as it is told.
+    """A queue in which each frame waits for the same time. The caller passes the time.
 
     Args:
-        seconds: for which each is.
-        room: bytes that are on their way at most.
+        seconds: that each frame waits.
+        room: bytes that may wait.
     """
 
     def __init__(self, seconds: float, room: int = ROOM) -> None:
         self.dropped = 0
-        """Frames for which there was no room."""
+        """Frames that were dropped for want of room."""
         self._seconds = seconds
         self._room = room
         self._frames: deque[tuple[float, bytes]] = deque()
 
     def put(self, frame: bytes, now: float) -> None:
-        """Send a frame on its way, or drop it if there is no room."""
+        """Add a frame, or drop it if there is no room."""
         size = len(frame) + _OVERHEAD
         if size > self._room:
             self.dropped += 1
@@ -105,20 +107,20 @@ class DelayQueue:
         self._frames.append((now + self._seconds, frame))
 
     def arrived(self, now: float) -> bytes | None:
-        """The first, if it has been on its way for its time."""
+        """Return the first frame, if it has waited for its time."""
         return self._frames[0][1] if self._frames and self._frames[0][0] <= now else None
 
     def take(self) -> None:
-        """Take the first away."""
+        """Remove the first frame."""
         self._room += len(self._frames.popleft()[1]) + _OVERHEAD
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the first arrives; None if there is none."""
+        """Return the seconds until the first frame is due; None without frames."""
         return max(0.0, self._frames[0][0] - now) if self._frames else None
 
 
 class Forwarder:
-    """A TAP device, and the table that hands it what goes out of another one."""
+    """A TAP device, and the table that hands it the frames that leave another device."""
 
     def __init__(self, device: str, queue: DelayQueue) -> None:
         self._queue = queue
@@ -127,7 +129,7 @@ class Forwarder:
             index = socket.if_nametoindex(device)
         except OSError as error:
             raise FaultRefused(f"there is no network device {device!r:.80} here") from error
-        self.tap_name = f"loomd{index}"  # 15 bytes at most, as a name may have
+        self.tap_name = f"loomd{index}"  # a device's name has 15 bytes at most
         self.table = f"loom_delay_{index}"
         mark = 1 + secrets.randbelow(0x7FFFFFFF)
         with contextlib.ExitStack() as opened:
@@ -152,11 +154,11 @@ class Forwarder:
             self._opened = opened.pop_all()
 
     def end(self) -> None:
-        """Have `carry` end."""
+        """End `carry`."""
         os.close(self._end)
 
     def carry(self) -> None:
-        """Take frames and send each after its time, until `end`; then give the device back."""
+        """Take frames and send each after the delay, until `end`; then restore the device."""
         with self._opened:
             blocked = False
             while True:
@@ -170,13 +172,13 @@ class Forwarder:
                 blocked = not self._send(time.monotonic())
             until = time.monotonic() + EMPTIED_WITHIN
             self._take(_QUEUE)
-            self._send_all(until)  # before the table goes: what goes out then would overtake it
+            self._send_all(until)  # before the table is removed: later frames would overtake these
             self._remove_table()
             self._take(_QUEUE)
             self._send_all(until)
             dropped = self._queue.dropped + _dropped_by_device(self.tap_name)
         self.counted = {"delayed": self._taken - self._queue.dropped, "dropped": dropped, "lost": self._lost}
-        """Frames that were delayed, that were dropped because there were too many, and that the device lost."""
+        """Numbers of frames: delayed, dropped because there were too many, and lost by the device."""
 
     def _take(self, most: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -186,13 +188,13 @@ class Forwarder:
                 self._queue.put(frame, time.monotonic())
 
     def _send(self, now: float) -> bool:
-        """Send what has arrived by then; whether the device took it all."""
+        """Send the frames that are due; return whether the device took them all."""
         while (frame := self._queue.arrived(now)) is not None:
             try:
                 self._out.send(frame)
             except BlockingIOError:
                 return False
-            except OSError:  # the device is down, or its queue is full: as it would be without us
+            except OSError:  # the device is down or its queue full: without the delay it would lose the frame too
                 self._lost += 1
             self._queue.take()
         return True
@@ -215,7 +217,7 @@ def _open_packet_socket(device: str, mark: int) -> socket.socket:
 
 
 def _open_tap(name: str, device: str) -> int:
-    """Make a TAP device, which is gone when the descriptor is closed."""
+    """Create a TAP device, which lives until its descriptor is closed."""
     try:
         tap = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
@@ -252,14 +254,14 @@ def _rules(table: str, device: str, tap: str, mark: int) -> str:
         add table netdev {table}
         add chain netdev {table} out {{ type filter hook egress device "{device}" priority 0; }}
         add rule netdev {table} out {marked} meta mark set {mark} counter fwd to "{tap}"
-        # What this host would say on the TAP device of its own accord, such as a DHCP client's, is not to come out.
+        # The host's own frames on the TAP device, such as those of a DHCP client, must not come out.
         add chain netdev {table} tap {{ type filter hook egress device "{tap}" priority 0; }}
         add rule netdev {table} tap {marked} counter drop
     """
 
 
 def _dropped_by_device(name: str) -> int:
-    """Frames that a device of this thread's network namespace could not keep until they were taken."""
+    """Return the frames that a device of this thread's network namespace dropped before they were taken."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         found, _, numbers = line.partition(":")
         if found.strip() == name:

@@ -1,4 +1,4 @@
-"""Faults of the disk that checkpoints are on: it is full, or a checkpoint on it is not what was written."""
+"""The faults of the disk that holds checkpoints: it is full, or a checkpoint on it is corrupted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PIECE = 4 * MEGABYTE
 
 
 def fill(folder: str, most: int = 1024) -> Injected:
-    """Fill the file system of a folder with a file, which is removed in the end.
+    """Fill the file system of a folder with a file, which the removal of the fault deletes.
 
     Args:
-        folder: on it.
+        folder: on the file system.
         most: megabytes to write at most.
     """
     place = _folder(folder)
@@ -45,13 +45,13 @@ def fill(folder: str, most: int = 1024) -> Injected:
 
 
 def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
-    """Change bytes of each file of the newest checkpoint in a folder; removed, they are what they were.
+    """Change bytes of each file of the newest checkpoint in a folder; the removal of the fault restores them.
 
-    The newest is the entry of the folder that was changed last and whose name does not begin with a dot.
+    The newest checkpoint is the folder's last changed entry whose name does not begin with a dot.
 
     Args:
         folder: with a file or folder for each checkpoint.
-        bytes: how many to change in each file; all of a smaller one.
+        bytes: how many to change in each file; all bytes of a smaller one.
         seed: of the choice of bytes.
     """
     place = _folder(folder)
@@ -74,7 +74,7 @@ def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
 
     def undo() -> Evidence:
         for file, places in changed.items():
-            # Retention may have removed it, or a newer one have taken its place.
+            # Retention may have removed the file, or a newer checkpoint may have replaced it.
             if file.exists() and _digest(file) == evidence["after"][str(file)]:  # type: ignore[index]
                 _invert(file, places)
         return {"checkpoint": str(newest), "after": {str(one): _digest(one) for one in files if one.exists()}}
@@ -90,7 +90,7 @@ def _folder(folder: str) -> Path:
 
 
 def _room(place: Path) -> int:
-    """Bytes that this user can write there."""
+    """Return the bytes that this user can write there."""
     return shutil.disk_usage(place).free
 
 

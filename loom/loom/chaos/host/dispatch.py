@@ -1,4 +1,4 @@
-"""Which function carries out which fault of a host."""
+"""The dispatch of each fault of a host to its function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
     "sigstop": processes.stop,
     "lost_host": lost_host.lose,
 }
-"""Take the process."""
+"""Functions of the process's pid."""
 
 _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
     "partition": network.partition,
@@ -24,11 +24,11 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
     "full_disk": disks.fill,
     "corrupt_checkpoint": disks.corrupt,
 }
-"""Take what `loom.chaos.faults` lists as their parameters."""
+"""Functions of the parameters that `loom.chaos.faults` lists."""
 
 
 def prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
-    """Check that a fault that silences its process is possible here; return the evidence of what it will strike."""
+    """Check that a fault that silences its process is possible here; return evidence of its target."""
     match kind:
         case "lost_host":
             return {"worker": lost_host.worker_of(pid)}
@@ -44,7 +44,7 @@ def carry_out(kind: str, pid: int, params: dict[str, Any]) -> Injected:
 
     Args:
         kind: of `loom.chaos.faults`.
-        pid: of the training process that it is about.
+        pid: of the training process that the fault is about.
         params: all of its parameters.
     """
     if kind in _OF_PROCESSES:

@@ -1,4 +1,4 @@
-"""The fault of a worker host that is lost: its worker is killed, and with it all that runs there."""
+"""The fault of a lost worker host: its worker is killed, with every process that it runs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WORKER_MODULE = "loom_gateway.workers.host"
 
 
 def worker_of(pid: int) -> int:
-    """The worker that has started a process."""
+    """Return the pid of the worker that started a process."""
     for ancestor in ancestors(pid):
-        with contextlib.suppress(FaultRefused):  # of another user, whose worker it cannot be
+        with contextlib.suppress(FaultRefused):  # a process of another user cannot be the worker
             if WORKER_MODULE in start_of(ancestor).arguments:
                 return ancestor
     raise FaultRefused(f"process {pid} was started by no worker ({WORKER_MODULE}): there is no host to lose")
 
 
 def lose(pid: int) -> Injected:
-    """Kill the worker that has started a process; removed, a worker like it is started on the same address.
+    """Kill the worker that started a process; the removal of the fault starts a like worker on the same address.
 
-    The new one ends with whoever started the old one, if the old one would have.
+    If the old worker would have ended with the process that started it, so does the new one.
     """
     worker = worker_of(pid)
     start = start_of(worker)
@@ -60,7 +60,7 @@ def lose(pid: int) -> Injected:
 
 
 def _lifeline(worker: int, owner: int) -> int:
-    """The end of the pipe by which a worker knows that its owner is there, opened once more."""
+    """Open the read end of the pipe by which a worker notices its owner's end once more."""
     theirs = {pipe for _, pipe in _pipes(owner)}
     for descriptor, pipe in _pipes(worker):
         if pipe in theirs and _reads(worker, descriptor):
@@ -71,7 +71,7 @@ def _lifeline(worker: int, owner: int) -> int:
 def _pipes(pid: int) -> list[tuple[int, str]]:
     folder, found = f"/proc/{pid}/fd", []
     for name in sorted(os.listdir(folder), key=int):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             if (target := os.readlink(f"{folder}/{name}")).startswith("pipe:"):
                 found.append((int(name), target))
     return found

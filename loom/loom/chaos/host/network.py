@@ -1,9 +1,9 @@
-"""Faults of a host's network, made by the kernel.
+"""The faults of a host's network, which the kernel makes.
 
-nftables drops packets, ``tc`` holds them up, a device goes down. Where the kernel has no netem, a
-process of ours holds up packets (`loom.chaos.host.delay`).
+nftables drops packets, ``tc`` delays them, a device goes down. If the kernel has no netem, a process of Loom delays
+packets (`loom.chaos.host.delay`).
 
-They strike the network namespace of this process, and need root (``CAP_NET_ADMIN``) and the programs ``ip``,
+The faults affect the network namespace of this process. They need root (``CAP_NET_ADMIN``) and the programs ``ip``,
 ``tc`` and ``nft``.
 """
 
@@ -23,28 +23,28 @@ from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
 NETEM_LIMIT = 100_000
-"""Packets that netem keeps at most; without it 1,000, which is 12 ms of a billion bits a second."""
+"""Packets that netem keeps at most. Its default of 1,000 would be 12 ms at 1 Gbit/s."""
 
 _DEFAULT_QDISCS = ("noqueue", "fq_codel", "pfifo_fast", "mq", "fq", "pfifo")
 
 
 def try_partition(peers: Sequence[str] = ()) -> Evidence:
-    """Check that `partition` works here; return what it would drop."""
+    """Check that `partition` works here; return the peers that it would cut off."""
     run("nft", "--check", "-f", "-", given=_table("loom_trial", _partition_rules(peers)))
     return {"peers": list(peers) or "all others"}
 
 
 def partition(peers: Sequence[str] = ()) -> Injected:
-    """Drop all that goes to other hosts and comes from them.
+    """Drop all packets to and from other hosts.
 
     Args:
-        peers: addresses of the others, or networks; all but this host itself if there are none.
+        peers: addresses of the others, or networks; if empty, all but this host itself.
     """
     return _rules("partition", _partition_rules(peers), {"peers": list(peers) or "all others"})
 
 
 def lose(percent: int, peers: Sequence[str] = ()) -> Injected:
-    """Lose so many of a hundred packets that come from other hosts, each by chance."""
+    """Drop this percentage of the packets that come from other hosts, each by chance."""
     drop = f"numgen random mod 100 < {percent} counter drop"
     rules = [f"add rule inet {{table}} in {match} {drop}" for match in _matches("saddr", "in", peers)]
     return _rules("loss", rules, {"percent": percent, "peers": list(peers) or "all others"})
@@ -53,12 +53,12 @@ def lose(percent: int, peers: Sequence[str] = ()) -> Injected:
 def try_link_down(device: str = "") -> Evidence:
     """Check that there is a device to take down; return its name and flags."""
     device = device or _device()
-    run("ip", "link", "set", "dev", device, "up")  # as it is, and only if this process may
+    run("ip", "link", "set", "dev", device, "up")  # changes nothing, but fails without the permission
     return {"device": device, "flags": _flags(device)}
 
 
 def link_down(device: str = "") -> Injected:
-    """Take a device down; removed, it is up again with the routes that went with it."""
+    """Take a device down; the removal of the fault restores it with its routes."""
     device = device or _device()
     routes = [line for line in run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line]
     run("ip", "link", "set", "dev", device, "down")
@@ -76,14 +76,14 @@ def link_down(device: str = "") -> Injected:
 
 
 def narrow(megabits: float, device: str = "") -> Injected:
-    """Let so many million bits a second out of a device, with ``tc tbf``."""
+    """Limit a device's outgoing traffic to this many million bits a second, with ``tc tbf``."""
     bits = round(megabits * 1e6)
-    burst = max(1600, bits // 8 // 100)  # 10 ms of it, and at least a packet
+    burst = max(1600, bits // 8 // 100)  # 10 ms of traffic, and at least a packet
     return _qdisc("bandwidth", device, ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"])
 
 
 def delay(milliseconds: float, device: str = "") -> Injected:
-    """Send what goes out of a device so much later: with ``tc netem``, or as `delaying.delay` does."""
+    """Delay outgoing packets: with ``tc netem``, or without netem with `loom.chaos.host.delay`."""
     if not 0 < milliseconds <= MAX_DELAY:
         raise FaultRefused(f"a delay is more than 0 and at most {MAX_DELAY:g} milliseconds, not {milliseconds:g}")
     device = device or _device()
@@ -95,7 +95,7 @@ def delay(milliseconds: float, device: str = "") -> Injected:
 
 
 def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
-    """Return matches of nftables for packets of the peers, or for all packets of other hosts if there are none."""
+    """Return nftables matches for packets of the peers, or of all other hosts if there are no peers."""
     if not peers:
         return ['iifname != "lo"' if chain == "in" else 'oifname != "lo"']
     matches = []
@@ -146,7 +146,7 @@ def _dropped(table: str) -> int:
 
 
 class _NoQdisc(FaultRefused):
-    """The kernel cannot give a device the qdisc that was asked for."""
+    """The kernel cannot attach the requested qdisc to a device."""
 
 
 def _qdisc(kind: str, device: str, options: list[str]) -> Injected:

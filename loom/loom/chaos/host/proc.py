@@ -1,4 +1,4 @@
-"""What ``/proc`` tells of a process: whether it is still the same one, its parents, how it was started."""
+"""The data of a process in ``/proc``: its identity, its state, its parents, and how it was started."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from loom.errors import FaultRefused
 
 
 class ProcessId(NamedTuple):
-    """A process, which is told from a later one with the same number by when it started."""
+    """A process, with its start time to tell it from a later one with the same pid."""
 
     pid: int
     started: str
 
     @classmethod
     def find(cls, pid: int) -> ProcessId:
-        """The process with a number."""
+        """Return the process with a pid."""
         fields = _fields(pid)
         if fields is None:
             raise FaultRefused(f"there is no process {pid} on this machine")
         return cls(pid, fields[19])
 
     def alive(self) -> bool:
-        """Whether it is there, and no zombie."""
+        """Return whether the process exists and is no zombie."""
         fields = _fields(self.pid)
         return fields is not None and fields[0] not in "ZX" and fields[19] == self.started
 
 
 class Start(NamedTuple):
-    """How a process was started."""
+    """The start of a process: arguments, working folder and environment."""
 
     arguments: list[str]
     folder: str
@@ -39,19 +39,19 @@ class Start(NamedTuple):
 
 
 def state_of(pid: int) -> str | None:
-    """The letter of its state, such as ``S``, ``T`` (stopped) or ``Z``; None where there is no process."""
+    """Return the letter of a process's state, such as ``S``, ``T`` (stopped) or ``Z``; None without a process."""
     fields = _fields(pid)
     return None if fields is None else fields[0]
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The parent of a process, that one's, and so on."""
+    """Yield the parent of a process, then that one's parent, and so on."""
     while (fields := _fields(pid)) is not None and (pid := int(fields[1])) > 0:
         yield pid
 
 
 def start_of(pid: int) -> Start:
-    """How a process of this user was started."""
+    """Return how a process of this user was started."""
     folder = Path(f"/proc/{pid}")
     try:
         arguments = (folder / "cmdline").read_bytes().split(b"\0")[:-1]
@@ -64,7 +64,7 @@ def start_of(pid: int) -> Start:
 
 def _fields(pid: int) -> list[str] | None:
     try:
-        # What follows the name, which is in brackets and may have any characters, brackets too.
+        # The name stands in brackets and may contain any characters, brackets too: read after the last bracket.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

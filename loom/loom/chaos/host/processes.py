@@ -1,4 +1,4 @@
-"""Faults of a process of this machine, by its number: killed, or stopped as if it hung."""
+"""The faults of a process of this machine, by its pid: it is killed, or stopped as if it hung."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
 SEEN_WITHIN = 5.0
-"""Seconds within which the kernel has to have done what it was told."""
+"""Seconds that the kernel may take to carry out a signal."""
 
 
 def kill(pid: int) -> Injected:
-    """Kill a process with SIGKILL; return when it is gone, or a zombie that its parent has yet to reap."""
+    """Kill a process with SIGKILL; return when it is gone, or a zombie that its parent has not reaped yet."""
     process = ProcessId.find(pid)
     began = time.monotonic()
     _signal(process, signal.SIGKILL)
@@ -24,7 +24,7 @@ def kill(pid: int) -> Injected:
 
 
 def stop(pid: int) -> Injected:
-    """Stop a process with SIGSTOP, so that it hangs; removed, it goes on."""
+    """Stop a process with SIGSTOP, so that it hangs; the removal of the fault continues it."""
     process = ProcessId.find(pid)
     _signal(process, signal.SIGSTOP)
     _await_state(process, "T")

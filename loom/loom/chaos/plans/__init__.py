@@ -1,4 +1,4 @@
-"""Plans of faults: what they are made of, how they are read, and what they expect."""
+"""Plans of faults: their parts, their files, and their expectations."""
 
 from loom.extras import require
 

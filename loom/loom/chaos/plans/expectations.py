@@ -1,4 +1,4 @@
-"""What a plan expects of a run, as it is written: ``loss falls``, ``recovers within 20 s``."""
+"""The expectations of a plan, in their written form: ``loss falls``, ``recovers within 20 s``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from loom.errors import WrongArguments
 
 
 class ExpectationKind(str, Enum):
-    """What is expected."""
+    """The kind of an expectation."""
 
     RECOVERS = "recovers within"
-    """After each fault."""
+    """The training recovers within this time after each fault."""
     DETECTED = "detected within"
-    """Each fault."""
+    """Each fault is detected within this time."""
     STEPS_LOST = "steps lost at most"
-    """To each fault."""
+    """Each fault loses at most this many steps."""
     LOST_ONCE = "no step lost twice"
     FALLS = "falls"
     RISES = "rises"
@@ -27,12 +27,12 @@ class ExpectationKind(str, Enum):
     AT_MOST = "at most"
     FINITE = "is finite"
     AGREE = "replicas agree"
-    """Wherever they have reported the hash of their parameters for the same step, it is the same."""
+    """Replicas that reported the hash of their parameters for the same step reported the same hash."""
     GOODPUT = "goodput at least"
 
 
 OF_FAULTS = (ExpectationKind.RECOVERS, ExpectationKind.DETECTED, ExpectationKind.STEPS_LOST)
-"""Those that a single fault may have; of a plan, they hold for each of its faults."""
+"""Expectations that a single fault may have; in a plan, they hold for each of its faults."""
 
 _NUMBER = r"(?P<number>[-+]?\d+(\.\d+)?(e[-+]?\d+)?)\s*(?P<percent>%)?"
 _METRIC = r"(?P<metric>[A-Za-z][\w./-]*)"
@@ -65,12 +65,12 @@ FORMS = (
     "accuracy at least 0.97",
     "loss at most 0.2",
 )
-"""An example of each."""
+"""An example of each form."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Something that has to hold. ``value`` is in seconds, steps, or what the metric is in."""
+    """An expectation. ``value`` is in seconds, steps, or the unit of the metric."""
 
     text: str
     kind: ExpectationKind
@@ -79,12 +79,12 @@ class Expectation:
 
     @property
     def of_faults(self) -> bool:
-        """Whether it is about faults one by one."""
+        """Whether the expectation is about single faults."""
         return self.kind in OF_FAULTS
 
 
 def parse_expectation(value: Any) -> Expectation:
-    """Read an expectation."""
+    """Parse an expectation."""
     if isinstance(value, Expectation):
         return value
     text = " ".join(value.split()) if isinstance(value, str) else ""

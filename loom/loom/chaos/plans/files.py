@@ -1,4 +1,4 @@
-"""Reading plans: YAML, whose mistakes are found with line and column; or Python, which has a ``plan``."""
+"""Reading plans: from YAML, whose mistakes are reported with line and column, or from Python with a ``plan``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loom.chaos.targets import Target
 from loom.errors import BadPlan
 
 Place = tuple[int | str, ...]
-"""The names and numbers that lead to a value of a plan."""
+"""The names and numbers that lead to a value in a plan."""
 
 _PARTS = {
     "": ("a plan", Plan),
@@ -25,17 +25,17 @@ _PARTS = {
     "when": ("when", When),
     "target": ("a target", Target),
 }
-"""What has names and values, by the name under which it stands."""
+"""The parts that have names and values, by the name under which each stands."""
 
 _WRITTEN = {"duration": "for", "params": "with", "mark": "", "text": ""}
-"""Names of fields that a file has under another, or not at all."""
+"""Fields that a file has under another name, or not at all."""
 
 
 def read_plan(path: str | Path) -> Plan:
     """Read a plan from a file: YAML, or Python if the name ends with ``.py``.
 
     Raises:
-        BadPlan: it cannot be read or makes no sense; the text begins with file, line and column.
+        BadPlan: the file cannot be read or makes no sense; the text begins with file, line and column.
     """
     path = Path(path)
     try:
@@ -46,10 +46,10 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def parse_plan(text: str, file: str = "plan") -> Plan:
-    """Read a plan from YAML.
+    """Parse a plan from YAML.
 
     Raises:
-        BadPlan: it is none; the text begins with file, line and column.
+        BadPlan: the text is no plan; the error begins with file, line and column.
     """
     source = _Source(file)
     try:
@@ -73,7 +73,7 @@ def parse_plan(text: str, file: str = "plan") -> Plan:
 
 
 class _Source:
-    """A file of YAML: its values, and where they and their names stand."""
+    """A YAML file: its values, and the positions of the values and their names."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -88,7 +88,7 @@ class _Source:
         self.values[place] = self.mark(node.start_mark)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(one, (*place, number)) for number, one in enumerate(node.value)]
-        if place[-1:] in (("faults",), ("expect",)):  # one that is alone needs no list
+        if place[-1:] in (("faults",), ("expect",)):  # a single one may stand without a list
             return [self.read(node, (*place, 0))]
         if not isinstance(node, yaml.MappingNode):
             return self._plain(node)
@@ -109,7 +109,7 @@ class _Source:
             raise BadPlan(f"{self.mark(node.start_mark)}: {error}") from error
 
     def problem(self, error: ValidationError) -> BadPlan:
-        """Return the first mistake in the file; a name that there is not comes before all else."""
+        """Return the first mistake in the file; an unknown name comes before everything else."""
 
         def order(one: Any) -> tuple[bool, Mark]:
             return one["type"] != "unexpected_keyword_argument", self._nearest(one["loc"])
@@ -127,12 +127,12 @@ class _Source:
         return BadPlan(f"{self._nearest(place)}: {_text(found)}")
 
     def _nearest(self, place: Place) -> Mark:
-        """Return where a value stands, or what it is missing from."""
+        """Return the position of a value, or of the part that lacks it."""
         return self.values.get(place) or self._nearest(place[:-1])
 
 
 def _text(found: Any) -> str:
-    """Return what is wrong: in Loom's words, or in pydantic's."""
+    """Return the description of a mistake, in Loom's words or pydantic's."""
     if found["type"] == "value_error":
         return str(found["ctx"]["error"])
     return f"{found['msg']}, not {found['input']!r:.80}"
@@ -155,7 +155,7 @@ def _from_python(path: Path, text: str) -> Plan:
 
 
 def _where(path: Path, error: Exception) -> Mark:
-    """Where in a file an error came from."""
+    """Return the position in a file that an error came from."""
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if not ours:
         return Mark(str(path), 1, 1)

@@ -1,7 +1,7 @@
-"""A plan of faults: what strikes whom, when and for how long, and what has to hold.
+"""A plan of faults: which fault strikes which target, when and for how long, and what is expected.
 
-In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file. What makes no
-sense is refused by pydantic.
+In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file. pydantic refuses
+invalid plans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from loom.chaos.targets import Target
 from loom.errors import BadPlan, LoomError, WrongArguments
 
 RECOVERED = "recovered"
-"""The event that the fault before has been recovered from; all others are the weaver's."""
+"""The event of the recovery from the fault before; all other events are the weaver's."""
 
 V = TypeVar("V")
 
@@ -36,7 +36,7 @@ _CONFIG = ConfigDict(extra="forbid", populate_by_name=True, validate_default=Tru
 
 
 class Mark(NamedTuple):
-    """Where something stands in a file; lines and columns begin with 1."""
+    """A position in a file; lines and columns begin with 1."""
 
     file: str
     line: int
@@ -89,20 +89,20 @@ Expected = Annotated[Expectation, BeforeValidator(_told(parse_expectation))]
 
 @dataclass(frozen=True, config=_CONFIG)
 class When:
-    """When a fault strikes: one of ``step``, ``time``, ``event`` and ``rate``."""
+    """The moment of a fault: one of ``step``, ``time``, ``event`` and ``rate``."""
 
     step: Count | None = None
-    """Once a replica that is struck has reached it."""
+    """The step that a targeted replica has to reach."""
     time: Seconds | None = None
-    """Seconds after the run has begun."""
+    """Seconds after the beginning of the run."""
     event: Text | None = None
-    """Once the weaver has logged an event of this kind since the fault before; or `RECOVERED`."""
+    """The kind of a weaver's event since the fault before, or `RECOVERED`."""
     after: Seconds = 0.0
     """Seconds after the event."""
     rate: Rate | None = None
-    """So often a second, by chance."""
+    """Faults per second, at random."""
     times: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
-    """How often, with a rate."""
+    """The number of faults, with a rate."""
 
     @model_validator(mode="after")
     def _check(self) -> When:
@@ -133,7 +133,7 @@ class PlannedFault:
     when: When
     target: Annotated[Target, BeforeValidator(_named), AfterValidator(_check_target)] = Target()
     duration: float | None = Field(default=None, validation_alias="for")
-    """Seconds; None: as long as its kind lasts."""
+    """Seconds; None: the default of the fault's kind."""
     params: Mapping[str, Any] = Field(default={}, validation_alias="with")
     expect: tuple[Annotated[Expected, AfterValidator(_check_expected)], ...] = ()
     mark: Mark = NOWHERE
@@ -146,7 +146,7 @@ class PlannedFault:
     @field_validator("duration", mode="before")
     @classmethod
     def _check_duration(cls, duration: Any, before: ValidationInfo) -> float | None:
-        if "fault" not in before.data:  # which has been refused
+        if "fault" not in before.data:  # the name of the fault was refused
             return None
         seconds = None if duration is None else _told(parse_time)(duration)
         return _told(check_duration)(fault_kind(before.data["fault"]), seconds)
@@ -163,7 +163,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, config=_CONFIG)
 class Plan:
-    """Faults, and what has to hold."""
+    """Faults, and the expectations of the run."""
 
     faults: tuple[PlannedFault, ...]
     seed: Count = 0
@@ -172,15 +172,15 @@ class Plan:
     watch: Text = "*"
     """The replicas that the expectations are about: a glob over ids and groups."""
     until: Literal["recovered", "finished"] = "recovered"
-    """When the run ends: once all faults are ``recovered`` from, or all replicas have ``finished``."""
+    """The end of the run: all faults are ``recovered`` from, or all replicas have ``finished``."""
     settle: Seconds = 2.0
-    """Seconds that it goes on after the last recovery."""
+    """Seconds that the run goes on after the last recovery."""
     recovery: Seconds = 60.0
-    """Seconds after which a fault that was not recovered from is given up."""
+    """Seconds after which the run stops waiting for a recovery."""
     within: Seconds = 3600.0
-    """Seconds that all of it may take."""
+    """Seconds that the whole run may take."""
     text: str = ""
-    """As it was written."""
+    """The text of the plan as written."""
 
     @field_validator("faults")
     @classmethod
@@ -192,5 +192,5 @@ class Plan:
         return faults
 
     def problem(self, fault: PlannedFault, error: LoomError | str) -> BadPlan:
-        """The error for a fault that cannot be."""
+        """Return the error for an impossible fault."""
         return BadPlan(f"{fault.mark}: {fault.fault}: {error}")

@@ -1,1 +1,1 @@
-"""Runs of plans: each fault injected at its moment, what becomes of it, and the report."""
+"""Runs of plans: the injection of each fault at its moment, its outcome, and the report."""

@@ -1,4 +1,4 @@
-"""What a run sees of the replicas that it watches: where they are, and what happened to them."""
+"""The observation of the replicas during a run: their steps, and their events."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
 """Errors that say that the weaver or the gateway is away."""
 
 DETECTS = ("failed", "stalled", "recovering", "device_failed", "group_failed")
-"""Kinds of events that say that something is wrong with a replica."""
+"""Kinds of events that report a problem with a replica."""
 
 
 @dataclass
 class Life:
-    """One process that was a replica: the steps that it has made."""
+    """A process that was a replica: the steps that it has made."""
 
     replica: str
     registered: float
-    """When it came, by the weaver's clock."""
+    """When the process registered, by the weaver's clock."""
     first: int | None = None
-    """The first step that was seen of it."""
+    """The first step that was observed."""
     last: int | None = None
 
     def saw(self, step: int | None) -> None:
@@ -40,7 +40,7 @@ class Life:
 
 @dataclass
 class Outage:
-    """A time in which there was no weaver, or no gateway; by the clock of this machine."""
+    """A time without a weaver or a gateway, by the clock of this machine."""
 
     since: float
     until: float | None = None
@@ -49,24 +49,24 @@ class Outage:
 
 @dataclass
 class Observer:
-    """Asks a weaver again and again how things are. Times are seconds since the epoch, by the weaver's clock."""
+    """A repeated reader of a weaver's state. Times are seconds since the epoch, by the weaver's clock."""
 
     weaver: WeaverProxy
     replicas: Mapping[str, ReplicaInfo] = field(default_factory=dict)
-    """As they were seen last."""
+    """The replicas as of the last look."""
     events: list[WeaverEvent] = field(default_factory=list)
-    """All since the beginning."""
+    """All events since the beginning."""
     lives: dict[str, list[Life]] = field(default_factory=dict)
-    """The processes that each replica has been, the last one last."""
+    """The processes of each replica, the last one last."""
     away: list[Outage] = field(default_factory=list)
     weavers: list[str] = field(default_factory=list)
-    """The ids of the weavers that there have been."""
+    """The ids of the weavers that have run."""
     offset: float = 0.0
-    """By how much the weaver's clock is ahead of this machine's."""
+    """Seconds by which the weaver's clock is ahead of this machine's."""
     _last: int = 0
 
     def begin(self) -> None:
-        """Look for the first time."""
+        """Look for the first time, and compare the clocks."""
         asked = time.time()
         status = self.weaver.status()
         self._last = status["event"]
@@ -79,7 +79,7 @@ class Observer:
         return time.time() + self.offset
 
     def look(self) -> bool:
-        """Ask again; return whether the weaver answered."""
+        """Read the weaver's state; return whether the weaver answered."""
         try:
             self._look()
         except AWAY as error:
@@ -99,7 +99,7 @@ class Observer:
         return self.lives[replica][-1] if self.lives.get(replica) else None
 
     def history(self, replica: str, metric: str, since: float) -> list[MetricPoint]:
-        """Return the points of a metric; none if there is no such metric."""
+        """Return the points of a metric; an unknown metric has none."""
         try:
             return self.weaver.history(replica, metric, since=since, points=20_000)
         except LoomError:

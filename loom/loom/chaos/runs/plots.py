@@ -1,4 +1,4 @@
-"""A picture of a run: the course of the loss and the steps of each replica, with the faults over them."""
+"""A plot of a run: the loss and the steps of each replica over time, with the faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METRIC = "loss"
 
 
 def draw(run: Run, path: Path) -> None:
-    """Draw a run into a PNG file. Needs matplotlib."""
+    """Draw a run into a PNG file. This needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

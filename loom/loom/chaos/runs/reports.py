@@ -1,4 +1,4 @@
-"""What became of a run: as JSON for programs, as Markdown for people, and as a picture."""
+"""The report of a run: JSON for programs, Markdown for readers, and a plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one
 
 
 class Report:
-    """A run that has ended, added up."""
+    """The summary of a run that has ended."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -29,11 +29,11 @@ class Report:
 
     @property
     def held(self) -> bool:
-        """Whether all held that was expected."""
+        """Whether all expectations held."""
         return all(verdict.held for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return the report for JSON."""
         run = self.run
         return {
             "plan": run.plan.name,
@@ -77,10 +77,10 @@ class Report:
         }
 
     def markdown(self, picture: str | None = None) -> str:
-        """All of it, for people.
+        """Return the report as Markdown.
 
         Args:
-            picture: the file name of one, to be shown.
+            picture: the file name of a plot to show.
         """
         run = self.run
         began = datetime.fromtimestamp(run.began, timezone.utc).isoformat(" ", "seconds")
@@ -146,7 +146,7 @@ class Report:
         return _table(["held", "expected", "of", "found"], rows)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``report.json``, ``report.md`` and, where matplotlib is installed, ``report.png`` into a folder."""
+        """Write ``report.json``, ``report.md`` and, if matplotlib is installed, ``report.png`` into a folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written = [folder / "report.json", folder / "report.md"]
@@ -171,13 +171,13 @@ def _short(evidence: dict[str, Any]) -> str:
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """A table of Markdown."""
+    """Return a Markdown table."""
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *cells)]
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, which knows no NaN."""
+    """Return a value in a form for JSON, which has no NaN."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

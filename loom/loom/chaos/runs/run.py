@@ -1,4 +1,4 @@
-"""Carrying out a plan: wait for each fault's moment, inject it, and see how the training takes it."""
+"""The execution of a plan: it waits for each fault's moment, injects the fault, and follows its effects."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loom")
 
 LOOK_EVERY = 0.1
-"""Seconds between two looks."""
+"""Seconds between two looks at the weaver's state."""
 
 ACKNOWLEDGED_WITHIN = 10.0
-"""Seconds to wait for acknowledgements. A training that makes no steps takes a fault at its next one."""
+"""Seconds to wait for acknowledgements. A training between steps takes a fault only at its next step."""
 
 
 @dataclass
 class _Pending:
-    """A planned fault that has yet to be injected."""
+    """A planned fault that was not injected yet."""
 
     planned: PlannedFault
     index: int
     times: list[float]
-    """Seconds after the beginning of the run, if the plan says them."""
+    """Seconds after the beginning of the run, if the plan gives times."""
     since: float = 0.0
     due: float | None = None
-    """When its event happened, if the fault waits for one."""
+    """When the event happened for which the fault waits."""
 
 
 class Run:
-    """One run of a plan. ``told`` is called with a line for people whenever something happens."""
+    """One run of a plan. ``told`` is called with a line of text for each thing that happens."""
 
     def __init__(self, plan: Plan, weaver: WeaverProxy, told: Callable[[str], None] = lambda line: None) -> None:
         self.plan = plan
@@ -54,13 +54,13 @@ class Run:
         self._tracker = Tracker(self.observer, plan.recovery, told)
         self.struck: list[Struck] = []
         self.began = self.ended = 0.0
-        """By the weaver's clock."""
+        """When the run began and ended, by the weaver's clock."""
         self.cut_short: str | None = None
-        """Why it ended before its time."""
+        """Why the run ended early."""
         self.goodput: dict[str, float] | None = None
-        """Seconds of the watched replicas during the run, by reason; None if the weaver does not say."""
+        """Seconds of the watched replicas during the run, by reason; None if the weaver has no goodput of them."""
         self._spent_until: list[dict[str, float]] = []
-        """What `_spent` returned when each fault was injected, and at the end."""
+        """The results of `_spent` at each fault, and at the end."""
         self._weaver = weaver
         self._told = told
         self._luck = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
@@ -68,10 +68,10 @@ class Run:
         self._settled: float | None = None
 
     def check(self) -> None:
-        """See that each fault has somebody to strike; nothing is touched.
+        """Check that each fault has a target; change nothing.
 
         Raises:
-            BadPlan: one has not, or somebody who is not marked as injectable; with line and column.
+            BadPlan: a fault has no target, or one that is not marked as injectable; with line and column.
         """
         replicas = self._weaver.replicas()
         for fault in self.plan.faults:
@@ -82,7 +82,7 @@ class Run:
                 raise self.plan.problem(fault, error) from error
 
     def run(self) -> None:
-        """Carry the plan out, to its end."""
+        """Carry the plan out to its end."""
         self.check()
         self.observer.begin()
         self.began = self.observer.now()
@@ -123,7 +123,7 @@ class Run:
             found = living(matching(pending.planned.target, self.observer.replicas.values()))
             found = [one for one in found if one.injectable]
             if not found and _is_about_replicas(pending.planned.kind):
-                continue  # they are being started again, and are struck as soon as they are back
+                continue  # the replicas are being restarted; the fault strikes once they are back
             if pending.times:
                 pending.times.pop(0)
             if not pending.times:
@@ -142,7 +142,7 @@ class Run:
         return pending.due is not None and now >= pending.due + when.after
 
     def _event_of(self, pending: _Pending) -> float | None:
-        """Return when the event of a fault happened; None if it has not."""
+        """Return when the event of a fault happened, or None."""
         before = [one for one in self._pending if one.index < pending.index]
         if before:
             return None
@@ -218,7 +218,7 @@ class Run:
         if watched and all(one.state in ENDED for one in watched) and all(one.done for one in self.struck):
             if self._settled is None:
                 self._settled = now
-            if now < self._settled + self.plan.settle:  # one that has failed may be started again
+            if now < self._settled + self.plan.settle:  # a failed replica may be restarted
                 return False
             if self._pending or self.plan.until != "finished":
                 self.cut_short = "the training ended before it" if self._pending else None
@@ -231,7 +231,7 @@ class Run:
         return now >= self._settled + self.plan.settle
 
     def watched(self) -> list[ReplicaInfo]:
-        """Return the replicas that the plan is about, without those that had ended before the run."""
+        """Return the replicas that the plan watches, without those that had ended before the run."""
         found = matching(Target(replica=self.plan.watch), self.observer.replicas.values()) or matching(
             Target(mesh=self.plan.watch), self.observer.replicas.values()
         )
@@ -260,7 +260,7 @@ class Run:
 
 
 def _between(begin: dict[str, float], end: dict[str, float]) -> dict[str, float]:
-    """Return what was spent between two times, by reason; nothing if one of them is not known."""
+    """Return the seconds spent between two times, by reason; nothing if one of them is unknown."""
     if not begin or not end:
         return {}
     return {reason: seconds - begin.get(reason, 0.0) for reason, seconds in end.items()}

@@ -1,4 +1,4 @@
-"""What becomes of a fault: when it is noticed, when it is over, when the training has recovered, what it cost."""
+"""The outcome of a fault: its detection, its end, the training's recovery, and the cost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from loom.chaos.runs.observer import DETECTS, Observer
 from loom.chaos.targets import ENDED
 
 MAIN_METRIC = "loss"
-"""The metric whose history has the steps of a replica, if the replica reports it."""
+"""The metric from whose history the steps of a replica are read, if the replica reports it."""
 
 REMOVAL_GRACE = 2.0
-"""Seconds after its time in which a fault counts as removed if no event says so."""
+"""Seconds after its duration at which a fault counts as removed if no event reports it."""
 
 
 @dataclass
@@ -24,18 +24,18 @@ class Victim:
     replica: str
     group: str
     registered: float
-    """When the process registered that was struck."""
+    """When the struck process registered."""
     step: int | None
-    """Its step then."""
+    """The replica's step at that time."""
     detected: float | None = None
-    """Seconds from the fault to the first event that says that something is wrong."""
+    """Seconds from the fault to the first event that reports a problem."""
     detected_as: str | None = None
     over_step: int | None = None
-    """Its step when the fault was over, if it lived."""
+    """The replica's step when the fault was over, if it survived."""
     recovered: float | None = None
-    """Seconds from the fault to the next step; from its end, if the fault lasts."""
+    """Seconds to the next step: from the fault, or from its end if the fault lasts."""
     steps_lost: int | None = None
-    """Steps that have to be made again."""
+    """Steps that have to be repeated."""
 
 
 @dataclass
@@ -44,41 +44,41 @@ class Struck:
 
     planned: PlannedFault
     at: float
-    """When, in seconds since the epoch, by the weaver's clock."""
+    """When the fault was injected, in seconds since the epoch, by the weaver's clock."""
     targets: list[str]
     victims: list[Victim]
     evidence: dict[str, Any] = field(default_factory=dict)
     removal: dict[str, Any] = field(default_factory=dict)
     """Evidence that the fault is gone, by replica."""
     groups: frozenset[str] = frozenset()
-    """The groups of the replicas that the fault is about."""
+    """The groups of the targeted replicas."""
     id: str = ""
     failed: str | None = None
-    """Why it was not injected."""
+    """Why the fault was not injected."""
     over: float | None = None
-    """When it was over."""
+    """When the fault was over."""
     detected: float | None = None
     """Seconds from the fault until the first victim, or the killed part of Loom, was noticed."""
     recovered: float | None = None
-    """Seconds until the last of them had recovered."""
+    """Seconds until the last victim had recovered."""
     given_up: bool = False
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds of the watched replicas until the next fault or the end, by reason."""
 
     @property
     def steps_lost(self) -> int | None:
-        """Steps that all victims lost; None if nobody knows."""
+        """Steps that all victims lost; None if unknown."""
         lost = [victim.steps_lost for victim in self.victims if victim.steps_lost is not None]
         return sum(lost) if lost else None
 
     @property
     def done(self) -> bool:
-        """Whether nothing more can become of the fault."""
+        """Whether the outcome of the fault is final."""
         return self.failed is not None or self.recovered is not None or self.given_up
 
 
 class Tracker:
-    """Sees what becomes of faults. After ``patience`` seconds a fault that was not recovered from is given up."""
+    """A tracker of the outcomes of faults. It stops waiting for a recovery after ``patience`` seconds."""
 
     def __init__(self, observer: Observer, patience: float, told: Callable[[str], None]) -> None:
         self.observer = observer
@@ -86,7 +86,7 @@ class Tracker:
         self._told = told
 
     def follow(self, struck: Struck) -> None:
-        """Update what is known of a fault from what the observer has seen."""
+        """Update the outcome of a fault from the observations."""
         if struck.done:
             return
         self._see_end(struck)
@@ -141,7 +141,7 @@ class Tracker:
                 victim.steps_lost = 0
 
     def _is_back(self, struck: Struck, victim: Victim) -> None:
-        """Find the first step of the process that replaced a victim; it is the recovery.
+        """Find the first step of the process that replaced a victim, which is the recovery.
 
         The metric's history has the time of the step. The replica's ``step`` may be from before it has its state.
         """
@@ -184,7 +184,7 @@ class Tracker:
                 died = observer.since(struck.at, *DETECTS)
                 if died and struck.detected is None:
                     struck.detected = died[0].time - struck.at
-                # Not by what looks after a training: that is there long before anybody trains again.
+                # Ignore the replica of a job's controller: it is back long before any replica trains again.
                 if any(
                     replica.group in struck.groups
                     and replica.state == "running"

@@ -1,4 +1,4 @@
-"""Whether what a plan expects of a run held, and what was found instead."""
+"""The verdicts on a plan's expectations."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 
 LEAST_POINTS = 4
-"""Values of a metric that it takes to say whether it falls or rises."""
+"""Values of a metric that are needed to tell whether it falls or rises."""
 
 HASH = "params_hash"
-"""The metric that is a hash of a replica's parameters."""
+"""The metric with the hash of a replica's parameters."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an expectation held."""
+    """The verdict on an expectation."""
 
     expected: str
     held: bool
     found: str
     fault: int | None = None
-    """The number of the fault that it is about; None: the whole run."""
+    """The number of the fault that the expectation is about; None: the whole run."""
 
 
 def judge(run: Run) -> list[Verdict]:
-    """Return the verdict on each expectation; those of faults come first."""
+    """Return the verdict on each expectation, those of faults first."""
     verdicts = []
     for number, struck in enumerate(run.struck):
         of_all = [one for one in run.plan.expect if one.of_faults]
@@ -129,12 +129,12 @@ def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 
 def goodput(run: Run) -> float | None:
-    """Return the share of the time that went into steps that count, from 0 to 1; None if it is not known."""
+    """Return the share of time spent on steps that count, from 0 to 1; None if unknown."""
     return compute_share(run.goodput or {})
 
 
 def compute_share(spent: Mapping[str, float]) -> float | None:
-    """Return the share of ``compute`` in seconds by reason; None if there are none."""
+    """Return the share of ``compute`` in seconds by reason; None without any seconds."""
     whole = sum(spent.values())
     return spent.get("compute", 0.0) / whole if whole > 0 else None
 
