@@ -1,7 +1,7 @@
 """The command ``loom``.
 
-`main` is its entry point; `loom.cli.app` puts the commands together. Importing this package costs nothing, so that
-the gateway and the workers can use `loom.process.exit_codes`.
+`main` is its entry point; `loom.cli.app` has all commands. Importing this package is cheap, so that the gateway and
+the workers can use `loom.process.exit_codes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit, with a code of `loom.process.exit_codes`."""
+    """Run the command line of this process and exit with a code of `loom.process.exit_codes`."""
     from loom.cli.app import app
     from loom.errors import LoomError
     from loom.process.exit_codes import report

@@ -1,4 +1,4 @@
-"""All commands of ``loom`` in one typer application."""
+"""The typer application with all commands of ``loom``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Drive a Monarch actor mesh inside a cluster from outside it.",
     no_args_is_help=True,
     add_completion=False,
-    # A plain traceback: the frames of typer's own are long and print the values of variables, tokens too.
+    # Print plain tracebacks: typer's own are long and show the values of variables, tokens included.
     pretty_exceptions_enable=False,
 )
 

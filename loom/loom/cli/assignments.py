@@ -1,4 +1,4 @@
-"""``NAME=VALUE`` on the command line."""
+"""``NAME=VALUE`` arguments of the command line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from loom.errors import WrongArguments
 
 
 def read_assignments(texts: Iterable[str], form: str) -> dict[str, Any]:
-    """Values by name; a value is JSON, or else the text as it stands.
+    """Return the values by name; a value is parsed as JSON, or else taken as text.
 
     Args:
         texts: each ``NAME=VALUE``.
-        form: what one looks like, with an example, for whoever wrote another.
+        form: the form with an example, for the error about a text of another form.
 
     Raises:
-        WrongArguments: one has another form.
+        WrongArguments: a text has another form.
     """
     values: dict[str, Any] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""``loom bridge``: what happens, on NATS; and what is asked on NATS, done."""
+"""``loom bridge``: a bridge that publishes events on NATS and carries out requests from NATS."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 
 
 def bridge(
-    nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Where NATS is; tls://… with TLS.")],
+    nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Address of NATS; tls://… with TLS.")],
     url: Url,
     token: Token = None,
     ca: Ca = None,
-    prefix: Annotated[str, typer.Option(help="What the subjects begin with.")] = "torchLoom",
+    prefix: Annotated[str, typer.Option(help="The beginning of the subjects.")] = "torchLoom",
     format: Annotated[
-        Format, typer.Option(help="Of what the bridge says; it takes both, and replies in the asker's.")
+        Format, typer.Option(help="Format of the bridge's messages; it takes both, and replies in the sender's.")
     ] = Format.JSON,
     nats_user: Annotated[str | None, typer.Option(envvar="LOOM_NATS_USER")] = None,
     nats_password: Annotated[str | None, typer.Option(envvar="LOOM_NATS_PASSWORD")] = None,
@@ -49,7 +49,7 @@ def bridge(
     log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.info,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Publish what happens to replicas and devices on NATS, and do what is asked there. Runs until Ctrl-C.
+    """Publish the events of replicas and devices on NATS, and carry out requests from NATS. Runs until Ctrl-C.
 
     Prints one line of JSON when it is connected to both sides. A token of scope view makes a bridge that only
     publishes; commands and reports of failures need operate.
@@ -73,7 +73,7 @@ def bridge(
         await _until_ended(Bridge(gateway, messages, nats, login, prefix, format))
 
     if exit_with_parent:
-        # As SIGTERM does.
+        # End the same way as on SIGTERM, so that there is one way to stop.
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     asyncio.run(run())
 

@@ -1,8 +1,8 @@
-"""``loom demo``: the whole of Loom in half a minute, on one machine.
+"""``loom demo``: all of Loom in half a minute, on one machine.
 
-Starts two worker hosts and a gateway, trains `loom.train.digits` on them through the gateway's WebSocket, kills a
-process on purpose and shows how another one takes its place. On a terminal it draws a live table, elsewhere it
-prints lines, and with ``--json`` one object at the end.
+The demo starts two worker hosts and a gateway, trains `loom.train.digits` on them through the gateway's WebSocket,
+kills a process on purpose and shows its recovery. On a terminal it draws a live table, elsewhere it prints lines,
+and with ``--json`` it prints one object at the end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _display(as_json: bool) -> Display:
 
 
 def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display) -> Summary:
-    """Start a local cluster, train on it, and end the cluster again."""
+    """Start a local cluster, train on it, and stop the cluster."""
     began = perf_counter()
     events: list[Event] = []
     display.wait(f"Starting {counted(hosts, 'worker host')} and a gateway")

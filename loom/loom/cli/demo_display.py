@@ -1,4 +1,4 @@
-"""How ``loom demo`` shows what happens: a live table on a terminal, lines elsewhere, nothing with ``--json``."""
+"""The displays of ``loom demo``: a live table on a terminal, lines elsewhere, nothing with ``--json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loom.train.controller.job_events import JobEvent
 
 
 def sentence(event: Event) -> str:
-    """Return a line that tells a reader what happened."""
+    """Return a line of text about an event."""
     match event:
         case Progress():
             return (
@@ -37,19 +37,19 @@ def sentence(event: Event) -> str:
 
 
 class Display:
-    """Shows what the training does. This one shows nothing, for ``--json``."""
+    """The display of the training's events. This one shows nothing, for ``--json``."""
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def wait(self, what: str) -> None:
-        """Tell what is under way while there are no events."""
+        """Show the current activity while there are no events."""
 
     def show(self, event: Event) -> None:
-        """Show what has just happened."""
+        """Show an event."""
 
 
 class LineDisplay(Display):
@@ -63,7 +63,7 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A table that grows while the job runs, below what has happened."""
+    """A table that grows while the job runs, below the other events."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -106,7 +106,7 @@ class LiveDisplay(Display):
         for column in ("step", "loss", "test accuracy", "samples/s", "call"):
             table.add_column(column, justify="right")
         table.add_column()
-        # What does not fit on the screen cannot be redrawn: show the newest rows.
+        # Rows beyond the screen's height cannot be redrawn: show only the newest.
         for row in self._rows[-max(5, self.console.height - 6) :]:
             table.add_row(
                 str(row.step),

@@ -1,6 +1,6 @@
-"""`DemoTraining`: what ``loom demo`` does with a `loom.train` job, and what comes of it.
+"""`DemoTraining`: the demo's use of a `loom.train` job, and its summary.
 
-The laptop watches the job, lowers the learning rate and kills a process. All else the job does by itself.
+The laptop watches the job, lowers the learning rate and kills a process. The job does everything else on its own.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ LEARNING_RATES = (0.1, 0.02)
 """The learning rate of the first and of the second half of the steps."""
 
 TARGET_ACCURACY = 0.95
-"""Share of the test digits that have to be read correctly."""
+"""The share of the test digits that the network has to read correctly."""
 
 NAME = "digits"
 BATCH = 32
 POLL = 0.1
-"""Seconds between two looks at the job."""
+"""Seconds between two requests for the job's status."""
 
 KILL_AFTER = 0.55
 """The share of the steps after which a process is killed."""
 
 SECONDS, SECONDS_WITH_FAILURE = 3.0, 18.0
-"""Seconds that the steps take at least: the network is tiny, and a lost process comes back before they are made."""
+"""Seconds that the steps take at least: the network is tiny, and a lost process should return before the end."""
 
 ANSWER_SECONDS = 30.0
-"""How long a command may take."""
+"""Seconds that a command may take."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is; ``call_ms`` is the round trip of asking the job."""
+    """The progress of the training; ``call_ms`` is the round trip of a request to the job."""
 
     step: int
     loss: float
@@ -52,7 +52,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LearningRateChanged:
-    """The replicas train with another learning rate from a step on."""
+    """A change of the replicas' learning rate, from a step on."""
 
     step: int
     before: float
@@ -61,7 +61,7 @@ class LearningRateChanged:
 
 @dataclass(frozen=True)
 class ProcessKilled:
-    """SIGKILL was injected into a process, as ``loom inject sigkill`` does."""
+    """The injection of SIGKILL into a process, as ``loom inject sigkill`` does it."""
 
     time: float
     """Seconds since the epoch."""
@@ -96,13 +96,13 @@ class DemoTraining:
         self._rate_to_come = True
         self._paused = False
         self._reported = 0
-        """Events of the job that were reported."""
+        """The number of the job's events that were yielded."""
         self._row = 0, time.perf_counter()
-        """The step of the last `Progress`, and when that was."""
+        """The step and the time of the last `Progress`."""
         self._call_ms = 0.0
 
     def run(self) -> Iterator[Event]:
-        """Train; every event comes right after what it tells about."""
+        """Train, and yield each event as soon as it is known."""
         rows_every = max(1, min(10, self._steps // 5))
         run = self._training(rows_every).start(self._job)
         while not run.done():
@@ -167,7 +167,7 @@ class DemoTraining:
         before, after = LEARNING_RATES
         answers = self._weaver.update_config(NAME, learning_rate=after).get(ANSWER_SECONDS).values()
         steps = [answer.step for answer in answers if answer.ok]
-        if steps:  # else the training has ended meanwhile
+        if steps:  # without acknowledgements the training has ended meanwhile
             yield LearningRateChanged(max(steps), before, after)
 
     def _lose_a_process(self, status: JobStatus) -> Iterator[Event]:
@@ -186,7 +186,10 @@ class DemoTraining:
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """What the lost process cost; durations are in seconds, and None if the others finished before it was back."""
+    """The cost of the lost process.
+
+    Durations are in seconds, and None if the others finished before its recovery.
+    """
 
     step: int
     rank: int
@@ -201,7 +204,7 @@ class FailureSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The outcome, as ``--json`` prints it; ``samples_per_second`` and ``call_ms`` are medians."""
+    """The result, as ``--json`` prints it; ``samples_per_second`` and ``call_ms`` are medians."""
 
     hosts: int
     procs: int
@@ -218,14 +221,14 @@ class Summary:
 
 
 def summarize(events: Sequence[Event], hosts: int, procs: int, connected_seconds: float, seconds: float) -> Summary:
-    """Add up the events of a training that has come to its end.
+    """Return the summary of a finished training's events.
 
     Args:
         events: all of them, in order.
         hosts: size of the dimension ``hosts``.
         procs: processes on each host.
-        connected_seconds: how long it took to start the cluster and to connect to it.
-        seconds: how long everything took.
+        connected_seconds: seconds to start the cluster and connect to it.
+        seconds: total seconds.
     """
     progress = [event for event in events if isinstance(event, Progress)]
     changes = [event.after for event in events if isinstance(event, LearningRateChanged)]
@@ -270,7 +273,7 @@ def exit_code(summary: Summary) -> int:
 
 
 def describe(summary: Summary) -> str:
-    """Return the summary for a reader: what was reached, how fast, and what the lost process cost."""
+    """Return the summary as text: the accuracy, the speed, and the cost of the lost process."""
     rates = " → ".join(f"{rate:g}" for rate in summary.learning_rates)
     lines = [
         f"{summary.accuracy:.1%} of the test digits are read correctly after {summary.steps} steps, "

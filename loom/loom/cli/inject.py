@@ -24,7 +24,7 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in YAML, 
 
 @app.command("list")
 def list_faults(as_json: Json = False) -> None:
-    """List the faults that there are, and what they do."""
+    """List the kinds of faults, and what they do."""
     from loom.chaos.faults import FAULTS
 
     rows = []
@@ -51,12 +51,12 @@ def check(
     plan: PlanFile,
     url: Annotated[
         str | None,
-        typer.Option(envvar="LOOM_URL", help="Gateway, to see whether each fault has somebody to strike."),
+        typer.Option(envvar="LOOM_URL", help="Gateway, to check that each fault has a target."),
     ] = None,
     token: Token = None,
     ca: Ca = None,
 ) -> None:
-    """See whether a plan makes sense, and touch nothing."""
+    """Check that a plan makes sense; change nothing."""
     from loom.chaos.plans.files import read_plan
     from loom.chaos.runs.run import Run
 
@@ -70,7 +70,7 @@ def check(
 def run(
     plan: PlanFile,
     url: Url,
-    seed: Annotated[int | None, typer.Option(min=0, help="In the place of the plan's own.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="A seed in place of the plan's own.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the report goes. Default: NAME-SEED-report.")
     ] = None,
@@ -78,7 +78,7 @@ def run(
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
-    """Carry a plan out and write a report. Exits with 1 unless all held that the plan expects."""
+    """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
     from dataclasses import replace
 
     from loom.chaos.plans.files import read_plan
@@ -103,15 +103,15 @@ def run(
 
 @app.command()
 def once(
-    fault: Annotated[str, typer.Argument(metavar="KIND", help="As `loom inject list` names it.")],
+    fault: Annotated[str, typer.Argument(metavar="KIND", help="A kind that `loom inject list` shows.")],
     url: Url,
     replica: Annotated[str | None, typer.Option(metavar="NAME", help="A replica, or a glob.")] = None,
     mesh: Annotated[str | None, typer.Option(help="A proc mesh, or a group.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="In the mesh.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="The rank in the mesh.")] = None,
     host: Annotated[str | None, typer.Option(help="Replicas on this host.")] = None,
-    session: Annotated[str | None, typer.Option(help="Of this session; for dead_driver.")] = None,
-    pick: Annotated[int | None, typer.Option("--random", min=1, help="So many of them, by chance.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of that chance.")] = None,
+    session: Annotated[str | None, typer.Option(help="Replicas of this session; for dead_driver.")] = None,
+    pick: Annotated[int | None, typer.Option("--random", min=1, help="This many of them, at random.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random choice.")] = None,
     duration: Annotated[str | None, typer.Option("--for", metavar="TIME", help="How long it lasts: 5 s.")] = None,
     params: Annotated[
         list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A parameter of the fault.")
@@ -121,7 +121,7 @@ def once(
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
-    """Inject one fault, and show the proof of it. Exits with 1 where nobody has it."""
+    """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
     from loom.chaos.faults import Place, check_fault
     from loom.chaos.targets import Target, check_target, chosen, living, matching
@@ -158,13 +158,13 @@ def once(
 
 @app.command()
 def remove(
-    injection: Annotated[str, typer.Argument(metavar="ID", help="As `loom inject once` shows it.")],
+    injection: Annotated[str, typer.Argument(metavar="ID", help="The id that `loom inject once` shows.")],
     url: Url,
     timeout: Timeout = 10.0,
     token: Token = None,
     ca: Ca = None,
 ) -> None:
-    """Remove a fault before its time is over. Exits with 1 where nobody could."""
+    """Remove a fault before its time is over. Exits with 1 if no replica could."""
     command = weaver_of(url, token, ca).remove_injection(injection)
     outcomes = answers(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]

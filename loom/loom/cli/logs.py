@@ -1,4 +1,4 @@
-"""``loom logs``: what the processes of a session print, from anywhere."""
+"""``loom logs``: the output of a session's processes, from anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loom.rest import Gateway
 
 
 class StreamName(str, Enum):
-    """What a process prints to."""
+    """A stream of a process's output."""
 
     stdout = "stdout"
     stderr = "stderr"
@@ -23,18 +23,18 @@ class StreamName(str, Enum):
 def logs(
     url: Url,
     token: Token = None,
-    session: Annotated[str | None, typer.Option(help="Name of a session; not needed where only one lives.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: what job.run prints.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh given.")] = None,
+    session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: the output of job.run.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh.")] = None,
     stream: Annotated[StreamName | None, typer.Option(help="Only this stream.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only this many of the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
     ca: Ca = None,
 ) -> None:
-    """Show what the processes of a session printed, also of one that ended lately.
+    """Show the output of a session's processes, also of a session that ended recently.
 
-    Lines are not aggregated. Of a session that prints much, the newest 8 to 16 MiB are kept.
+    Lines are not aggregated. If a session prints much, the newest 8 to 16 MiB are kept.
     """
     if rank is not None and mesh is None:
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they lead to."""
+"""Options that several commands have, and functions that use them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long
 
 
 def weaver_of(url: str, token: str | None, ca: str | None) -> WeaverProxy:
-    """Return the weaver behind a gateway. Nothing is asked yet."""
+    """Return a proxy for the weaver behind a gateway. No request is sent yet."""
     from loom_proxy.weaver.client import WeaverProxy
 
     return WeaverProxy(url, token, ca)
 
 
 def answers(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:
-    """Return what replicas made of a command, also of those that have not answered in time."""
+    """Return the acknowledgements of a command, also for replicas that have not answered in time."""
     from loom.errors import WaitTimeout
 
     try:

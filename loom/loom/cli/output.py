@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs."""
+"""The output of the commands: tables for users, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 def show(
     as_json: bool, answer: dict[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]
 ) -> None:
-    """Print an answer as JSON, or the table that stands for it."""
+    """Print an answer as JSON, or as a table."""
     if as_json:
         print_json(answer)
     else:
@@ -26,7 +26,7 @@ def print_json(answer: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table; what is None is an empty cell."""
+    """Print a table; None makes an empty cell."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -38,10 +38,10 @@ def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]
 
 
 def when(seconds: float | None) -> str:
-    """Return a time for people."""
+    """Return a time as text for users."""
     return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with the noun that fits it."""
+    """Return a number with its noun, in singular or plural."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,4 +1,4 @@
-"""A curve, drawn with text: braille patterns, of which each has two by four dots."""
+"""A curve drawn with text: each braille pattern has two by four dots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 WIDTH, HEIGHT = 72, 16
-"""Characters of the drawing itself."""
+"""Characters of the drawing, without its axes."""
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot of a pattern, by row and column (Unicode, block Braille Patterns)."""
@@ -18,11 +18,12 @@ _EMPTY = 0x2800
 def plot_lines(
     title: str, points: Sequence[tuple[int | None, float, float]], width: int = WIDTH, height: int = HEIGHT
 ) -> Iterator[str]:
-    """The lines of a drawing, ``width`` by ``height`` characters besides its axes.
+    """Yield the lines of a drawing of ``width`` by ``height`` characters plus its axes.
 
     Args:
-        title: above it.
-        points: step, time in seconds, value; the oldest first. Values that are no number are left out, and counted.
+        title: above the drawing.
+        points: step, time in seconds, value; the oldest first. Values that are not finite are left out, and
+            counted.
         width, height: of the drawing, in characters.
     """
     good = [point for point in points if math.isfinite(point[2])]
@@ -51,12 +52,12 @@ def plot_lines(
 
 
 def _scaled(values: Sequence[float], first: float, last: float, most: int) -> list[int]:
-    """Where values lie between two, from 0 to ``most``."""
+    """Return the places of values between two ends, from 0 to ``most``."""
     return [round((value - first) / ((last - first) or 1.0) * most) for value in values]
 
 
 def _draw(places: list[tuple[int, int]], width: int, height: int) -> list[str]:
-    """The lines of characters with a line of dots from each place to the next."""
+    """Return lines of characters with a line of dots from each place to the next."""
     cells = [[0] * width for _ in range(height)]
     for (x0, y0), (x1, y1) in itertools.pairwise([places[0], *places]):
         dots = max(abs(x1 - x0), abs(y1 - y0), 1)

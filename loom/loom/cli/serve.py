@@ -1,6 +1,6 @@
 """``loom serve worker`` and ``loom serve gateway``: the processes of a cluster.
 
-These commands check their options and then become the module of `loom_gateway` that they are for.
+These commands check their options and then replace themselves with the module of `loom_gateway` that does the work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a work
 @app.command()
 def worker(
     address: Annotated[
-        str, typer.Option(metavar="tcp://HOST:PORT", help="Where to listen, as the gateway will name it.")
+        str, typer.Option(metavar="tcp://HOST:PORT", help="The address to listen on, as the gateway will name it.")
     ],
     exit_with_parent: ExitWithParent = False,
 ) -> None:

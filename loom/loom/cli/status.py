@@ -1,4 +1,4 @@
-"""``loom status`` and ``loom sessions``: what a gateway is doing."""
+"""``loom status`` and ``loom sessions``: the state of a gateway."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from loom.errors import WeaverUnavailable
 from loom.rest import Gateway
 
 ENDED_SHOWN = 10
-"""Sessions that have ended that `status` shows; as JSON it gives all that the gateway remembers."""
+"""Ended sessions that `status` shows; as JSON it prints all that the gateway remembers."""
 
 sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", no_args_is_help=True)
 
 
 def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
-    """Show a gateway's version, its workers, sessions and replicas, and why the last sessions have ended."""
+    """Show a gateway's version, its workers, sessions and replicas, and why the last sessions ended."""
     gateway = Gateway(url, token, ca=ca)
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
@@ -61,7 +61,7 @@ def _exit_code(session: dict[str, Any]) -> object:
 
 
 def _goodput_line(job: dict[str, Any]) -> str:
-    """Such as ``goodput of train: 91.2 % (compute); lost 1.0 %, idle 7.8 %; 1 death``."""
+    """Return a line such as ``goodput of train: 91.2 % (compute); lost 1.0 %, idle 7.8 %; 1 death``."""
     whole = sum(job["seconds"].values())
     lost = {reason: seconds / whole for reason, seconds in job["seconds"].items() if reason != "compute"}
     shown = ", ".join(f"{reason} {share:.1%}" for reason, share in lost.items() if share >= 0.0005)
@@ -94,6 +94,6 @@ def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca =
 def end_session(
     name: Annotated[str, typer.Argument(help="Name of the session.")], url: Url, token: Token = None, ca: Ca = None
 ) -> None:
-    """End a session, with its meshes and what runs in them."""
+    """End a session, with its meshes and their processes."""
     Gateway(url, token, ca=ca).end_session(name)
     typer.echo(f"ended session {name}")

@@ -1,4 +1,4 @@
-"""``loom token``: who may come in, besides those who have the gateway's own token."""
+"""``loom token``: tokens in addition to the gateway's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class Scope(str, Enum):
-    """What a token allows."""
+    """The rights of a token."""
 
     view = "view"
     operate = "operate"
@@ -40,14 +40,14 @@ def create(
         Scope,
         typer.Option(help="view reads; operate also sends commands and ends sessions; drive also opens them."),
     ],
-    name: Annotated[str, typer.Option(help="Whose it is, for lists and logs.")],
+    name: Annotated[str, typer.Option(help="A name for lists and logs.")],
     expires: Annotated[
-        str | None, typer.Option(metavar="7d", help="How long it is good: a number and s, m, h, d or w.")
+        str | None, typer.Option(metavar="7d", help="How long it is valid: a number and s, m, h, d or w.")
     ] = None,
     tokens: File = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it, which is the only time that anybody can see it."""
+    """Make a token and print it. It cannot be shown again."""
     file = TokenFile(tokens or default_path())
     token, text = file.create(name, scope.value, None if expires is None else _seconds(expires))
     if as_json:
@@ -59,7 +59,7 @@ def create(
 
 @app.command("list")
 def list_tokens(tokens: File = None, as_json: Json = False) -> None:
-    """List the tokens: what they are for, not what they are."""
+    """List the tokens: their names and scopes, not their secrets."""
     file = TokenFile(tokens or default_path())
     known = file.read()
     columns = ["id", "name", "scope", "state", "created", "expires"]
@@ -70,9 +70,10 @@ def list_tokens(tokens: File = None, as_json: Json = False) -> None:
 
 @app.command()
 def revoke(
-    ident: Annotated[str, typer.Argument(metavar="ID", help="As `loom token list` shows it.")], tokens: File = None
+    ident: Annotated[str, typer.Argument(metavar="ID", help="The id that `loom token list` shows.")],
+    tokens: File = None,
 ) -> None:
-    """Have a token not be accepted any more. Gateways close its connections and end its sessions within seconds."""
+    """Revoke a token. Gateways close its connections and end its sessions within seconds."""
     token = TokenFile(tokens or default_path()).revoke(ident)
     typer.echo(f"revoked token {token.id} ({token.name!r})")
 

@@ -1,4 +1,4 @@
-"""The commands about replicas and devices: looking at them, and telling them what to do."""
+"""The commands for replicas and devices: watching them, and commanding them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Replica = Annotated[str, typer.Argument(help="Id of the replica.")]
 def watch(
     url: Url,
     token: Token = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for whatever changes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
     ca: Ca = None,
 ) -> None:
     """Show every replica and device as they change, until Ctrl-C."""
@@ -65,7 +65,7 @@ def config_set(
 ) -> None:
     """Change the configuration of replicas while they train, and show at which step each took it.
 
-    Exits with 1 unless every one did.
+    Exits with 1 unless every replica did.
     """
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
     command = weaver_of(url, token, ca).command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
@@ -73,7 +73,7 @@ def config_set(
 
 
 def _command(kind: str, text: str) -> Callable[..., None]:
-    """The command line's command that gives replicas a command without parameters."""
+    """Return a command of the command line for a command to replicas without parameters."""
 
     def give(
         url: Url,
@@ -91,10 +91,10 @@ def _command(kind: str, text: str) -> Callable[..., None]:
 
 
 COMMANDS = (
-    _command("pause", "Have replicas wait at their next step boundary."),
-    _command("resume", "Have paused replicas go on."),
-    _command("stop", "Have replicas end their training at the next step boundary."),
-    _command("drain", "Have replicas finish what they do, and leave."),
+    _command("pause", "Pause replicas at their next step boundary."),
+    _command("resume", "Resume paused replicas."),
+    _command("stop", "Stop the training of replicas at their next step boundary."),
+    _command("drain", "Let replicas make one more step, and leave."),
 )
 """``loom pause``, ``resume``, ``stop`` and ``drain``."""
 
@@ -102,7 +102,7 @@ COMMANDS = (
 def weaver(url: Url, token: Token = None, ca: Ca = None) -> None:
     """Print LOOM_WEAVER=…, with which a training script that Loom does not spawn finds the weaver.
 
-    It has the key that lets it in: keep it as you keep a token.
+    The address contains the key of the weaver: keep it secret, as you keep a token.
     """
     typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca).address()}")
 
@@ -120,12 +120,12 @@ def devices(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None)
 def fail_device(
     url: Url,
     device: Annotated[str, typer.Argument(metavar="UUID", help="The device, as `loom devices` names it.")],
-    reason: Annotated[str, typer.Option(help="What is wrong with it.")] = "",
+    reason: Annotated[str, typer.Option(help="Why it has failed.")] = "",
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
-    """Say that a device has failed: its replicas are told, and what their groups' policies say is done."""
+    """Report that a device has failed: its replicas are notified, and their groups' policies are carried out."""
     event = weaver_of(url, token, ca).report_device_failure(device, reason)
     chain = event.data.get("replicas") or []
     show(
@@ -145,7 +145,7 @@ def policy(
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
-    """Choose what is done with a group's replicas when a device of theirs fails; without arguments, show it."""
+    """Choose the action for a group's replicas when a device of theirs fails; without arguments, show them."""
     proxy = weaver_of(url, token, ca)
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
@@ -165,7 +165,7 @@ def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
     ca: Ca = None,
 ) -> None:
-    """Show what happened to replicas and devices, the oldest first."""
+    """Show the events of replicas and devices, the oldest first."""
     from loom.cli.weaver_display import event_line
 
     found = weaver_of(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
@@ -175,22 +175,24 @@ def events(
 
 
 def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None) -> None:
-    """Show where the threads of a replica are in their code."""
+    """Show the stacks of a replica's threads."""
     typer.echo(weaver_of(url, token, ca).stacks(replica))
 
 
 def metrics(
     url: Url,
     replica: Replica,
-    metric: Annotated[str | None, typer.Argument(help="Its name; none lists them.")] = None,
+    metric: Annotated[str | None, typer.Argument(help="Its name; without one, all names are listed.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw it.")] = False,
-    last: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Only so far back.")] = None,
-    points: Annotated[int, typer.Option(min=1, max=20_000, help="At most; means where there are more.")] = 500,
+    last: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Only the points since then.")
+    ] = None,
+    points: Annotated[int, typer.Option(min=1, max=20_000, help="The most to show; more are averaged.")] = 500,
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
 ) -> None:
-    """Show the history of a metric of a replica, or which metrics it reports."""
+    """Show the history of a metric of a replica, or the names of its metrics."""
     proxy = weaver_of(url, token, ca)
     if metric is None:
         newest = proxy.replica(replica).metrics
@@ -223,7 +225,7 @@ def _until_interrupted() -> Iterator[None]:
 
 
 def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:
-    """Wait for the acknowledgements and show them; exit with 1 unless every replica has done it."""
+    """Wait for the acknowledgements and show them; exit with 1 unless every replica has applied the command."""
     outcomes = answers(command, timeout)
     well = bool(outcomes) and all(one.ok for one in outcomes.values())
     if as_json:

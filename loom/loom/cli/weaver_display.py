@@ -1,4 +1,4 @@
-"""How replicas, devices and events look on a terminal."""
+"""The look of replicas, devices and events on a terminal."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ STYLES = {
     ReplicaState.RUNNING: "green",
     ReplicaState.FINISHED: "dim",
 }
-"""How the states look, the worst first."""
+"""The styles of the states, the worst state first."""
 
 EVENTS_SHOWN = 8
 METRICS_SHOWN = 3
 
 DRAWN_A_SECOND = 4
 LOOK_EVERY = 1.0
-"""Seconds between two looks at all replicas, where something happened that updates do not say all about."""
+"""Seconds between two requests for all replicas, after a change that updates do not describe completely."""
 
 
 def replica_row(replica: ReplicaInfo) -> list[str]:
-    """The cells of a replica's line; see `REPLICA_COLUMNS`."""
+    """Return the cells of a replica's row; see `REPLICA_COLUMNS`."""
     step = "" if replica.step is None else str(replica.step)
     if replica.step is not None and replica.max_step is not None:
         step += f"/{replica.max_step}"
@@ -61,7 +61,7 @@ def replica_row(replica: ReplicaInfo) -> list[str]:
 
 
 def device_row(device: DeviceInfo) -> list[str]:
-    """The cells of a device's line: uuid, state, server, type, memory, use, replicas."""
+    """Return the cells of a device's row: uuid, state, server, type, memory, use, replicas."""
     status = device.status or {}
     use = status.get("utilization")
     used = status.get("memory_used")
@@ -74,7 +74,7 @@ def device_row(device: DeviceInfo) -> list[str]:
 
 
 def event_line(event: WeaverEvent) -> str:
-    """One line about an event."""
+    """Return a line about an event."""
     when = time.strftime("%H:%M:%S", time.localtime(event.time)) + f"{event.time % 1:.3f}"[1:]
     about = f"  {event.replica}" if event.replica else ""
     return f"{event.id:>6}  {when}  {event.kind}{about}  {_details(event)}".rstrip()
@@ -102,7 +102,7 @@ def _values(values: Mapping[str, Any]) -> str:
 
 
 def json_line(update: WeaverUpdate) -> str:
-    """An update as a line of JSON."""
+    """Return an update as a line of JSON."""
     from loom.weaver.views import WeaverEvent
 
     kind = "event" if isinstance(update, WeaverEvent) else type(update).__name__.lower()
@@ -110,7 +110,7 @@ def json_line(update: WeaverUpdate) -> str:
 
 
 class Picture:
-    """What there is, kept up to date with a watcher's updates."""
+    """The current state, kept up to date with a watcher's updates."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -118,13 +118,13 @@ class Picture:
         self.devices: dict[str, DeviceInfo] = {}
         self.events: deque[WeaverEvent] = deque(maxlen=EVENTS_SHOWN)
         self.away: str | None = None
-        """Why there is nobody to ask; None while there is."""
+        """Why the weaver is away; None while it is not."""
 
     def take(self, update: WeaverUpdate) -> bool:
-        """Take an update in.
+        """Apply an update.
 
         Returns:
-            Whether something happened that it does not say all about, such as a new replica: look again.
+            Whether the update does not describe the change completely, as with a new replica: look again.
         """
         from loom.weaver.views import Away, Delta, Snapshot
 
@@ -149,7 +149,7 @@ class Picture:
         return False
 
     def table(self, height: int) -> RenderableType:
-        """All of it, in so many lines."""
+        """Return the whole state in at most ``height`` lines."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -186,11 +186,11 @@ Seen = tuple[dict[str, "ReplicaInfo"], dict[str, "DeviceInfo"]]
 
 
 def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) -> None:
-    """Draw what there is, again and again, until there are no more updates.
+    """Draw the current state again and again, until there are no more updates.
 
     Args:
         updates: of the weaver.
-        look: gives the replicas and the devices as they are; called once a second at most.
+        look: returns the current replicas and devices; called once a second at most.
         url: of the gateway, for the title.
     """
     from rich.console import Console
@@ -224,7 +224,7 @@ class _Screen:
             self._stale |= self._picture.take(update)
 
     def look(self) -> None:
-        """Look again if there is a reason."""
+        """Request the state again if it is stale."""
         from loom.errors import LoomError
 
         if not self._stale:
@@ -233,7 +233,7 @@ class _Screen:
         self._looked = time.monotonic()
         try:
             replicas, devices = self._look()
-        except LoomError:  # who is away is told of by an update, and a snapshot follows
+        except LoomError:  # an update reports that the weaver is away, and a snapshot follows
             return
         with self._lock:
             self._picture.replicas, self._picture.devices = replicas, devices
