@@ -1,5 +1,5 @@
 """A bridge to NATS, for monitors and tools that speak it: ``loom bridge nats://HOST:4222``.
 
-What happens to replicas and devices goes to subjects of NATS, and what comes on others goes to the weaver as if a
-user had said it. The bridge is a client of a gateway like any other: it watches, and it calls REST.
+The bridge publishes the events of replicas and devices on subjects of NATS, and passes messages on other subjects
+to the weaver like a user's commands. It is a client of a gateway like any other: it watches, and it calls REST.
 """

@@ -24,28 +24,28 @@ from loom.rest import Gateway
 logger = logging.getLogger(__name__)
 
 HEADER = "Loom-Bridge"
-"""Of every message that a bridge sends: no bridge acts on one that has it."""
+"""The header of every message that a bridge sends; bridges ignore messages with it."""
 
 HEADER_SIZE = 128
-"""Bytes that it has at most, which count as well."""
+"""Bytes of the header at most, which count as payload too."""
 
 DEVICES_EVERY = 2.0
-"""Seconds between two looks at the devices, whose status the gateway does not push."""
+"""Seconds between two requests for the devices, whose status the gateway does not push."""
 
 PAGE = 1000
-"""Events that are read at once."""
+"""Events that are read with one request."""
 
 ASK_FOR = 2.0
-"""Seconds that one question waits for acknowledgements."""
+"""Seconds that one request waits for acknowledgements."""
 
 MAX_ASKING = 16
-"""Questions to the gateway at once."""
+"""Concurrent requests to the gateway."""
 
 MAX_ORDERS = 1000
-"""Messages that wait to be acted on; NATS keeps more, see `nats_link.MAX_UNREAD`."""
+"""Messages that wait for the bridge; NATS keeps more, see `nats_link.MAX_UNREAD`."""
 
 MAX_FAILURES = 1000
-"""Reports of failures that wait for a gateway that is away."""
+"""Reports of failures that wait while the gateway is away."""
 
 TAKEN = (EnvelopeKind.MONITORED_FAIL, EnvelopeKind.UI_COMMAND, EnvelopeKind.CONFIG_INFO)
 
@@ -55,19 +55,19 @@ V = TypeVar("V")
 
 
 class Bridge:
-    """Carries what happens to NATS, and what is asked on NATS to the weaver.
+    """A bridge that publishes the weaver's events on NATS, and passes commands from NATS to the weaver.
 
-    What one bridge says no bridge acts on. Events are said in order; those that happened while NATS or the gateway
-    was away are said afterwards. Reports of failures that come while the gateway is away wait for it; commands do
-    not, and who asked is told.
+    A bridge ignores the messages of bridges. It publishes events in order. Events that happened while NATS or the
+    gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
+    commands do not, and their sender gets an error.
 
     Args:
-        gateway: whose weaver it is.
-        messages: of ``/ws/v1/weaver``, for ever; ``{"type": "away", "reason"}`` while there are none.
+        gateway: the gateway of the weaver.
+        messages: of ``/ws/v1/weaver``, without end; ``{"type": "away", "reason"}`` while there are none.
         url: of NATS.
-        login: there.
+        login: the credentials for NATS.
         prefix: of the subjects.
-        format: of what the bridge says.
+        format: of the bridge's messages.
 
     Raises:
         InvalidAddress: the prefix or the URL makes no sense.
@@ -96,7 +96,7 @@ class Bridge:
         self._failures: dict[str, FailureReport] = {}
         self._said: int | None = None
         self._arrived: int | None = None
-        """The last event that was given to NATS, and the last that it surely has."""
+        """The last event that NATS has received for certain; `_said` is the last that was sent."""
         self._is_away = False
         self._giving = ThreadPoolExecutor(1, "orders")
         self._asking = ThreadPoolExecutor(MAX_ASKING, "questions")
@@ -112,7 +112,7 @@ class Bridge:
         await self._ask(self._gateway.status)
         try:
             status = await self._ask(lambda: self._gateway.ask("status"))
-            # What happens from now on is said, also where the first snapshot comes later.
+            # Publish the events from now on, even if the first snapshot comes later.
             self._said = self._arrived = status["event"]
         except WeaverUnavailable as error:
             logger.warning("%s", error)
@@ -120,7 +120,7 @@ class Bridge:
         logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway.url, self._nats.name)
 
     async def run(self) -> None:
-        """Carry, for ever."""
+        """Run the bridge without end."""
         work = [self._listen(), self._tell(), self._look_at_devices(), self._obey(), self._nats.keep()]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
@@ -131,7 +131,7 @@ class Bridge:
             await asyncio.gather(*tasks, *self._answers, return_exceptions=True)
 
     async def close(self) -> None:
-        """Leave both sides."""
+        """Disconnect from both sides."""
         for pool in (self._giving, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
         await self._nats.close()
@@ -149,7 +149,7 @@ class Bridge:
                     await self._nats.flush()
                     self._arrived = self._said
             except NatsAway:
-                # What has been said since the last flush may be lost; `_nats_is_back` has it said again.
+                # Messages since the last flush may be lost; `_nats_is_back` has them published again.
                 self._said = self._arrived
             except _AWAY as error:
                 self._said = self._arrived
@@ -186,7 +186,7 @@ class Bridge:
                 await self._publish([self._news.away(message["reason"])])
 
     async def _say_missed(self) -> None:
-        """Say what happened after the last event that was said."""
+        """Publish the events after the last published one."""
         more = self._said is not None
         while more:
             self._nats.check()
@@ -234,7 +234,7 @@ class Bridge:
         await self._orders.put((self._kinds[message.subject], message.data, message.reply))
 
     async def _obey(self) -> None:
-        """Do what is asked, one after the other: who pauses and resumes means it in that order."""
+        """Carry out the commands one after another: the order of a pause and a resume matters."""
         while True:
             kind, data, reply = await self._orders.get()
             try:
@@ -263,7 +263,7 @@ class Bridge:
             await self._reply(done, format, reply)
 
     async def _answer(self, order: CommandOrder, command: dict[str, Any], format: Format, reply: str) -> None:
-        """Reply when everybody has acknowledged a command, or when it has been waited for as long as asked."""
+        """Reply when every replica has acknowledged a command, or when the requested wait is over."""
         until = time.monotonic() + order.wait
         try:
             while not command["done"] and (left := until - time.monotonic()) > 0:
@@ -271,7 +271,7 @@ class Bridge:
                 ask = functools.partial(self._gateway.ask, "command_state", id=command["id"], wait=wait)
                 command = await self._ask(ask)
         except LoomError as error:
-            # It was given: that is what there is to say.
+            # The command was given: reply with what is known.
             logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
         await self._reply(order.reply(command), format, reply)
 

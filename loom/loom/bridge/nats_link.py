@@ -1,4 +1,4 @@
-"""A connection to NATS that is made again for as long as it takes."""
+"""A connection to NATS that reconnects for as long as it takes."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ PING_EVERY = 10
 """Seconds between pings. A server that leaves two unanswered is away."""
 
 MAX_UNREAD = 10_000
-"""Messages of a subject that wait for the bridge; more are dropped."""
+"""Messages of a subject that wait for the bridge; further ones are dropped."""
 
 AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
-"""Between attempts to connect again."""
+"""The waits between attempts to reconnect."""
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
 _REFUSED = ("authorization", "authentication")
-"""Words in what NATS says to a client that it does not let in."""
+"""Words in the errors of NATS for a client that it refuses."""
 
 
 _FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
 
 
 class NatsAway(Exception):
-    """There is no connection to NATS now."""
+    """There is no connection to NATS at the moment."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def _away() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NatsLogin:
-    """The bridge's credentials for NATS. What the server does not ask for stays None."""
+    """The bridge's credentials for NATS. Credentials that the server does not require stay None."""
 
     user: str | None = None
     password: str | None = None
@@ -68,11 +68,11 @@ class NatsLogin:
     credentials: Path | None = None
     """A file with a JWT and an NKEY seed."""
     ca: str | None = None
-    """As `loom.tls.client_context`, for ``tls://``."""
+    """The file of a certificate authority for ``tls://``; see `loom.tls.client_context`."""
 
 
 class NatsLink:
-    """Talks to a server of NATS, or to a cluster of them.
+    """A connection to a server or cluster of NATS.
 
     Args:
         url: ``nats://HOST:4222`` or ``tls://…``.
@@ -80,10 +80,10 @@ class NatsLink:
         subjects: to subscribe to.
         queue: name of the queue group; each message goes to one bridge of the group.
         take: called with each message.
-        came: called when there is a connection again.
+        came: called after each reconnect.
 
     Raises:
-        InvalidAddress: that is no URL of NATS.
+        InvalidAddress: the URL is not one of NATS.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class NatsLink:
         came: Callable[[], Awaitable[None]],
     ) -> None:
         self.name = _name(url)
-        """Where it is, without a password."""
+        """The address without a password."""
         self._url = url
         self._subjects = subjects
         self._queue = queue
@@ -111,8 +111,8 @@ class NatsLink:
         """Connect for the first time.
 
         Raises:
-            NatsUnreachable: nobody answers, or something else does.
-            AuthenticationError: the server does not let us in.
+            NatsUnreachable: no server answers, or something else does.
+            AuthenticationError: the server refuses the credentials.
         """
         self._lost = asyncio.Event()
         client = Client()
@@ -123,7 +123,7 @@ class NatsLink:
                 error_cb=self._note,
                 closed_cb=self._note_loss,
                 name="loom bridge",
-                # Made again by `keep`, which says so and waits longer and longer.
+                # `keep` reconnects instead, with log lines and increasing waits.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
@@ -132,7 +132,7 @@ class NatsLink:
                 no_echo=True,
                 **self._options,
             )
-            # A server that nobody trusts would have the client wait for ever.
+            # With a server whose certificate is not trusted, the client would wait for ever.
             await asyncio.wait_for(connecting, OPEN_TIMEOUT)
             for subject in self._subjects:
                 await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
@@ -142,7 +142,7 @@ class NatsLink:
         self._client = client
 
     async def keep(self) -> None:
-        """Connect again whenever the connection is lost, for ever."""
+        """Reconnect whenever the connection is lost, without end."""
         while True:
             await self._lost.wait()
             self._client = None
@@ -160,10 +160,10 @@ class NatsLink:
                 logger.debug("%s", error)
 
     def check(self) -> Client:
-        """Return the client, which is connected.
+        """Return the connected client.
 
         Raises:
-            NatsAway: there is no connection, here and below.
+            NatsAway: there is no connection; the methods below raise it too.
         """
         if self._client is None or not self._client.is_connected:
             raise NatsAway
@@ -175,17 +175,17 @@ class NatsLink:
         return self.check().max_payload
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Publish a message. After `flush` it has arrived."""
+        """Publish a message. It has arrived once `flush` returns."""
         with _away():
             await self.check().publish(subject, data, headers=dict(headers))
 
     async def flush(self) -> None:
-        """Wait until the server has what was published."""
+        """Wait until the server has received every published message."""
         with _away():
             await flush(self.check(), CONNECT_TIMEOUT)
 
     async def close(self) -> None:
-        """Send what is still to be sent, and disconnect."""
+        """Send the remaining messages, and disconnect."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(*_FAILURES):
@@ -219,10 +219,10 @@ class NatsLink:
 
 
 async def flush(client: Client, timeout: int) -> None:
-    """Wait until the server has what a client has sent and subscribed to so far.
+    """Wait until the server has received everything that a client has sent and subscribed to so far.
 
-    Once is not enough: ``Client.flush`` writes its PING at once, before what waits for the client's own flusher.
-    When the PONG comes that has been written, and it lies before a second PING.
+    One flush is not enough: ``Client.flush`` writes its PING at once, before the data that waits for the client's
+    own flusher. That data is written by the time the PONG comes, and so lies before a second PING.
     """
     await client.flush(timeout)
     await client.flush(timeout)

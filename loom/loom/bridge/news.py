@@ -1,4 +1,4 @@
-"""Makes messages for NATS of what the weaver tells those who watch it."""
+"""The conversion of the weaver's pushes to messages for NATS."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Said = tuple[EnvelopeKind, dict[str, Any]]
 """A message for NATS: its kind and its body."""
 
 PART = 100
-"""Replicas or devices in one message: a server takes 1 MiB unless told otherwise."""
+"""Replicas or devices in one message: a server's default limit is 1 MiB."""
 
 BEAT_EVERY = 1.0
 """Seconds between two heartbeats of a replica."""
 
 
 class News:
-    """Makes messages of what is new. Its methods take messages of ``/ws/v1/weaver`` or parts of them."""
+    """A converter of messages of ``/ws/v1/weaver``, or parts of them, to messages for NATS."""
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
@@ -27,12 +27,12 @@ class News:
         self._devices: dict[str, dict[str, Any]] = {}
 
     def forget(self) -> None:
-        """Forget what was published, so that it is published again."""
+        """Forget the published state, so that all of it is published again."""
         self._statuses.clear()
         self._devices.clear()
 
     def snapshot(self, message: Mapping[str, Any]) -> Iterator[Said]:
-        """Publish all replicas and devices."""
+        """Yield messages with all replicas and devices."""
         replicas, devices = message["replicas"], message["devices"]
         self._groups = {replica["id"]: replica["group"] for replica in replicas}
         self._statuses = {id: status for id, status in self._statuses.items() if id in self._groups}
@@ -47,7 +47,7 @@ class News:
         yield from self.devices(devices)
 
     def event(self, event: Mapping[str, Any]) -> Iterator[Said]:
-        """Publish an event."""
+        """Yield the messages about an event."""
         kind = event["kind"]
         if kind == "registered":
             self._groups[event["replica"]] = event["group"]
@@ -60,15 +60,15 @@ class News:
         yield self.added(event)
 
     def added(self, event: Mapping[str, Any]) -> Said:
-        """Publish again an event that now has more details."""
+        """Return a message that repeats an event with more details."""
         return _update("event", dict(event))
 
     def delta(self, message: Mapping[str, Any], now: float) -> Iterator[Said]:
-        """Publish what replicas have reported lately."""
+        """Yield messages with the replicas' latest reports."""
         replicas, devices = message["replicas"], message.get("devices", {})
         for id, replica in replicas.items():
             yield from self._training_status(id, replica)
-            # They come more often than replicas' heartbeats, whose times waver.
+            # Deltas come more often than heartbeats, whose times jitter: allow a tenth less than the interval.
             if replica["connected"] and now >= self._beats.get(id, 0.0) + 0.9 * BEAT_EVERY:
                 self._beats[id] = now
                 yield EnvelopeKind.HEARTBEAT, {"replica_id": id, **_picked(replica, "phase", current_step="step")}
@@ -78,7 +78,7 @@ class News:
             yield _update("delta", {"devices": dict(some)})
 
     def devices(self, devices: Iterable[Mapping[str, Any]]) -> Iterator[Said]:
-        """Publish the devices whose status has changed."""
+        """Yield messages about the devices whose status has changed."""
         before, self._devices = self._devices, {}
         for device in devices:
             status = device["status"] or {}
@@ -87,13 +87,13 @@ class News:
                 **_picked(device, device_uuid="uuid", replica_ids="replicas"),
                 **_picked(status, *_DEVICE_NUMBERS),
             }
-            # What is measured again is said again, even where it is the same.
+            # Publish a new measurement even if its values are the same.
             self._devices[device["uuid"]] = {**body, "measured": status.get("time")}
             if before.get(device["uuid"]) != self._devices[device["uuid"]]:
                 yield EnvelopeKind.DEVICE_STATUS, body
 
     def away(self, reason: str) -> Said:
-        """Publish that the weaver is away."""
+        """Return a message that the weaver is away."""
         return _update("away", {"reason": reason})
 
     def _training_status(self, id: str, replica: Mapping[str, Any]) -> Iterator[Said]:

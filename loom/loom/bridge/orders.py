@@ -1,6 +1,6 @@
-"""What is asked of the bridge on NATS, checked, and done through the gateway's REST.
+"""The requests to the bridge on NATS: they are checked, and carried out through the gateway's REST.
 
-What makes no sense is refused with `WrongArguments`; what the gateway refuses, with what `Gateway.ask` raises.
+Requests that make no sense raise `WrongArguments`; a refusal of the gateway raises the errors of `Gateway.ask`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ WAIT = 10.0
 MAX_WAIT = 300.0
 
 COMMANDS = tuple(kind for kind in CommandKind if kind not in (CommandKind.DEVICE_FAILED, *FAULT_COMMANDS))
-"""A failed device is reported by a message of its own; faults are not injected from NATS."""
+"""The commands that NATS may give.
+
+A message of its own reports a failed device; faults cannot be injected from NATS.
+"""
 
 _MAX_REASON = 2000
 
 
 @dataclass(frozen=True)
 class FailureReport:
-    """A device has failed."""
+    """A report that a device has failed."""
 
     device: str
     reason: str
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Report it to the weaver; return the body of the reply."""
+        """Report the failure to the weaver; return the body of the reply."""
         event = gateway.ask("fail_device", device=self.device, reason=self.reason)
         affected = [
             {
@@ -49,17 +52,17 @@ class FailureReport:
 
 @dataclass(frozen=True)
 class CommandOrder:
-    """Something that replicas are to do."""
+    """A command to replicas."""
 
     kind: CommandKind
     target: str | None
-    """None: the replicas on the device."""
+    """The target; None means the replicas on the device."""
     params: dict[str, Any]
     wait: float
-    """Seconds."""
+    """Seconds to wait for acknowledgements before the reply."""
 
     def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Give the command; return what is known of it at once."""
+        """Give the command; return its state so far."""
         target: str | list[str] | None = self.target
         if target is None:
             devices = gateway.ask("devices")
@@ -69,10 +72,10 @@ class CommandOrder:
         return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The body of the reply.
+        """Return the body of the reply.
 
         Args:
-            command: as `give` or the gateway's ``/weaver/commands/ID`` has it.
+            command: the state from `give`, or from the gateway's ``/weaver/commands/ID``.
         """
         outcomes = command["outcomes"]
         reply = {
@@ -91,7 +94,7 @@ class CommandOrder:
 
 
 def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
-    """Return what a message asks for."""
+    """Return the request in a message."""
     try:
         return _READERS[envelope.kind](envelope.body)
     except RecursionError:
@@ -99,7 +102,7 @@ def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
 
 
 def error_reply(error: LoomError) -> dict[str, Any]:
-    """Return the body of the reply if nothing was done."""
+    """Return the body of the reply for a request that failed."""
     return {"ok": False, "error": {"code": error.code, "message": str(error)}}
 
 
