@@ -1,7 +1,7 @@
 """Loom: drive a Monarch actor mesh inside a cluster from a laptop or a notebook.
 
-Public names are imported when they are first used (PEP 562), so that ``import loom`` costs milliseconds and
-needs neither torch nor torchmonarch. ``__init__.pyi`` is the table of them, for this module and for type checkers::
+Public names are imported on first use (PEP 562), so that ``import loom`` costs milliseconds and needs neither torch
+nor torchmonarch. ``__init__.pyi`` lists them, for this module and for type checkers::
 
     import loom
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562), as its ``__init__.pyi`` lists them."""
+"""The lazy import of a package's names on first use (PEP 562), as its ``__init__.pyi`` lists them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes longer than all else here
+if TYPE_CHECKING:  # importing `typing` would take longer than everything else here
     from collections.abc import Callable
 
 
@@ -15,7 +15,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callab
 
     Args:
         package: its ``__name__``.
-        file: its ``__file__``; the stub is beside it.
+        file: its ``__file__``, next to which the stub lies.
     """
     homes: dict[str, tuple[str, str]] = {}
 
@@ -32,7 +32,10 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callab
 
 
 def _read_stub(file: str) -> dict[str, tuple[str, str]]:
-    """Return the module of each name and its name there. The imports are here so that ``import loom`` is quick."""
+    """Return the module of each name and its name there.
+
+    The function imports its tools itself, so that ``import loom`` is quick.
+    """
     import ast
     from pathlib import Path
 

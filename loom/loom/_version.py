@@ -1,6 +1,6 @@
-"""The version of Loom, the one place that holds it.
+"""The version of Loom, in the only place that holds it.
 
-The build reads it from here, and so does every module that reports it: `loom` itself would be an import of
+The build reads it from here, and so does every module that reports it, because importing `loom` would import
 everything public.
 """
 

@@ -1,8 +1,8 @@
-"""What an actor class is written with: `Actor`, `endpoint`, `current_rank`, `context`, `this_proc` and the like.
+"""The names for writing an actor class: `Actor`, `endpoint`, `current_rank`, `context`, `this_proc` and others.
 
-Where torchmonarch is installed these are Monarch's own. Elsewhere (a laptop with Loom's base dependencies)
-they are stand-ins with the same names and signatures, good for defining a class and sending it: a class that
-travels by value names them as ``loom.actor.…``, and so finds Monarch's in the cluster.
+If torchmonarch is installed, these are Monarch's own. Elsewhere (a laptop with Loom's base dependencies) they are
+stand-ins with the same names and signatures, enough for defining a class and sending it: a class that travels by
+value refers to them as ``loom.actor.…``, and so finds Monarch's in the cluster.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ else:
         raise RuntimeError(f"{what} is known inside an actor in the cluster, not on this machine")
 
     class Actor:
-        """Base class of every actor. Stands in for ``monarch.actor.Actor`` where torchmonarch is missing."""
+        """The base class of every actor; a stand-in for ``monarch.actor.Actor`` without torchmonarch."""
 
     class EndpointProperty:
-        """A method of an actor under `endpoint` or `concurrent_endpoint`; becomes Monarch's own in the cluster."""
+        """A method of an actor under `endpoint` or `concurrent_endpoint`; in the cluster it becomes Monarch's."""
 
         def __init__(self, decorator: str, method: Callable[..., Any], options: dict[str, Any]) -> None:
             self._decorator = decorator
@@ -109,9 +109,9 @@ else:
         explicit_response_port: bool = False,
         instrument: bool = True,
     ) -> Any:
-        """Mark an async method of an `Actor` as an endpoint that does not hold up the actor's next message.
+        """Mark an async method of an `Actor` as an endpoint that does not block the actor's next message.
 
-        As ``monarch.actor.concurrent_endpoint``.
+        The function works like ``monarch.actor.concurrent_endpoint``.
 
         Raises:
             ValueError: the method is not async, or is marked by `endpoint` already.
@@ -132,39 +132,39 @@ else:
         return EndpointProperty("concurrent_endpoint", method, options)
 
     def current_rank() -> Any:
-        """The rank of the actor that is running, as a Point. Only inside an actor, in the cluster."""
+        """Return the rank of the running actor, as a Point. Only inside an actor, in the cluster."""
         _only_in_the_cluster("current_rank()")
 
     def current_size() -> dict[str, int]:
-        """The size of each dimension of the mesh that was called. Only inside an actor, in the cluster."""
+        """Return the size of each dimension of the called mesh. Only inside an actor, in the cluster."""
         _only_in_the_cluster("current_size()")
 
     def current_actor_name() -> str:
-        """The id of the actor that is running. Only inside an actor, in the cluster."""
+        """Return the id of the running actor. Only inside an actor, in the cluster."""
         _only_in_the_cluster("current_actor_name()")
 
     def context() -> Any:
-        """The actor that is running and the message that it handles. Only inside an actor, in the cluster."""
+        """Return the running actor and the message that it handles. Only inside an actor, in the cluster."""
         _only_in_the_cluster("context()")
 
     def this_host() -> Any:
-        """The host of the actor that is running, as a host mesh of one. Only inside an actor, in the cluster."""
+        """Return the host of the running actor, as a host mesh of one. Only inside an actor, in the cluster."""
         _only_in_the_cluster("this_host()")
 
     def this_proc() -> Any:
-        """The process of the actor that is running, as a proc mesh of one. Only inside an actor, in the cluster."""
+        """Return the process of the running actor, as a proc mesh of one. Only inside an actor, in the cluster."""
         _only_in_the_cluster("this_proc()")
 
     def get_or_spawn_controller(name: str, Class: type, *args: Any, **kwargs: Any) -> Any:
-        """The session's actor of a name, made if there is none yet. Only inside an actor or `Job.run`."""
+        """Return the session's actor of a name; spawn it if there is none. Only inside an actor or `Job.run`."""
         _only_in_the_cluster("get_or_spawn_controller()")
 
     def get_meter() -> Any:
-        """Monarch's meter of OpenTelemetry. Only inside an actor, in the cluster."""
+        """Return Monarch's meter of OpenTelemetry. Only inside an actor, in the cluster."""
         _only_in_the_cluster("get_meter()")
 
     def span(name: str) -> Any:
-        """Time a block of code for Monarch's traces; on this machine, nothing."""
+        """Time a block of code for Monarch's traces; do nothing on this machine."""
         return contextlib.nullcontext()
 
     class _Decorated:
@@ -188,36 +188,36 @@ else:
             return self._function(*args, **kwargs)
 
     def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-        """Have the calls of a function in Monarch's traces; on this machine, nothing."""
+        """Trace the calls of a function with Monarch; do nothing on this machine."""
         if fn is None:
             return functools.partial(traced, name=name)
         return _Decorated("traced", fn, name=name)
 
     def returns_future(function: Callable[..., Any]) -> Any:
-        """Have a coroutine function return a Monarch future. What it returns is known in the cluster only."""
+        """Mark a coroutine function as returning a Monarch future, which exists only in the cluster."""
         return _Decorated("returns_future", function)
 
     class _ClusterOnly:
-        """A class of Monarch's whose objects exist in the cluster only; good for annotations."""
+        """A class of Monarch's whose objects exist only in the cluster; usable in annotations."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             _only_in_the_cluster(type(self).__name__)
 
     class Context(_ClusterOnly):
-        """What `context` returns. Stands in for ``monarch.actor.Context``."""
+        """The result of `context`; a stand-in for ``monarch.actor.Context``."""
 
     class MeshFailure(_ClusterOnly):
-        """What ``__supervise__`` is called with. Stands in for ``monarch.actor.MeshFailure``."""
+        """The argument of ``__supervise__``; a stand-in for ``monarch.actor.MeshFailure``."""
 
     class ProcId(_ClusterOnly):
-        """The identity of a process. Stands in for ``monarch.actor.ProcId``."""
+        """The identity of a process; a stand-in for ``monarch.actor.ProcId``."""
 
     class Uid(_ClusterOnly):
-        """The identity of an actor or a process. Stands in for ``monarch.actor.Uid``."""
+        """The identity of an actor or a process; a stand-in for ``monarch.actor.Uid``."""
 
 
 def monarch_bootstrap_command(command: Any) -> Any:
-    """Monarch's command for a `loom.BootstrapCommand`, with the defaults of this process. In the cluster only."""
+    """Return Monarch's command for a `loom.BootstrapCommand`, with this process's defaults. Only in the cluster."""
     from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
     from monarch.actor import default_bootstrap_cmd
 
@@ -229,26 +229,26 @@ def monarch_bootstrap_command(command: Any) -> Any:
 
 
 def monarch_actor() -> Any:
-    """The module ``monarch.actor``, for what is Monarch's own business. In the cluster only."""
+    """Return the module ``monarch.actor``. Only in the cluster."""
     return importlib.import_module("monarch.actor")
 
 
 def monarch_extent(labels: Sequence[str], sizes: Sequence[int]) -> Any:
-    """Monarch's extent. In the cluster only."""
+    """Return a Monarch extent. Only in the cluster."""
     from monarch.actor import Extent
 
     return Extent(list(labels), list(sizes))
 
 
 def monarch_point(rank: int, labels: Sequence[str], sizes: Sequence[int]) -> Any:
-    """Monarch's point. In the cluster only."""
+    """Return a Monarch point. Only in the cluster."""
     from monarch.actor import Point
 
     return Point(rank, monarch_extent(labels, sizes))
 
 
 def monarch_value_mesh(shape: tuple[Sequence[str], int, Sequence[int], Sequence[int]], values: list[Any]) -> Any:
-    """Monarch's value mesh, of labels, offset, sizes and strides. In the cluster only."""
+    """Return a Monarch value mesh. Its shape is (labels, offset, sizes, strides). Only in the cluster."""
     from monarch._src.actor.shape import NDSlice, Shape
     from monarch.actor import ValueMesh
 

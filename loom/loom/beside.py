@@ -1,4 +1,4 @@
-"""What a function that runs in a session's driver, beside the meshes, can ask of the session.
+"""The driver-local API: the session, for a function that runs in a session's driver.
 
 ::
 
@@ -9,8 +9,8 @@
 
     job.run(watch_over, "trainers", detach=True)
 
-Processes that are spawned in this way are the session's own: they end with it, their threadlets find the weaver,
-and the driver notices at once when one is gone.
+Processes that a function spawns in this way belong to the session: they end with it, their threadlets find the
+weaver, and the driver notices at once when one is gone.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class SpawnedProcs(Protocol):
     """The Monarch proc mesh."""
 
     def stop(self, reason: str) -> None:
-        """Have its processes end; returns at once."""
+        """Stop the mesh's processes; return at once."""
 
 
 class Session(Protocol):
-    """The session of this driver. Its methods may be called by any thread but the driver's event loop."""
+    """The session of this driver. Any thread but the driver's event loop may call its methods."""
 
     name: str
 
     def hosts(self) -> list[int]:
-        """Numbers of the worker hosts that are there."""
+        """Return the numbers of the existing worker hosts."""
 
     def spawn_procs(
         self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
@@ -57,14 +57,14 @@ class Session(Protocol):
         """
 
     def weaver_address(self) -> str:
-        """What `loom.Threadlet` takes as ``weaver``; empty where there is no weaver."""
+        """Return the weaver's address, for `loom.Threadlet`; empty without a weaver."""
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
-        """Ask the weaver, see `loom.weaver.serving.requests`.
+        """Ask the weaver to do an operation; see `loom.weaver.serving.requests`.
 
         Raises:
-            WeaverUnavailable: it is away, or does not answer in ``timeout`` seconds.
-            LoomError: what it answers.
+            WeaverUnavailable: the weaver is away, or does not answer in ``timeout`` seconds.
+            LoomError: the error that the weaver answers with.
         """
 
 
@@ -72,10 +72,10 @@ _here: Session | None = None
 
 
 def session() -> Session:
-    """The session whose driver this process is.
+    """Return the session whose driver this process is.
 
     Raises:
-        RuntimeError: it is none: only functions that `Job.run` runs have one.
+        RuntimeError: this process is no driver: only functions that `Job.run` runs have a session.
     """
     if _here is None:
         raise RuntimeError("this process is no session's driver: call this in a function given to job.run(…)")
@@ -83,6 +83,6 @@ def session() -> Session:
 
 
 def enter(here: Session) -> None:
-    """Make a session that of this process. For the driver."""
+    """Set the session of this process. For the driver."""
     global _here
     _here = here

@@ -1,4 +1,4 @@
-"""How a process of a proc mesh is started, described where Monarch need not be installed."""
+"""The start of a proc mesh's process, described without Monarch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclasses.dataclass
 class BootstrapCommand:
-    """The command that starts a process. As Monarch's class of this name, with the cluster's defaults.
+    """The command that starts a process, like Monarch's class of this name, with the cluster's defaults.
 
     Args:
         program: the program to execute; None is the Python that the driver runs with.
         arg0: its name for itself; None is the program's.
         args: its arguments; None are those that make it a process of Monarch.
-        env: environment variables; None as a value removes one of the inherited.
-        inherit_env: start from the environment of the host, not from an empty one.
+        env: environment variables; None as a value removes an inherited one.
+        inherit_env: whether to start from the host's environment, not from an empty one.
     """
 
     program: str | None = None
@@ -26,16 +26,16 @@ class BootstrapCommand:
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy with more environment variables, which take precedence."""
+        """Return a copy with more environment variables, which take precedence."""
         return dataclasses.replace(self, env={**self.env, **env})
 
     def __call__(self, point: object) -> Any:
-        """Monarch's own command. Only in the cluster, where Monarch takes this for a ``bootstrap_command``."""
+        """Return Monarch's own command. In the cluster, Monarch calls this object as a ``bootstrap_command``."""
         from loom.actor import monarch_bootstrap_command
 
         return monarch_bootstrap_command(self)
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """What starts a process unless ``spawn_procs`` is told otherwise. As Monarch's function of this name."""
+    """Return the command that starts a process by default, like Monarch's function of this name."""
     return BootstrapCommand()

@@ -1,6 +1,6 @@
-"""Points and extents across the wire: Monarch's in the cluster, Loom's own on the laptop.
+"""The pickling of points and extents: they are Monarch's in the cluster, Loom's own on the laptop.
 
-A payload names the functions below, and each makes what its side works with.
+A payload names the functions below, and each returns the class of its side.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _cluster_value_mesh(shape: tuple[Any, ...], values: list[Any]) -> Any:
 
 
 def for_laptop(obj: Any) -> Reduced:
-    """What to pickle for the laptop instead of a Monarch point or extent; for `Encoder`."""
+    """Return the reduced form of a Monarch point or extent for the laptop; for `Encoder`."""
     if hasattr(obj, "rank"):
         return laptop_point, (obj.rank, list(obj.extent.labels), list(obj.extent.sizes))
     return laptop_extent, (list(obj.labels), list(obj.sizes))
 
 
 def for_cluster(obj: Any) -> Reduced:
-    """What to pickle for the cluster instead of Loom's point, extent or value mesh; for `Encoder`."""
+    """Return the reduced form of Loom's point, extent or value mesh for the cluster; for `Encoder`."""
     if hasattr(obj, "rank"):
         return _cluster_point, (obj.rank, list(obj.extent.labels), list(obj.extent.sizes))
     if hasattr(obj, "items") and hasattr(obj, "_shape"):

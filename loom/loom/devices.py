@@ -1,8 +1,8 @@
-"""The devices of this process: GPUs through NVML, and where there are none the CPU.
+"""The devices of this process: GPUs through NVML, or else the CPU.
 
-NVML is asked through ``pynvml`` (the ``gpu`` extra), which needs neither torch nor CUDA and sees what a training
-process does not: temperature, power, and the use by other processes. psutil tells the same of a CPU; without it a
-CPU is still a device, about which less is known.
+Loom queries NVML through ``pynvml`` (the ``gpu`` extra), which needs neither torch nor CUDA and sees what a
+training process does not: temperature, power, and the use by other processes. psutil reports the same for a CPU;
+without psutil a CPU is still a device, with fewer numbers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _log = logging.getLogger("loom")
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """How a device is used now. None stands for what cannot be found out."""
+    """The current use of a device. None stands for an unknown value."""
 
     utilization: float | None = None
-    """Share of the last moments in which it was busy, 0 to 1."""
+    """Share of the last moments in which the device was busy, 0 to 1."""
     memory_used: int | None = None
     """Bytes."""
     temperature: float | None = None
@@ -36,10 +36,10 @@ class DeviceUse:
     power: float | None = None
     """Watts."""
     error: str | None = None
-    """Why nothing is known of it: a GPU that is gone, or NVML's own words."""
+    """Why the use is unknown: the GPU is gone, or an error of NVML."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the weaver is told: numbers only, so not the error."""
+        """Return the numbers for the weaver, without the error."""
         told = asdict(self)
         del told["error"]
         return told
@@ -60,9 +60,9 @@ def local_devices() -> list[LocalDevice]:
 
 
 def device_status(devices: Sequence[LocalDevice] | None = None) -> dict[str, DeviceUse]:
-    """Return how devices of this host are used now, by uuid; None stands for those of `local_devices`.
+    """Return the current use of devices of this host, by uuid; None stands for those of `local_devices`.
 
-    The hardware is asked, which may take long if a GPU is broken.
+    The call queries the hardware, which may take long if a GPU is broken.
     """
     return {
         device.uuid: _gpu_use(device.uuid) if device.kind == "gpu" else _cpu_use()
@@ -84,7 +84,7 @@ def _nvml() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _started(pid: int, pynvml: Any) -> bool:
-    """Start NVML, once a process: what a parent started is of no use to its fork."""
+    """Start NVML once in each process: a fork cannot use its parent's NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -96,7 +96,7 @@ def _started(pid: int, pynvml: Any) -> bool:
 def _visible(pynvml: Any) -> Iterator[Any]:
     """Yield NVML's handles of the GPUs that CUDA would show this process.
 
-    As CUDA does, whatever follows a number or a uuid that names no GPU is not seen:
+    As in CUDA, the GPUs after a number or a uuid that names none are invisible:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     count = _asked(pynvml, pynvml.nvmlDeviceGetCount) or 0
@@ -119,7 +119,7 @@ def _visible(pynvml: Any) -> Iterator[Any]:
 
 
 def _by_uuid(pynvml: Any, name: str, count: int) -> Any:
-    """Return the handle of the one GPU or MIG slice whose uuid begins with a name; None if there is none."""
+    """Return the handle of the only GPU or MIG slice whose uuid begins with a name, or None."""
     if name.startswith("MIG-"):
         return _asked(pynvml, pynvml.nvmlDeviceGetHandleByUUID, name)
     if not name.startswith("GPU-"):
@@ -165,7 +165,7 @@ def _gpu_use(uuid: str) -> DeviceUse:
 
 
 def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what NVML answers; None if this GPU does not know, does not tell, or does not answer any more."""
+    """Return NVML's answer; None if this GPU does not support the query, or does not answer."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
@@ -174,7 +174,7 @@ def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _text(answer: str | bytes | None) -> str:
-    """Return a text of NVML, which is bytes in older releases of pynvml."""
+    """Return a text of NVML as str; older releases of pynvml return bytes."""
     return answer.decode() if isinstance(answer, bytes) else answer or ""
 
 
@@ -210,7 +210,7 @@ def _cpu_use() -> DeviceUse:
 
 
 def _cpu_utilization(psutil: Any) -> float | None:
-    """Return the share since the last call; None at the first, when there is no last."""
+    """Return the share since the last call; None at the first call."""
     first = not _measured
     _measured.add("cpu")
     percent: float = psutil.cpu_percent(interval=None)
@@ -218,4 +218,4 @@ def _cpu_utilization(psutil: Any) -> float | None:
 
 
 _measured: set[str] = set()
-"""What has been measured before in this process."""
+"""The measurements that this process has made before."""

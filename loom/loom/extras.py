@@ -1,4 +1,4 @@
-"""What an optional part of Loom needs, and what to install when it is missing."""
+"""The dependencies of Loom's optional parts, and the error for missing ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def require(modules: dict[str, str], what: str, extra: str = "gateway") -> None:
 
     Args:
         modules: names of modules, each with the distribution that brings it.
-        what: what needs them, for the error's text.
+        what: the part that needs them, for the error's text.
         extra: the extra of ``monarch-loom`` that installs them.
 
     Raises:
-        MissingDependency: naming every distribution that is missing.
+        MissingDependency: naming every missing distribution.
     """
     missing = [package for module, package in modules.items() if importlib.util.find_spec(module) is None]
     if missing:

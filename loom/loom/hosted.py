@@ -1,7 +1,7 @@
-"""Actors that hold an object of a class that is no actor, or a function, and call it by name.
+"""Actors that hold a function or an object of a class that is no actor, and call it by name.
 
-`loom.cls` and `loom.fn` spawn them. An actor may not mix ``def`` and ``async def`` endpoints, so there is one of
-each: objects whose methods are all ``def`` are held by the one, all others by the other.
+`loom.cls` and `loom.fn` spawn them. An actor may not mix ``def`` and ``async def`` endpoints, so there are two: one
+holds objects whose methods are all ``def``, the other holds all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loom.actor import Actor, endpoint
 
 
 class _Holder(Actor):
-    """Holds an object, or a function.
+    """An actor that holds an object, or a function.
 
     Args:
         target: the class, or the function.
@@ -29,7 +29,7 @@ class _Holder(Actor):
         self._object: Any = None
 
     def _make(self) -> None:
-        # Not by the actor's own constructor: an exception there would kill the actor.
+        # The actor's own constructor does not do this, because an exception there would kill the actor.
         if isinstance(self._target, type):
             self._object = self._target(*self._args, **self._kwargs)
         else:
@@ -40,11 +40,11 @@ class _Holder(Actor):
 
 
 class Hosted(_Holder):
-    """Holds an object whose methods are ``def``, or such a function."""
+    """An actor that holds an object whose methods are ``def``, or such a function."""
 
     @endpoint
     def make(self) -> None:
-        """Make the object; what its constructor raises is raised to the caller."""
+        """Make the object; an exception of its constructor is raised to the caller."""
         self._make()
 
     @endpoint
@@ -54,16 +54,19 @@ class Hosted(_Holder):
 
 
 class AsyncHosted(_Holder):
-    """Holds an object that has ``async def`` methods, or such a function; its ``def`` methods run in a thread."""
+    """An actor that holds an object with ``async def`` methods, or such a function.
+
+    Methods that are ``def`` run in a thread.
+    """
 
     @endpoint
     async def make(self) -> None:
-        """Make the object, as `Hosted.make` does; the constructor runs on the event loop."""
+        """Make the object on the event loop; an exception of its constructor is raised to the caller."""
         self._make()
 
     @endpoint
     async def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a method, or the function, as `Hosted.run` does."""
+        """Call a method, or the function, whose name is None."""
         method = self._method(name)
         if inspect.iscoroutinefunction(method):
             return _returned(await method(*args, **kwargs))
@@ -80,7 +83,8 @@ def _returned(result: Any) -> Any:
 class HostedObject:
     """A remote object that was passed to code in the cluster: its methods are called there as on the laptop.
 
-    One object gives what the method returns, several a Monarch value mesh. ``async_=True`` gives an awaitable.
+    A call on one object returns the method's result, on several a Monarch value mesh. With ``async_=True`` it
+    returns an awaitable.
     """
 
     def __init__(self, mesh: Any, single: bool) -> None:

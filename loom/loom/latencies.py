@@ -1,4 +1,4 @@
-"""How long something takes, counted the way Prometheus draws it."""
+"""A histogram of latencies, with buckets for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left
 from typing import Any
 
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Seconds; what takes longer than the last is counted behind it."""
+"""Upper bounds of the buckets in seconds; a further bucket counts longer times."""
 
 
 class Latencies:
@@ -19,13 +19,13 @@ class Latencies:
         self.sum = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a latency, in seconds."""
         bucket = bisect_left(BOUNDS, seconds)
         with self._lock:
             self.counts[bucket] += 1
             self.sum += seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """``bounds``, ``counts`` (one more than bounds, each only of its own bucket) and ``sum``."""
+        """Return ``bounds``, ``counts`` (one more than bounds, each only of its own bucket) and ``sum``."""
         with self._lock:
             return {"bounds": list(BOUNDS), "counts": list(self.counts), "sum": self.sum}

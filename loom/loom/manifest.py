@@ -1,7 +1,7 @@
-"""What a synced folder consists of: the manifest that the laptop sends and the cluster assembles a tree from.
+"""The manifest of a synced folder, which the laptop sends and from which the cluster assembles a tree.
 
 A manifest names every file by its path in the tree and by the SHA-256 of its content, so that contents travel once
-and only where they are lacking. Nothing here touches a disk.
+and only to hosts that lack them. The module does not touch a disk.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_FILES = 100_000
 """Files and links that a synced folder may have."""
 
 DEFAULT_LIMIT = 4 << 30
-"""Bytes that the files of a synced folder may have together, unless ``LOOM_SYNC_LIMIT`` says otherwise."""
+"""Bytes that the files of a synced folder may have together, unless ``LOOM_SYNC_LIMIT`` sets another limit."""
 
 Blob = tuple[str, int]
-"""A content: its digest and its size in bytes."""
+"""A content's digest and size in bytes."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -36,19 +36,19 @@ class Entry(NamedTuple):
     """A file or a symbolic link of a tree."""
 
     path: str
-    """Where it is in the tree, with slashes."""
+    """The path in the tree, with slashes."""
     digest: str = ""
     """SHA-256 of a file's content in hexadecimal; empty for a link."""
     size: int = 0
     """Bytes of a file."""
     executable: bool = False
     target: str = ""
-    """Where a link points to, relative to its own folder; empty for a file."""
+    """The path that a link points to, relative to its own folder; empty for a file."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A synced folder.
+    """The description of a synced folder.
 
     Args:
         name: tells the folders of a session apart.
@@ -62,7 +62,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the tree: of the paths, contents, executable bits and links in it."""
+        """The digest of the tree: of its paths, contents, executable bits and links."""
         return hashlib.sha256(msgpack.packb(sorted(self.entries))).hexdigest()
 
     @cached_property
@@ -77,7 +77,7 @@ class Manifest:
 
     @cached_property
     def module_names(self) -> frozenset[str]:
-        """What can be imported from the roots: names of modules and of packages with an ``__init__.py``."""
+        """The importable names in the roots: modules, and packages with an ``__init__.py``."""
         names = set()
         for root in self.roots:
             prefix = f"{root}/" if root else ""
@@ -91,16 +91,16 @@ class Manifest:
         return frozenset(names)
 
     def pack(self) -> bytes:
-        """The manifest as bytes."""
+        """Return the manifest as bytes."""
         packed: bytes = msgpack.packb((self.name, self.roots, self.entries))
         return packed
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """Undo `pack`.
+        """Return the manifest that `pack` made into bytes.
 
         Raises:
-            ProtocolMismatch: it is no manifest, or names something outside of its tree.
+            ProtocolMismatch: the bytes are no manifest, or an entry is outside of its tree.
         """
         try:
             name, roots, rows = msgpack.unpackb(data, use_list=False)
@@ -146,15 +146,15 @@ def _check_target(entry: Entry) -> None:
 
 
 def size_limit() -> int:
-    """Bytes that a synced folder may have: ``LOOM_SYNC_LIMIT``, or `DEFAULT_LIMIT`."""
+    """Return the bytes that a synced folder may have: ``LOOM_SYNC_LIMIT``, or `DEFAULT_LIMIT`."""
     return bytes_from_environment("LOOM_SYNC_LIMIT", DEFAULT_LIMIT)
 
 
 def bytes_from_environment(variable: str, default: int) -> int:
-    """A number of bytes that an environment variable may set.
+    """Return a number of bytes from an environment variable, or the default.
 
     Raises:
-        LoomError: it is set to something else.
+        LoomError: the variable is set to something else.
     """
     text = os.environ.get(variable)
     if not text:
@@ -165,15 +165,15 @@ def bytes_from_environment(variable: str, default: int) -> int:
 
 
 def check_sizes(files: Iterable[tuple[str, int]], limit: int, where: str) -> None:
-    """Check that files fit.
+    """Check that files fit a limit.
 
     Args:
         files: path and size in bytes of each.
         limit: bytes that they may have together.
-        where: whose limit that is, for the error.
+        where: the owner of the limit, for the error.
 
     Raises:
-        TooLarge: they do not, or there are more than `MAX_FILES`; the text names the largest.
+        TooLarge: the files exceed the limit, or are more than `MAX_FILES`; the text names the largest.
     """
     files = list(files)
     if len(files) > MAX_FILES:
@@ -197,7 +197,7 @@ def _fullest(files: Sequence[tuple[str, int]]) -> str:
 
 
 def human_size(size: int) -> str:
-    """A number of bytes for people: ``20.0 MiB``."""
+    """Return a number of bytes as text for users, such as ``20.0 MiB``."""
     value = float(size)
     for unit in ("bytes", "KiB", "MiB"):
         if value < 1024:
@@ -207,7 +207,7 @@ def human_size(size: int) -> str:
 
 
 class Span(NamedTuple):
-    """Bytes of one content that travel together."""
+    """A range of bytes of one content that travels in one message."""
 
     digest: str
     size: int
@@ -217,7 +217,7 @@ class Span(NamedTuple):
 
 
 def batches(blobs: Iterable[Blob], most_bytes: int, most_spans: int) -> Iterator[list[Span]]:
-    """Cut contents into spans, in batches of so many bytes and spans at most; one without bytes has one span."""
+    """Cut contents into spans, and yield batches of limited bytes and spans. An empty content has one span."""
     batch: list[Span] = []
     room = most_bytes
     for digest, size in blobs:

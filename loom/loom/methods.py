@@ -1,4 +1,4 @@
-"""What a class that is no actor, or a function, looks like from outside, so that a call can be checked here."""
+"""Descriptions of functions and of classes that are no actors, for checking a call before it is sent."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Method:
     """A method of a class, or a function."""
 
     title: str
-    """For error messages: ``Trainer.step``."""
+    """The name for error messages, such as ``Trainer.step``."""
     signature: CallSignature | None
-    """None where Python cannot tell, as for some functions of C; then nothing is checked."""
+    """None if Python cannot tell, as for some C functions; then no call is checked."""
     is_async: bool
     yields: bool
 
@@ -30,14 +30,14 @@ class Method:
 
     @classmethod
     def unknown(cls, title: str) -> Method:
-        """A method of which no more than its name is known, so that nothing is checked."""
+        """Return a method of which only the name is known, so that no call is checked."""
         return cls(title, None, is_async=False, yields=False)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check that it can be called like this.
+        """Check that the method can be called with these arguments.
 
         Raises:
-            WrongArguments: it cannot, or it yields.
+            WrongArguments: the arguments do not fit, or the method yields.
         """
         if self.yields:
             raise WrongArguments(f"{self.title} yields, and a generator cannot travel: return a list instead")
@@ -45,12 +45,12 @@ class Method:
             self.signature.check(args, kwargs)
 
     def has(self, parameter: str) -> bool:
-        """Whether it has a parameter of that name itself."""
+        """Return whether the method has a parameter of that name itself."""
         return self.signature is not None and any(name == parameter for name, _, _ in self.signature.parameters)
 
 
 def methods_of(cls: type) -> dict[str, Method]:
-    """The methods of a class that are not private, by name."""
+    """Return the methods of a class that are not private, by name."""
     found = {}
     for name in dir(cls):
         value = inspect.getattr_static(cls, name, None)
@@ -65,12 +65,12 @@ def methods_of(cls: type) -> dict[str, Method]:
 
 
 def function_of(function: Any) -> Method:
-    """A function, as one can call it."""
+    """Return the description of a function."""
     return Method.of(getattr(function, "__name__", "the function"), function, 0)
 
 
 def constructor_of(cls: type) -> CallSignature | None:
-    """The constructor of a class; None where Python cannot tell what it takes."""
+    """Return the signature of a class's constructor; None if Python cannot tell."""
     return _signature(cls.__name__, cls, 0)
 
 
@@ -82,11 +82,11 @@ def _signature(title: str, function: Any, skip: int) -> CallSignature | None:
 
 
 def no_method(class_name: str, name: str, methods: Mapping[str, Method] | None, exists: bool) -> NoReturn:
-    """Raise for a name that cannot be called.
+    """Raise the error for a name that cannot be called.
 
     Args:
-        methods: those there are; None where that is not known here.
-        exists: whether the class has something else of that name.
+        methods: the existing methods; None if they are not known here.
+        exists: whether the class has another attribute of that name.
 
     Raises:
         NoSuchMethod: always.

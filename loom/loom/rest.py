@@ -1,4 +1,4 @@
-"""`Gateway`: a client of the gateway's REST interface. As sessions do, it connects without an HTTP proxy."""
+"""`Gateway`: a client of the gateway's REST interface. Like sessions, it connects without an HTTP proxy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ IDLE = 4.0
 """Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
 
 _NOBODY_BEHIND = (502, 503, 504)
-"""What an ingress answers while the gateway behind it does not."""
+"""The HTTP statuses of an ingress whose gateway does not answer."""
 
 
 class Gateway:
-    """REST calls to one gateway, from any thread. A connection is kept for the calls that follow soon.
+    """A REST client of one gateway, for any thread. Connections are kept for a while for the next calls.
 
     Args:
         url: the gateway's address, as for `loom.connect`: ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``.
@@ -57,28 +57,28 @@ class Gateway:
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
-        """Connections that no thread uses, with the time since which they are idle; the last one is the newest."""
+        """Connections that no thread uses, with the time since which they are idle; the newest is last."""
 
     def __del__(self) -> None:
         for connection, _ in self.__dict__.get("_idle", ()):
             connection.close()
 
     def status(self) -> dict[str, Any]:
-        """The gateway's version, workers and number of sessions."""
+        """Return the gateway's version, workers and number of sessions."""
         return self._call("GET", "/status", expect="workers")
 
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry for each living session."""
+        """Return an entry for each living session."""
         sessions: list[dict[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]
         return sessions
 
     def ended_sessions(self) -> list[dict[str, Any]]:
-        """One entry for each of the last sessions that have ended, the newest last."""
+        """Return an entry for each of the last ended sessions, the newest last."""
         ended: list[dict[str, Any]] = self._call("GET", "/sessions?ended=true", expect="sessions").get("ended", [])
         return ended
 
     def end_session(self, name: str) -> None:
-        """End a session: its driver, its meshes and what runs in them.
+        """End a session: its driver, its meshes and their processes.
 
         Raises:
             UnknownSession: no session has that name.
@@ -86,21 +86,21 @@ class Gateway:
         self._call("DELETE", f"/sessions/{quoted(name)}", expect="name")
 
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
-        """Each line that a session's processes printed; with ``follow`` the new ones too, until it ends.
+        """Yield each line that a session's processes printed; with ``follow`` also new lines, until it ends.
 
         Args:
-            session: a living session, or one that has ended lately.
+            session: a living session, or one that has ended recently.
             follow: whether to wait for new lines.
             wanted: ``mesh``, ``rank``, ``stream`` and ``tail``; None for all.
 
         Raises:
-            UnknownSession, NoSuchMesh, NoSuchRank: what is asked for is not there.
+            UnknownSession, NoSuchMesh, NoSuchRank: there is no such session, mesh or rank.
         """
         given = {name: value for name, value in wanted.items() if value is not None}
         path = f"/sessions/{quoted(session)}/logs?" + urlencode({**given, "follow": int(follow)})
         with self._open("GET", path) as response:
             for line in response:
-                # A follower gets empty lines as signs of life.
+                # The gateway sends empty lines to a follower, as a keep-alive.
                 if line.strip():
                     entry = _json_object(line)
                     if "text" not in entry:
@@ -108,7 +108,7 @@ class Gateway:
                     yield entry
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask the weaver; see `loom.weaver.serving.operations.AsksWeaver`."""
+        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.AsksWeaver`."""
         method, path, has, only = OPERATIONS[operation]
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
@@ -168,7 +168,7 @@ class Gateway:
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         """Return a connection for one request: an idle one that the gateway has not closed, or a new one."""
-        with suppress(IndexError):  # of the pop, which is atomic
+        with suppress(IndexError):  # the pop is atomic, and raises if there is no idle connection
             while True:
                 connection, since = self._idle.pop()
                 if time.monotonic() - since < IDLE and not _readable(connection.sock):
@@ -199,15 +199,15 @@ class Gateway:
 
 
 def quoted(part: str) -> str:
-    """A part of a path."""
+    """Return a part of a path, quoted for a URL."""
     return quote(part, safe="")
 
 
 def _readable(sock: socket.socket) -> bool:
-    """Return whether something has come: on an idle connection, that is its end."""
+    """Return whether data has come: on an idle connection, this means its end."""
     try:
         return bool(select.select([sock], [], [], 0)[0])
-    except (OSError, ValueError):  # a number of a file that select does not take
+    except (OSError, ValueError):  # select does not take descriptors above 1023
         return True
 
 
@@ -232,7 +232,7 @@ def _rest_url(url: str) -> str:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The object in an answer's body; empty where it is something else."""
+    """Return the object in a response's body; an empty one if the body is something else."""
     try:
         answer = json.loads(body)
     except ValueError:

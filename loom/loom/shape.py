@@ -1,7 +1,7 @@
-"""Shapes of meshes, computed on the laptop: labelled dimensions over strided ranks.
+"""The shapes of meshes, computed on the laptop: labelled dimensions over strided ranks.
 
-The arithmetic is Monarch's (``monarch._src.actor.shape.MeshTrait`` and its ``NDSlice``), so that a slice of a
-proxy selects the ranks that the same slice of the real mesh would.
+The arithmetic is Monarch's (``monarch._src.actor.shape.MeshTrait`` and its ``NDSlice``), so that a slice of a proxy
+selects the same ranks as the same slice of the real mesh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ M = TypeVar("M", bound="MeshTrait")
 
 
 class _LikeMonarchs(ABCMeta):
-    """Lets ``isinstance`` hold for Monarch's own object of the same name, which actors have."""
+    """A metaclass that makes ``isinstance`` hold for Monarch's own objects of the same name, which actors have."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or any(
@@ -30,7 +30,7 @@ class _LikeMonarchs(ABCMeta):
 
 
 class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
-    """The size of each dimension of a mesh, in order. As ``monarch.actor.Extent``.
+    """The size of each dimension of a mesh, in order, like ``monarch.actor.Extent``.
 
     Raises:
         ValueError: there are not as many sizes as labels.
@@ -56,7 +56,7 @@ class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
 
     @property
     def nelements(self) -> int:
-        """How many elements a mesh of this extent has."""
+        """The number of elements of a mesh of this extent."""
         return math.prod(self._sizes)
 
     def __getitem__(self, label: str) -> int:
@@ -81,7 +81,7 @@ class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
 class Point(Mapping[str, int], metaclass=_LikeMonarchs):
     """A coordinate in a mesh: the index along each dimension, and the rank in row-major order.
 
-    As ``monarch.actor.Point``.
+    The class works like ``monarch.actor.Point``.
 
     Raises:
         SliceOutOfRange: the extent has no such rank.
@@ -104,7 +104,7 @@ class Point(Mapping[str, int], metaclass=_LikeMonarchs):
         return tuple(reversed(indices))
 
     def size(self, label: str) -> int:
-        """Size of a dimension of the mesh.
+        """Return the size of a dimension of the mesh.
 
         Raises:
             NoSuchDimension: the mesh has no dimension of that name.
@@ -144,7 +144,7 @@ class Shape:
 
     @classmethod
     def row_major(cls, sizes: Mapping[str, int]) -> Shape:
-        """The shape of a whole mesh: dense, starting at rank 0."""
+        """Return the shape of a whole mesh: dense, starting at rank 0."""
         strides = list(itertools.accumulate(reversed(list(sizes.values())), operator.mul, initial=1))
         return cls(tuple(sizes), 0, tuple(sizes.values()), tuple(reversed(strides[:-1])))
 
@@ -156,15 +156,15 @@ class Shape:
         return math.prod(self.sizes)
 
     def ranks(self) -> list[int]:
-        """Rank of each element in the whole mesh, in row-major order."""
+        """Return the rank of each element in the whole mesh, in row-major order."""
         steps = [range(0, size * stride, stride) for size, stride in zip(self.sizes, self.strides, strict=True)]
         return [self.offset + sum(step) for step in itertools.product(*steps)]
 
     def dimension(self, label: str) -> int:
-        """Position of a dimension.
+        """Return the position of a dimension.
 
         Raises:
-            NoSuchDimension: naming the dimensions that there are.
+            NoSuchDimension: there is no such dimension; the text names the others.
         """
         return _position(label, self.labels)
 
@@ -236,7 +236,11 @@ class Shape:
         return Shape(tuple(labels), self.offset, tuple(sizes), tuple(strides))
 
     def flatten(self, label: str) -> Shape:
-        """All dimensions as one. Raises ValueError where the ranks are not contiguous, as Monarch does."""
+        """Return the shape with all dimensions merged into one.
+
+        Raises:
+            ValueError: the ranks are not contiguous, as in Monarch.
+        """
         dense = Shape.row_major(dict(zip(self.labels, self.sizes, strict=True))).strides
         if dense != self.strides:
             raise ValueError(f"cannot flatten sparse mesh: strides {self.strides} != {dense}")
@@ -252,7 +256,7 @@ def _position(label: str, labels: tuple[str, ...]) -> int:
 
 
 def _is_regular(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Monarch's rule: a dimension's stride is a multiple of the next finer one's and steps over all of it."""
+    """Apply Monarch's rule: a dimension's stride is a multiple of the next finer one's and steps over all of it."""
     finer, reach = 1, 1
     for stride, size in sorted(zip(strides, sizes, strict=True)):
         if stride % finer or stride < reach:
@@ -288,7 +292,7 @@ def _check_names(names: Sequence[Any]) -> None:
 
 
 class MeshTrait(ABC):
-    """What every mesh can do with its shape, without a round trip; after Monarch's class of this name."""
+    """The operations that every mesh has on its shape, without a round trip; like Monarch's class of this name."""
 
     @property
     @abstractmethod
@@ -333,7 +337,7 @@ class MeshTrait(ABC):
         return self._new_with_shape(self._shape.split(splits, constraints))
 
     def flatten(self: M, name: str) -> M:
-        """All dimensions as one of that name.
+        """Merge all dimensions into one of that name.
 
         Raises:
             ValueError: the ranks of the mesh are not contiguous.
@@ -343,11 +347,11 @@ class MeshTrait(ABC):
         return self._new_with_shape(self._shape.flatten(name))
 
     def rename(self: M, **names: str) -> M:
-        """Other names for dimensions: ``mesh.rename(hosts="dp")``."""
+        """Rename dimensions: ``mesh.rename(hosts="dp")``."""
         return self.split(**{old: (new,) for old, new in names.items()})
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """How many elements there are: in all, along one dimension, or along several together.
+        """Return the number of elements: of the mesh, along one dimension, or along several together.
 
         Raises:
             NoSuchDimension: the mesh has no dimension of that name.

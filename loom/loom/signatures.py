@@ -1,7 +1,7 @@
-"""What the endpoints of an actor class look like, so that a call can be checked before it is sent.
+"""The signatures of an actor class's endpoints, for checking a call before it is sent.
 
-An endpoint is recognised by shape (Monarch's ``EndpointProperty`` and Loom's stand-in look alike), so that the
-driver, a laptop with Monarch and a laptop without it all describe a class in the same way.
+An endpoint is recognised by its attributes (Monarch's ``EndpointProperty`` and Loom's stand-in have the same), so
+that the driver, a laptop with Monarch and a laptop without it all describe a class in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class _Default:
-    """Stands for a default value, which does not travel."""
+    """A stand-in for a default value, which does not travel."""
 
     def __repr__(self) -> str:
         return "..."
@@ -30,7 +30,7 @@ class CallSignature:
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, int, bool]]) -> None:
         self.name = name
-        """What is called, for error messages: ``Counter.add``."""
+        """The name for error messages, such as ``Counter.add``."""
         self.parameters = tuple((str(label), int(kind), bool(default)) for label, kind, default in parameters)
         """Name, kind (of `inspect.Parameter`) and whether there is a default, of each parameter."""
         positional = [default for _, kind, default in self.parameters if kind in _POSITIONAL]
@@ -40,7 +40,7 @@ class CallSignature:
 
     @classmethod
     def of(cls, name: str, function: Any, skip: int) -> CallSignature:
-        """Read the signature of a function, leaving out its first ``skip`` parameters."""
+        """Return the signature of a function, without its first ``skip`` parameters."""
         parameters = list(inspect.signature(function).parameters.values())[skip:]
         empty = inspect.Parameter.empty
         return cls(name, [(p.name, int(p.kind), p.default is not empty) for p in parameters])
@@ -49,7 +49,7 @@ class CallSignature:
         """Check that arguments fit.
 
         Raises:
-            WrongArguments: they do not; the text has the signature.
+            WrongArguments: the arguments do not fit; the text has the signature.
         """
         if self._simple and not kwargs and self._required <= len(args) <= self._most:
             return
@@ -73,7 +73,7 @@ class CallSignature:
 
 
 def endpoints(cls: type) -> dict[str, CallSignature]:
-    """The endpoints of an actor class, by name."""
+    """Return the endpoints of an actor class, by name."""
     found = {}
     for name in dir(cls):
         value = inspect.getattr_static(cls, name, None)
@@ -85,7 +85,7 @@ def endpoints(cls: type) -> dict[str, CallSignature]:
 
 
 def constructor(cls: type) -> CallSignature:
-    """The constructor of an actor class."""
+    """Return the signature of an actor class's constructor."""
     function = inspect.getattr_static(cls, "__init__")
     if function is object.__init__:
         return CallSignature(cls.__name__, [])
@@ -93,13 +93,13 @@ def constructor(cls: type) -> CallSignature:
 
 
 def check_actor(cls: type) -> None:
-    """Check that Monarch takes a class for an actor, by the rules of its ``ProcMesh.spawn``.
+    """Check that Monarch accepts a class as an actor, by the rules of its ``ProcMesh.spawn``.
 
     Raises:
-        NotAnActor: it is no `Actor`, or its endpoints, ``__cleanup__`` and ``__supervise__`` are partly ``def`` and
-            partly ``async def``.
+        NotAnActor: the class is no `Actor`, or its endpoints, ``__cleanup__`` and ``__supervise__`` are partly
+            ``def`` and partly ``async def``.
     """
-    from loom.actor import Actor  # where torchmonarch is installed, this takes a second
+    from loom.actor import Actor  # with torchmonarch installed, this takes a second
 
     if not issubclass(cls, Actor):
         raise Invalid(

@@ -1,4 +1,4 @@
-"""TLS as a client speaks it: whom it trusts, and what to say where it does not."""
+"""TLS for clients: the authorities that they trust, and the errors for servers that they do not trust."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from loom.errors import InvalidAddress, LoomError, NotAGateway, UntrustedGateway
 
 
 def client_context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
-    """A context that verifies certificate and host name.
+    """Return a context that verifies certificate and host name.
 
     Args:
         ca: file of the authority's certificate, PEM; None: ``LOOM_CA``, else the authorities of this machine.
 
     Raises:
-        InvalidAddress: the file is not there, or has no certificate.
+        InvalidAddress: the file does not exist, or has no certificate.
     """
     path = ca or os.environ.get("LOOM_CA") or None
     try:
@@ -27,7 +27,7 @@ def client_context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
 
 
 def tls_error(url: str, error: OSError) -> LoomError:
-    """What to raise where TLS with a gateway failed."""
+    """Return the error for a failure of TLS with a gateway."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message or str(error)
         if "mismatch" in why.lower() or "not valid for" in why.lower():
@@ -43,4 +43,4 @@ def tls_error(url: str, error: OSError) -> LoomError:
 
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
-"""What OpenSSL calls an answer that is not TLS, such as HTTP's."""
+"""OpenSSL's reasons for an answer that is not TLS, such as HTTP's."""

@@ -1,7 +1,7 @@
-"""The file with a gateway's tokens: what ``loom token`` writes and a gateway reads.
+"""The file with a gateway's tokens, which ``loom token`` writes and a gateway reads.
 
-It holds no token, only each one's SHA-256. That is enough, without salt or a slow hash, because a token is 256
-random bits: there is no list of likely ones to try, and nobody gets through all of them.
+The file holds only the SHA-256 of each token. That is enough, without salt or a slow hash, because a token is 256
+random bits: it is on no list of likely ones, and trying all of them is impossible.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
 
 SCOPES = ("view", "operate", "drive")
-"""What a token may be for; each includes the ones before it."""
+"""The scopes of tokens; each includes the ones before it."""
 
 _VERSION = 1
 
 
 def generate_token() -> str:
-    """A new token, with 256 bits of randomness."""
+    """Return a new token, with 256 bits of randomness."""
     return secrets.token_urlsafe(32)
 
 
 def digest(token: str) -> str:
-    """What is kept of a token."""
+    """Return the hash of a token that the file holds."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def default_path() -> Path:
-    """``LOOM_TOKENS``, or the user's own file."""
+    """Return the path in ``LOOM_TOKENS``, or that of the user's own file."""
     if given := os.environ.get("LOOM_TOKENS"):
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -45,7 +45,7 @@ def default_path() -> Path:
 
 @dataclass(frozen=True)
 class Token:
-    """What is known of a token, which is not the token itself. Times are seconds since the epoch."""
+    """The record of a token, without the token itself. Times are seconds since the epoch."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class Token:
     revoked: float | None = None
 
     def state(self, now: float) -> str:
-        """``valid``, ``revoked`` or ``expired``."""
+        """Return ``valid``, ``revoked`` or ``expired``."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "valid"
@@ -65,20 +65,20 @@ class Token:
 class TokenFile:
     """The tokens in a file. A file that does not exist has none.
 
-    Several programs may change it at once: each holds a lock meanwhile, and the file is replaced as a whole.
+    Several programs may change the file at once: each holds a lock meanwhile, and replaces the file as a whole.
 
     Args:
-        path: of the file; its folder is made when the first token is.
+        path: of the file; its folder is created with the first token.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def version(self) -> tuple[int, ...]:
-        """Something that changes whenever the file does.
+        """Return a value that changes whenever the file does.
 
         Raises:
-            TokenFileError: the file cannot be looked at.
+            TokenFileError: the file's status cannot be read.
         """
         try:
             stat = self.path.stat()
@@ -89,7 +89,7 @@ class TokenFile:
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
     def read(self) -> list[Token]:
-        """All tokens, the oldest first.
+        """Return all tokens, the oldest first.
 
         Raises:
             TokenFileError: the file cannot be read, is not a token file, or others may write to it.
@@ -113,10 +113,10 @@ class TokenFile:
             raise self._unusable(f"it is not a file of tokens: {error!r}") from error
 
     def create(self, name: str, scope: str, expires_in: float | None = None) -> tuple[Token, str]:
-        """Make a token; return what is kept of it, and the token, which nobody can find out later.
+        """Make a token; return its record and the token, which cannot be found out later.
 
         Args:
-            name: for people who read lists and logs.
+            name: for lists and logs.
             scope: one of `SCOPES`.
             expires_in: seconds from now; None: never.
 
@@ -139,7 +139,7 @@ class TokenFile:
         return token, text
 
     def accept(self, name: str, scope: str, sha256: str) -> None:
-        """Have a token be accepted that was made elsewhere, instead of any other of that name.
+        """Add a token that was made elsewhere, in place of any other of that name.
 
         Args:
             name: as for `create`.
@@ -155,7 +155,7 @@ class TokenFile:
                 tokens.append(Token(secrets.token_hex(4), name, scope, sha256, time.time()))
 
     def revoke(self, ident: str) -> Token:
-        """Have a token not be accepted any more; harmless where it is not already.
+        """Revoke a token and return its record; do nothing if it was revoked before.
 
         Raises:
             UnknownToken: the file has no token with that id.
@@ -171,7 +171,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Token]]:
-        """The tokens, which are written back unless the body raises."""
+        """Lock the file and yield its tokens, which are written back unless the body raises."""
         with self._locked():
             tokens = self.read()
             yield tokens
@@ -182,7 +182,8 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # A file of its own: the tokens' is replaced, and a lock on what was replaced keeps nobody out.
+        # The lock is a separate file: the tokens' file is replaced, and a lock on a replaced file excludes no
+        # process.
         lock_path = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +199,7 @@ class TokenFile:
     def _write(self, tokens: list[Token]) -> None:
         text = json.dumps({"version": _VERSION, "tokens": [asdict(token) for token in tokens]}, indent=1)
         fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-        fresh.unlink(missing_ok=True)  # of a process of the same number that was killed
+        fresh.unlink(missing_ok=True)  # a killed process with the same pid may have left it
         try:
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(handle, "w", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
 """Every public exception of Loom.
 
-All of them derive from `LoomError`, so that ``except loom.LoomError`` catches what Loom raises and nothing
-else. If Monarch or Python raise a built-in class in the same situation (`IndexError` for a slice out of
-range, `TimeoutError` for a wait that took too long), the exception derives from that class too, so that a
-program written for Monarch keeps working.
+All of them derive from `LoomError`, so that ``except loom.LoomError`` catches Loom's exceptions and nothing else.
+If Monarch or Python raises a built-in class in the same situation (`IndexError` for a slice out of range,
+`TimeoutError` for a wait that took too long), the exception derives from that class too, so that a program written
+for Monarch keeps working.
 
 An error that crosses the wire carries its ``code``; `error_for_code` finds the class again on the other side.
 """

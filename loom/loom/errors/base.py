@@ -1,8 +1,8 @@
-"""The base of Loom's exceptions, its categories, and the way back from a code on the wire to an exception.
+"""The base of Loom's exceptions, their categories, and the conversion of a code on the wire to an exception.
 
-A category is what a program can do something about: the name is wrong, the other side is away, the token is not
-good enough. It owns the HTTP status and the exit status of its exceptions, unless one of them has its own. Some
-cases are only an alias of their category, and differ in ``code``: the constructor takes it.
+A category groups exceptions by what a program can do: correct a name, wait for the other side, use another token.
+It defines the HTTP status and the exit status of its exceptions, unless one of them has its own. Some cases are
+only an alias of their category and differ in ``code``, which the constructor takes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Invalid(
         "wrong_connection_mode",
     ),
 ):
-    """A value makes no sense; the text says which would."""
+    """A value makes no sense; the text says which values would."""
 
 
 class WrongArguments(LoomError, TypeError, code="wrong_arguments", http_status=422, exit_status=2):
@@ -78,11 +78,11 @@ class WrongArguments(LoomError, TypeError, code="wrong_arguments", http_status=4
 
 
 class NotFound(LoomError, KeyError, code="not_found", http_status=404, exit_status=9):
-    """Nothing has the name or the id that was asked for; the text says what there is."""
+    """Nothing has the requested name or id; the text lists what exists."""
 
 
 class Conflict(LoomError, code="conflict", cases=("state_folder_in_use",)):
-    """Something else holds what was asked for."""
+    """Something else holds the requested resource."""
 
 
 class NameTaken(
@@ -91,13 +91,13 @@ class NameTaken(
     code="name_taken",
     cases=("endpoint_name_taken", "object_name_taken", "run_name_taken", "sync_name_taken"),
 ):
-    """Something else has the name that was asked for."""
+    """Something else has the requested name."""
 
 
 class WrongState(
     LoomError, RuntimeError, code="wrong_state", cases=("hosts_not_owned", "mesh_stopped", "no_open_job")
 ):
-    """What was asked for is not possible now or here; the text says why."""
+    """The request is not possible now or here; the text says why."""
 
 
 class Unavailable(
@@ -111,7 +111,7 @@ class Denied(LoomError, PermissionError, code="denied", http_status=403, exit_st
 
 
 class LimitReached(LoomError, code="limit_reached", http_status=429):
-    """A limit of the gateway's was reached; the text names it and its value. Nothing was begun."""
+    """A limit of the gateway was reached; the text names it and its value. Nothing was begun."""
 
 
 def error_for_code(code: str, message: str) -> LoomError:

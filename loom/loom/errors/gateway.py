@@ -1,4 +1,4 @@
-"""Exceptions about a gateway: starting it and its pods, reaching it, being let in."""
+"""Exceptions about a gateway: starting it and its pods, reaching it, authenticating."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class GatewayUnreachable(Unavailable, code="gateway_unreachable", exit_status=5)
 
 
 class GatewayDraining(LoomError, code="gateway_draining", http_status=503):
-    """The gateway was told to stop and takes no new sessions; the ones that it has go on until it ends."""
+    """The gateway is stopping and takes no new sessions; its existing ones go on until it ends."""
 
 
 class NotAGateway(Unavailable, code="not_a_gateway", exit_status=5):
@@ -18,7 +18,7 @@ class NotAGateway(Unavailable, code="not_a_gateway", exit_status=5):
 
 
 class UntrustedGateway(NotAGateway, code="untrusted_gateway"):
-    """TLS does not vouch for what answered: its certificate is of an unknown authority, another host or too old."""
+    """The server's TLS certificate is not trusted: its authority is unknown, its host wrong, or it has expired."""
 
 
 class AuthenticationError(Denied, code="authentication", http_status=401):
@@ -30,7 +30,7 @@ class TokenRevoked(AuthenticationError, code="token_revoked"):
 
 
 class ScopeError(Denied, code="scope"):
-    """The token is good, but not for this; the text names the scope that it has and the one that is needed."""
+    """The token is valid, but lacks the scope for this; the text names its scope and the required one."""
 
 
 class OriginRefused(Denied, code="origin", exit_status=1):
@@ -40,7 +40,7 @@ class OriginRefused(Denied, code="origin", exit_status=1):
 class RateLimited(LimitReached, code="rate_limited"):
     """Too many connections or wrong tokens came from this address; the text says which, and when to try again.
 
-    ``retry_after`` is in how many seconds, or 0.0 where it is not known.
+    ``retry_after`` is the number of seconds to wait, or 0.0 if it is unknown.
     """
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class TokenFileError(LoomError, OSError, code="token_file"):
 
 
 class UnknownToken(NotFound, code="unknown_token", http_status=500, exit_status=1):
-    """The file of tokens has none with that id."""
+    """The file of tokens has no token with that id."""
 
 
 class ProtocolMismatch(LoomError, code="protocol_mismatch", http_status=400):
@@ -73,7 +73,7 @@ class PortInUse(LoomError, OSError, code="port_in_use", exit_status=3):
 
 
 class UnsafeStateFolder(LoomError, code="unsafe_state_folder"):
-    """The folder that a gateway was to keep its state in cannot be used, or not safely; the text says why."""
+    """The folder for a gateway's state cannot be used, or not safely; the text says why."""
 
 
 class MissingDependency(LoomError, ImportError, code="missing_dependency", exit_status=4):
@@ -85,11 +85,11 @@ class InvalidAddress(Invalid, code="invalid_address", exit_status=2):
 
 
 class WorkerUnreachable(Unavailable, code="worker_unreachable", exit_status=7):
-    """Nobody answers at a worker's address; the text names each address that was tried."""
+    """Nothing answers at a worker's address; the text names each address that was tried."""
 
 
 class WorkersSilent(WorkerUnreachable, code="workers_silent"):
-    """The workers accept connections, but do not answer a new session. `connect` tries again by itself."""
+    """The workers accept connections, but do not answer a new session. `connect` tries again automatically."""
 
 
 class DeploymentFailed(LoomError, code="deployment_failed"):

@@ -1,4 +1,4 @@
-"""Exceptions about meshes, actors and ports that a program uses in a wrong way. Nothing has been sent."""
+"""Exceptions about wrong uses of meshes, actors and ports. Nothing has been sent."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ class NotAnEndpoint(EndpointNotFound, RuntimeError, code="not_an_endpoint"):
 
 
 class NotAMethod(WrongArguments, ValueError, code="not_a_method"):
-    """`as_endpoint` was given something that is no method of a spawned actor, or an endpoint already."""
+    """The argument of `as_endpoint` is no method of a spawned actor, or is an endpoint already."""
 
 
 class NotSupported(LoomError, TypeError, code="not_supported"):
-    """Monarch has it, but not without its tensor engine, which Loom does not carry."""
+    """Monarch supports this only with its tensor engine, which Loom does not have."""
 
 
 class UnpicklableError(LoomError, TypeError, code="unpicklable"):
-    """Something that has to travel cannot be pickled; the text names the attribute that is in the way."""
+    """An object that has to travel cannot be pickled; the text names the attribute at fault."""
 
 
 class PortClosed(LoomError, code="port_closed"):
-    """The receiver of a port was closed here, so that nothing can be received from it any more."""
+    """The receiver of a port was closed here, so that it can receive nothing more."""
 
 
 class OncePortUsed(LoomError, RuntimeError, ValueError, code="once_port_used"):
-    """A port for one message was used again. In Monarch, a `RuntimeError` to send and a `ValueError` to receive."""
+    """A port for one message was used again.
+
+    In Monarch, this is a `RuntimeError` to send, a `ValueError` to receive.
+    """
 
 
 class NotOneProcess(LoomError, NotImplementedError, code="not_one_process"):
@@ -38,7 +41,7 @@ class NotOneProcess(LoomError, NotImplementedError, code="not_one_process"):
 
 
 class SliceOutOfRange(LoomError, IndexError, ValueError, OverflowError, code="slice_out_of_range"):
-    """A slice or a coordinate asks for what the dimension does not have, or for nothing.
+    """A slice or a coordinate is outside of its dimension, or selects nothing.
 
     Monarch raises `IndexError`, `ValueError` or, for a negative coordinate, `OverflowError`.
     """
@@ -52,15 +55,15 @@ class NoSuchDimension(LoomError, TypeError, KeyError, ValueError, code="no_such_
 
 
 class InvalidLogOption(LoomError, ValueError, RuntimeError, code="invalid_log_option"):
-    """``logging_option`` was asked for something it cannot do. Raised before anything is sent."""
+    """An option of ``logging_option`` is impossible. Raised before anything is sent."""
 
 
 class NoSuchRank(LoomError, IndexError, code="no_such_rank", http_status=404):
-    """A mesh has fewer processes than the rank that was asked for."""
+    """A mesh has fewer processes than the requested rank."""
 
 
 class NoSuchMesh(LoomError, code="no_such_mesh", http_status=404):
-    """A mesh that an operation names does not exist (any more) in the session."""
+    """The session has no mesh of the name, or not any more."""
 
 
 EndpointNameTaken = NameTaken

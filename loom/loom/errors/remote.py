@@ -1,4 +1,4 @@
-"""Exceptions that report what went wrong in an actor, in a process or in the driver."""
+"""Exceptions that report failures in an actor, in a process or in the driver."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loom.errors.base import LoomError
 class OperationFailed(LoomError, code="operation_failed"):
     """An operation failed in the driver, outside any actor; the text carries the remote traceback.
 
-    Where Monarch raised a built-in class there, such as `ValueError`, the exception is of that class too.
+    If Monarch raised a built-in class there, such as `ValueError`, the exception is of that class too.
     """
 
     built_in = ""
-    """Name of that class, if there is one."""
+    """Name of the built-in class, if there is one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operation_failed, (str(self), self.built_in)
@@ -35,11 +35,11 @@ _AS_MONARCH = frozenset(
     + ("NotImplementedError", "OSError", "OverflowError", "RuntimeError", "TimeoutError", "TypeError")
     + ("ValueError", "ZeroDivisionError")
 )
-"""Classes that take any text. The others would not make sense of it, or mean something to the interpreter."""
+"""Built-in classes that take any text. Others need other arguments, or mean something to the interpreter."""
 
 
 def operation_failed(text: str, like: BaseException | str = "") -> OperationFailed:
-    """An `OperationFailed` that is of an exception's built-in class, too.
+    """Return an `OperationFailed` that is also of an exception's built-in class.
 
     Args:
         like: the exception, or the name of its built-in class.
@@ -55,7 +55,7 @@ class SupervisionError(LoomError, RuntimeError, code="supervision"):
 
 
 class RemoteException(LoomError, code="remote_exception"):
-    """Stands in for a remote exception whose class cannot be unpickled here.
+    """A stand-in for a remote exception whose class cannot be unpickled here.
 
     ``type_name`` is the qualified name of the original class, ``text`` what ``str()`` of it gave there, and
     ``unpickle_error`` why the original object could not be rebuilt.

@@ -1,4 +1,4 @@
-"""Exceptions about a session: what waits or runs in it, and folders that are synced to its hosts."""
+"""Exceptions about a session: its waits and runs, and the folders that are synced to its hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loom.errors.base import (
 
 
 class UnknownSession(NotFound, code="unknown_session", exit_status=8):
-    """No living session has the name that was asked for."""
+    """No living session has the requested name."""
 
 
 class SessionInUse(Conflict, code="session_in_use"):
@@ -26,15 +26,15 @@ class SessionInUse(Conflict, code="session_in_use"):
 
 
 class SessionTakenOver(LoomError, code="session_taken_over"):
-    """Another client has taken the place of this one in the session, which lives on."""
+    """Another client has taken over the session from this one. The session lives on."""
 
 
 class WatcherTooSlow(LoomError, code="watcher_too_slow"):
-    """A client that watches did not take what it was sent; it may attach again."""
+    """A watching client did not read fast enough; it may attach again."""
 
 
 class ReadOnlySession(Denied, code="read_only_session", http_status=500, exit_status=1):
-    """A client that watches tried to change something."""
+    """A watching client tried to change something."""
 
 
 class SessionClosed(LoomError, code="session_closed"):
@@ -44,7 +44,7 @@ class SessionClosed(LoomError, code="session_closed"):
 class SessionLost(LoomError, code="session_lost", http_status=410):
     """The session's driver process ended.
 
-    ``exit_code`` is its exit code (negative: the signal that killed it), or None where it is not known;
+    ``exit_code`` is the process's exit code (negative: the signal that killed it), or None if it is unknown;
     ``output`` is the last lines that it printed.
     """
 
@@ -55,42 +55,45 @@ class SessionLost(LoomError, code="session_lost", http_status=410):
 
 
 class ConnectionLost(Unavailable, code="connection_lost", http_status=404):
-    """The connection to the gateway broke while something was waiting for an answer."""
+    """The connection to the gateway broke while a caller was waiting for an answer."""
 
 
 class WaitTimeout(LoomError, TimeoutError, code="timeout"):
-    """`FutureProxy.get` waited for ``timeout`` seconds. The operation goes on and can be waited for again."""
+    """`FutureProxy.get` waited for ``timeout`` seconds.
+
+    The operation goes on, and a caller can wait for it again.
+    """
 
 
 class OperationCancelled(LoomError, CancelledError, code="cancelled"):
-    """An operation was taken back before it was started, or a run was cancelled.
+    """An operation was cancelled before it started, or a run was cancelled.
 
-    A `concurrent.futures.CancelledError`, which is an ordinary `Exception`; it is not ``asyncio.CancelledError``.
+    It is a `concurrent.futures.CancelledError`, an ordinary `Exception`, not an ``asyncio.CancelledError``.
     """
 
 
 class NoSuchRun(NotFound, code="no_such_run", http_status=500, exit_status=1):
-    """The driver has no run of that id or name: it never had, or has forgotten it since it finished."""
+    """The driver has no run with that id or name: it never existed, or was forgotten after it had finished."""
 
 
 class TooManyRuns(LimitReached, code="too_many_runs", http_status=500):
-    """As many functions run in the driver as it allows; the text has the number."""
+    """The driver runs as many functions as it allows; the text has the number."""
 
 
 class NotAFolder(LoomError, NotADirectoryError, code="not_a_folder"):
-    """`Job.sync` was given a path that is no folder."""
+    """The argument of `Job.sync` is no folder."""
 
 
 class UnreadableFile(Denied, code="unreadable_file", http_status=500, exit_status=1):
-    """A file or a folder inside a folder that is to be synced cannot be read, or has a name that is not UTF-8."""
+    """A file or folder in a folder to sync cannot be read, or its name is not UTF-8."""
 
 
 class FileChanged(LoomError, code="file_changed"):
-    """A file was changed while it was being read. Nothing was synced; sync again."""
+    """A file changed while it was being read. Nothing was synced; sync again."""
 
 
 class SyncFailed(LoomError, code="sync_failed"):
-    """A host could not take a synced folder, or no longer has it; the text says which host and why."""
+    """A host could not store a synced folder, or no longer has it; the text says which host and why."""
 
 
 NoOpenJob = WrongState

@@ -3,9 +3,9 @@
     from loom.images import cpu_image
     compute = kt.Compute(cpus=2, image=cpu_image())
 
-What is on the laptop decides the versions of Loom and, where it is installed, of torchmonarch: the two sides speak
-to each other, and what a pod runs should be what was tried. Classes travel as bytecode, so the pod's Python must
-have the laptop's minor version; the image's first step checks that.
+The laptop's installation decides the versions of Loom and, if it is installed, of torchmonarch, because the two
+sides talk to each other, and a pod should run the versions that were tried. Classes travel as bytecode, so the
+pod's Python must have the laptop's minor version; the image's first step checks that.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 __all__ = ["CPU_INDEX", "GPU_BASE", "cpu_image", "gpu_image", "loom_requirement", "packages"]
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where torch's CPU builds are; `images/Dockerfile` has it, too."""
+"""The index of torch's CPU builds; `images/Dockerfile` has it, too."""
 
 GPU_BASE = "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
-"""The base of the GPU image, as in `images/Dockerfile.gpu`. Its torch stays."""
+"""The base of the GPU image, as in `images/Dockerfile.gpu`. The image keeps its torch."""
 
 DISTRIBUTION = "monarch-loom"
 
 IN_POD = "monarch-loom-source"
-"""Folder in a pod's working directory that the source of an unreleased Loom is synced to."""
+"""The folder in a pod's working directory to which the source of an unreleased Loom is synced."""
 
 MONARCH = "torchmonarch"
 
 
 def cpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
-    """The image of a pod without GPUs: Kubetorch's Debian with torch's CPU build.
+    """Return the image of a pod without GPUs: Kubetorch's Debian with torch's CPU build.
 
     Args:
-        loom_source: where Loom comes from: a folder with its source or a wheel, which are synced to the pod, or
-            what pip calls a requirement. By default what is installed here: see `loom_requirement`.
+        loom_source: the source of Loom: a folder with its code or a wheel, which are synced to the pod, or a
+            requirement for pip. The default is the installation here: see `loom_requirement`.
 
     Raises:
         MissingDependency: Kubetorch is not installed.
@@ -62,7 +62,7 @@ def cpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
 
 
 def gpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
-    """The image of a pod with GPUs, on `GPU_BASE`. Arguments and errors as of `cpu_image`."""
+    """Return the image of a pod with GPUs, on `GPU_BASE`. Arguments and errors are those of `cpu_image`."""
     require({"kubetorch": "kubetorch"}, "an image for Kubetorch", "kubetorch")
     import kubetorch
 
@@ -71,19 +71,19 @@ def gpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
 
 
 def packages(name: str) -> list[str]:
-    """The requirements in one of the lists, with this machine's version of torchmonarch, if it has one."""
+    """Return the requirements in a list, with this machine's version of torchmonarch, if it has one."""
     lines = resources.files(__name__).joinpath(name).read_text().splitlines()
     return [_of_client(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
 
 
 def loom_requirement() -> str | Path:
-    """Where the Loom that runs here came from, for a pod to have the same.
+    """Return the origin of the Loom that runs here, so that a pod can have the same.
 
-    A folder or a wheel on this machine, for an editable install and for one from there; a ``git+`` requirement for
-    one from a repository; else the release with this version's number.
+    It is a folder or a wheel on this machine, for an editable install or an install from one; a ``git+``
+    requirement for an install from a repository; else the release with this version's number.
 
     Raises:
-        UnreadableFile: the folder or wheel that it was installed from is gone.
+        UnreadableFile: the folder or wheel of the installation is gone.
     """
     try:
         distribution = metadata.distribution(DISTRIBUTION)
@@ -101,7 +101,7 @@ def loom_requirement() -> str | Path:
 
 
 def _checkout() -> Path | None:
-    """The source that this module is part of, where it runs from there without being installed."""
+    """Return the source that this module is part of, if it runs from there without being installed."""
     root = Path(__file__).parents[3]
     return root if (root / "pyproject.toml").exists() and (root / "gateway").is_dir() else None
 
@@ -123,7 +123,7 @@ def _of_client(requirement: str) -> str:
 
 
 def _checked(image: kubetorch.Image) -> kubetorch.Image:
-    """Have the pod say so, before it installs anything, where its Python is another one than this."""
+    """Make the pod check its Python's version before it installs anything."""
     ours = sys.version_info[:2]
     program = (
         f"import sys; ours, theirs = {ours!r}, sys.version_info[:2]; "

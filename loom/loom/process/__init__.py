@@ -1,1 +1,1 @@
-"""Child processes: starting them, hearing that they listen, ending them, and their exit codes."""
+"""Child processes: starting them, waiting until they listen, ending them, and their exit codes."""

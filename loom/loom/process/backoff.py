@@ -1,4 +1,4 @@
-"""`Backoff`: how long to wait before something that failed is tried again."""
+"""`Backoff`: the waits between attempts after failures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_DOUBLINGS = 64
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits between attempts, each twice as long as the one before, up to a limit.
+    """The waits between attempts, each twice as long as the one before, up to a limit.
 
-    Iterate over it for the waits, in seconds; after a success begin a new iterator, which starts with short ones::
+    Iterating over it yields the waits, in seconds. After a success, a new iterator starts with short waits again::
 
         waits = iter(BACKOFF)
         while not connected():
@@ -27,10 +27,12 @@ class Backoff:
     most: float
     """Seconds before any attempt, at most."""
     jitter: float = 0.0
-    """Shortens each wait at random by up to this part of it: clients of a server that comes back do not come at
-    once."""
+    """The part of each wait by which it is shortened at random, at most.
+
+    The randomness keeps the clients of a restarted server from coming all at once.
+    """
     at_once: bool = False
-    """Whether there is one attempt without a wait before those that wait."""
+    """Whether the first attempt comes without a wait."""
 
     def wait(self, attempt: int) -> float:
         """Return the seconds before the attempt with this number, counted from 0, without jitter."""

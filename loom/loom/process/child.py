@@ -1,4 +1,4 @@
-"""A child process that says when it is ready."""
+"""`Child`: a child process that announces when it is ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loom.process.lifeline import Lifeline
 
 KEPT_LINES = 50
 LONGEST_LINE = 8192
-"""Bytes. What a child prints is kept for error messages only: the last lines, longer ones in pieces."""
+"""Bytes of a line of a child's output. The last lines are kept for error messages; longer lines are split."""
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -28,7 +28,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 def announcement(line: str) -> dict[str, Any] | None:
-    """Return what a process of Loom says with `loom.process.listen.announce`; None if a line is something else."""
+    """Return the announcement that `loom.process.listen.announce` printed in a line, or None for another line."""
     with contextlib.suppress(ValueError):
         found = json.loads(line) if line.startswith("{") else None
         if isinstance(found, dict) and found.get("event") == "listening":
@@ -40,17 +40,17 @@ class Child:
     """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
-        name: what error messages call it.
+        name: the child's name in error messages.
         command: the program and its arguments.
         environment: all of its environment variables; default this process's.
         lifeline: whether its standard input is a `Lifeline` of this process, or empty.
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
-        understand: returns what a line of its standard output announces, if it says that the child is ready.
+        understand: returns the announcement in a line of its standard output, if the line says that it is ready.
         on_line: called with each other line that it prints, on a thread.
     """
 
     ready: Future[dict[str, Any]]
-    """The announcement, or the `LoomError` that says why the child ended before it made one."""
+    """The announcement, or a `LoomError` with the reason why the child ended before it."""
 
     ended: Future[int]
     """The exit code; negative: the signal that ended it."""
@@ -112,7 +112,7 @@ class Child:
         self._process.terminate()
 
     def cut(self) -> None:
-        """Close the lifeline, by which the child ends. Again is harmless."""
+        """Close the lifeline, so that the child ends. Do nothing if it is closed."""
         if self._lifeline:
             self._lifeline.close()
 
@@ -125,14 +125,14 @@ class Child:
             self.ended.result()
 
     def _read(self, stream: IO[bytes]) -> None:
-        # To the end, also when nobody wants it: at a full pipe the child would stop.
+        # Read to the end, even if the output is not used: a full pipe would block the child.
         with stream:
             for line in _lines(stream):
                 announced = None
                 if stream is self._process.stdout and not self.ready.done():
                     announced = self._understand(line)
                 if announced is not None:
-                    self.ready.set_result(announced)  # no output: there may be a token in it
+                    self.ready.set_result(announced)  # keep it out of the output: it may contain a token
                 else:
                     self._output.append(line)
                     self._on_line(line)
@@ -140,7 +140,8 @@ class Child:
     def _await_end(self, readers: list[threading.Thread]) -> None:
         code = self._process.wait()
         for reader in readers:
-            # What the child printed last says why it ended. A process that it started may hold the pipe open.
+            # The child's last lines say why it ended. The timeout is for a process of the child's that holds the
+            # pipe open.
             reader.join(timeout=1.0)
         self.cut()
         self.ended.set_result(code)

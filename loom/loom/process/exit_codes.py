@@ -37,15 +37,15 @@ _TOLD_BY = (
     errors.UnknownSession,
     errors.UnknownReplica,
 )
-"""The class for each exit code that several share: what a process of Loom most likely ended with."""
+"""The class for each exit code that several share: the most likely one of a process of Loom."""
 
 
 def error_for_exit_code(code: int) -> type[errors.LoomError]:
-    """Return the class of error that a process of Loom which ended with ``code`` has reported."""
+    """Return the class of the error that a process of Loom with exit code ``code`` has reported."""
     return next((cls for cls in _TOLD_BY if cls.exit_status == code), errors.LoomError)
 
 
 def report(error: errors.LoomError) -> int:
-    """Say on standard error what went wrong and return the exit code for it."""
+    """Print an error on standard error and return its exit code."""
     print(f"error: {error}", file=sys.stderr)  # noqa: T201
     return error.exit_status

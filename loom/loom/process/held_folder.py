@@ -1,4 +1,4 @@
-"""A folder for the state of a process, which only its user can open and one process holds at a time."""
+"""A folder for a process's state, which only its user can open and only one process holds at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LONGEST_SOCKET_PATH = 107
 
 
 def hold(path: Path, holder: str, socket: str, advice: str = "") -> int:
-    """Make a folder unless it is there, and hold it until this process ends; return the descriptor of its lock.
+    """Create a folder if it is missing, and hold it until this process ends; return the descriptor of its lock.
 
     Args:
-        holder: what kind of process it is for.
-        socket: the longest name of a socket that is to be in it.
-        advice: how another folder is chosen, for the ends of error messages.
+        holder: the kind of process that holds it.
+        socket: the longest name of a socket in it.
+        advice: how to choose another folder, for the ends of error messages.
 
     Raises:
-        UnsafeStateFolder: it is not this user's own, others can open it, or it cannot be made.
-        StateFolderInUse: another process holds it.
+        UnsafeStateFolder: the folder is not this user's own, others can open it, or it cannot be created.
+        StateFolderInUse: another process holds the folder.
     """
     if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
         raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")

@@ -12,9 +12,11 @@ _held: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
 
 class Lifeline:
-    """The parent's side: the child has ``child_end`` as its standard input, and sees when this side closes.
+    """The parent's side of the pipe.
 
-    The kernel closes it when this process ends. A forked copy of this process does not hold it.
+    The child has ``child_end`` as its standard input, and sees when this side closes.
+
+    The kernel closes this side when this process ends. A forked copy of this process does not hold it.
     """
 
     def __init__(self) -> None:
@@ -23,16 +25,16 @@ class Lifeline:
         _held.add(self)
 
     def given(self) -> None:
-        """Let go of the child's end, which the child has by now."""
+        """Close this process's copy of the child's end, once the child has it."""
         os.close(self.child_end)
 
     def close(self) -> None:
-        """Tell the child to end. Again is harmless."""
+        """Tell the child to end. Do nothing if that was done."""
         self._ours.close()
 
 
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
-    """Call a function, on a thread of its own, when the parent's end of standard input is closed.
+    """Call a function, on a thread of its own, when the parent closes its end of standard input.
 
     Args:
         descriptor: of the pipe, if it is not standard input any more.

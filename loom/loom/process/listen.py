@@ -1,4 +1,4 @@
-"""Listening on a port: the socket, the addresses that lead to it, and the line that tells the parent."""
+"""Listening on a port: the socket, its addresses, and the announcement for the parent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that nothing listens on."""
+    """Return different ports of 127.0.0.1 on which nothing listens."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -49,7 +49,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address of this machine on its way to another, which that one reaches too."""
+    """Return this machine's address on the route to another machine, which can reach it there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         # Connecting a datagram socket sends nothing: it only asks the routing table.
         route.connect((host, port))
@@ -58,16 +58,16 @@ def address_towards(host: str, port: int) -> str:
 
 
 def bracketed(host: object) -> str:
-    """Return a host as it is written before a port: an IPv6 address in brackets."""
+    """Return a host in the form before a port: an IPv6 address in brackets."""
     text = str(host)
     return f"[{text}]" if ":" in text else text
 
 
 def reachable(host: str, instead: str) -> str:
-    """Return an address that leads to a listener on ``host``: ``instead`` if it listens on every address."""
+    """Return an address that reaches a listener on ``host``: ``instead`` if it listens on every address."""
     return instead if host in _ANY else host
 
 
 def announce(event: str = "listening", **details: object) -> None:
-    """Tell the parent, in a line of JSON on standard output, that this process can be connected to."""
+    """Announce to the parent, in a line of JSON on standard output, that this process can be connected to."""
     print(json.dumps({"event": event, **details, "pid": os.getpid()}), flush=True)  # noqa: T201

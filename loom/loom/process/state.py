@@ -1,4 +1,4 @@
-"""`ProcessState`: what has become of a process that a supervisor is to run."""
+"""`ProcessState`: the state of a supervised process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import Enum
 
 
 class ProcessState(str, Enum):
-    """What has become of a process that is to listen on a port."""
+    """The state of a process that listens on a port when it runs."""
 
     STARTING = "starting"
-    """It has been started, or will be soon, and does not listen yet."""
+    """The process was started, or will be soon, and does not listen yet."""
     LISTENING = "listening"
-    """It listens."""
+    """The process listens."""
     ENDED = "ended"
-    """It has ended, and is started again after a while."""
+    """The process has ended, and is restarted after a while."""
     PORT_TAKEN = "port_taken"
-    """It is not started, because another program listens on its port."""
+    """The process is not started, because another program listens on its port."""

@@ -1,4 +1,4 @@
-"""Running something again whenever it ends."""
+"""The supervision of a process or another activity: it is run again whenever it ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady
     """Run something, and again after each end, until this task is cancelled.
 
     Args:
-        run: returns when what it runs has ended.
-        backoff: the waits before it is run again.
+        run: returns when the activity has ended.
+        backoff: the waits before it runs again.
         steady: seconds of one run after which the waits are short again.
     """
     waits = iter(backoff)
