@@ -131,7 +131,7 @@ class _Server(uvicorn.Server):
         self._manager = manager
         self._supervisor = supervisor
         self._app = create_app(manager, access, settings.tunnel_idle, supervisor, settings.injectable)
-        self._draining: asyncio.Future[None] | None = None
+        self._draining: asyncio.Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level
         super().__init__(
             uvicorn.Config(

@@ -53,7 +53,7 @@ class Audit:
         self._clock = clock
         self._refused: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         """For each address and kind of refusal, the number since the last line and that line's time."""
-        self._lines = RateLimit(LINES * 4, LINES, clock=clock)
+        self._lines = RateLimit(LINES * 4, LINES, clock=clock)  # limits the lines for single refusals
         if path is not None:
             try:
                 self._handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")

@@ -82,7 +82,7 @@ class AccessControl:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Address and digest of each token that was accepted from there, the newest last."""
         self._connected: dict[object, tuple[Principal, Disconnect]] = {}
-        self._opening: Counter[str] = Counter()
+        self._opening: Counter[str] = Counter()  # sessions being opened, by token
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:

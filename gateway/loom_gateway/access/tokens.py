@@ -51,10 +51,10 @@ class TokenAuthority:
     def __init__(self, token: str, file: TokenFile | None = None) -> None:
         self._own = digest(token)
         self._file = file
-        self._version: tuple[int, ...] | None = None
+        self._version: tuple[int, ...] | None = None  # of the file's last content
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
-        self._trouble: TokenFileError | None = None
+        self._trouble: TokenFileError | None = None  # so that an error is logged once
 
     def reload(self) -> None:
         """Read the file again if it has changed. While it cannot be read, its last content stays in force."""

@@ -43,14 +43,14 @@ class Lifetime:
         self._linger = linger
         self._exit_with_gateway = exit_with_gateway
         self._remove_folder = remove_folder
-        self._opened = False
-        self._persist = False
-        self._why = ""
+        self._opened = False  # whether the driver has a session
+        self._persist = False  # whether the session lingers forever
+        self._why = ""  # empty until the session ends
         self._clients: set[object] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # runs while no client is connected
         self._loop: asyncio.AbstractEventLoop
         self._end: Callable[[str], object]
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
 
     def watch_gateway(self) -> None:
         """Watch standard input on a separate thread: it is closed when the gateway ends."""

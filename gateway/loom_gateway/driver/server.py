@@ -50,7 +50,7 @@ class DriverServer:
         self._max_in_flight = max_in_flight
         self._weaver_folder = weaver_folder
         self._session: Session | None = None
-        self._opening = threading.Lock()
+        self._opening = threading.Lock()  # held while the first client opens the session
         self._ending: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         """Set when the session is over and its meshes have been stopped."""

@@ -52,8 +52,8 @@ class WeaverLink:
             self._client.came()
         self.session = session
         self._loop = loop
-        self._finding: asyncio.Task[str] | None = None
-        self._find_until = 0.0
+        self._finding: asyncio.Task[str] | None = None  # shared by all processes that start
+        self._find_until = 0.0  # the loop time until which processes wait
         self._reports: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REPORTS)
         self._has_reports = asyncio.Event()
         self._all_reported = asyncio.Event()

@@ -63,10 +63,10 @@ class SupervisedProcess:
         self._module = module
         self._port = port
         self._arguments = arguments
-        self._task: asyncio.Task[NoReturn] | None = None
-        self._child: Child | None = None
-        self._found: psutil.Process | None = None
-        self._changed = asyncio.Event()
+        self._task: asyncio.Task[NoReturn] | None = None  # restarts the process until `end`
+        self._child: Child | None = None  # the process, if this supervisor started it
+        self._found: psutil.Process | None = None  # the process, if it was running before
+        self._changed = asyncio.Event()  # set on each change of the state
         self.starts = 0
         """The number of starts by this supervisor."""
         self.state = ProcessState.STARTING

@@ -60,7 +60,7 @@ class PodSupervisor:
             "worker", "loom_gateway.workers.host", settings.monarch_port, self._worker_arguments
         )
         self.gateway = SupervisedProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
-        self._chosen: str | None = None
+        self._chosen: str | None = None  # the address of the gateway's pod
         self._problem = ""
         self._without_gateway_since = time.monotonic()
         self._looking: asyncio.Task[None] | None = None

@@ -71,17 +71,17 @@ class Tunnel:
         self._room.set()
         self._frames: deque[list[Buffer]] = deque()
         """The frames of the next batches."""
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # of `_frames`
         self._has_answer = asyncio.Event()
         """Set when there is an answer for a poll."""
-        self._batch = b""
+        self._batch = b""  # the last batch, kept for repeated polls
         self._number = 0
         """The number of the last batch for the client. The batch is kept until the client asks for the next one."""
-        self._polls = 0
+        self._polls = 0  # polls under way
         self._idle = idle
         self._on_close = on_close
         self._closed = False
-        self._closing = self._loop.call_later(idle, self.close)
+        self._closing = self._loop.call_later(idle, self.close)  # fires after `idle` seconds
 
     async def receive(self) -> dict[str, Any]:
         """Return the next event, in ASGI's form for WebSockets: the connection, the hello, the end."""

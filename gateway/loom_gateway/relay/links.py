@@ -42,11 +42,11 @@ class DriverLink(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._head = b""
-        self._pieces: list[Buffer] = []
-        self._missing = 0
-        self._last: Sequence[Buffer] = ()
-        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._head = b""  # an incomplete length
+        self._pieces: list[Buffer] = []  # the parts of the current frame that have arrived
+        self._missing = 0  # bytes of the current frame that have not arrived
+        self._last: Sequence[Buffer] = ()  # the last frame, if it may be a farewell
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()  # frames from before `relay_to`
         self._socket: ClientSocket | None = None
         self.frames = 0
         """The number of frames sent to the driver."""

@@ -92,7 +92,7 @@ class _Waiting:
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
-        self._size = 0
+        self._size = 0  # characters in `_texts`
         self._limit = MAX_WAITING
         self._some = asyncio.Event()
 

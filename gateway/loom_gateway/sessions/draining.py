@@ -31,7 +31,7 @@ class Draining:
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
         self._clients: set[SendFrame] = set()
-        self._until: float | None = None
+        self._until: float | None = None  # None until draining begins
 
     @property
     def begun(self) -> bool:

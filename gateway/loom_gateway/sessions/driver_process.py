@@ -145,7 +145,7 @@ class AdoptedDriver(DriverProcess):
         super().__init__(files, record.pid)
         self.record = record
         self._pidfd = pidfd
-        self._killed_by: int | None = None
+        self._killed_by: int | None = None  # known only if this gateway has killed it
         asyncio.get_running_loop().add_reader(pidfd, self._gone)
 
     @classmethod

@@ -61,7 +61,7 @@ class SessionManager:
         """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
-        self._ports = FreshPorts(path=self.folder.ports)
+        self._ports = FreshPorts(path=self.folder.ports)  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False

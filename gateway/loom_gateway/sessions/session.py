@@ -46,7 +46,7 @@ class Traffic:
     """Counters of what this gateway has relayed between a session's clients and its driver."""
 
     def __init__(self) -> None:
-        self._earlier = Counter[str]()
+        self._earlier = Counter[str]()  # totals of the connections that have ended
         self._links: set[Link] = set()
 
     @contextlib.contextmanager

@@ -272,7 +272,7 @@ class WorkerHosts:
     def __init__(self, sources: Sequence[tuple[str, WorkerSource]]) -> None:
         meshes = list(dict.fromkeys(mesh for mesh, _ in sources))
         self._sources = sorted(sources, key=lambda given: meshes.index(given[0]))
-        self._places: list[list[str | None]] = [[] for _ in sources]
+        self._places: list[list[str | None]] = [[] for _ in sources]  # addresses by number; None: not found yet
         self._numbered = False
         """Whether sessions may use the numbers. From then on, they are permanent."""
         named = [

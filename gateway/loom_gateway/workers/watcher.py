@@ -30,7 +30,7 @@ class WorkerWatch:
         self.hosts = hosts
         self.path = path
         self._patience = patience
-        self._complete = asyncio.Event()
+        self._complete = asyncio.Event()  # set when every host has had a worker
         self._error: WorkerUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False

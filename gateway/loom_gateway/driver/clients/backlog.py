@@ -43,9 +43,9 @@ class Backlog:
         self._expects = expects
         self._answer = answer
         self._messages: deque[Message] = deque()
-        self._withdrawn: set[int] = set()
-        self._bytes = 0
-        self._pace = PACE
+        self._withdrawn: set[int] = set()  # ids withdrawn before all of their message had arrived
+        self._bytes = 0  # of the frames in `_messages`
+        self._pace = PACE  # messages until the next read-ahead
 
     @property
     def full(self) -> bool:

@@ -88,7 +88,7 @@ class Client:
         """Held by the thread that receives from the client's connection."""
         self.left = threading.Event()
         """Set while the client has no connection."""
-        self._changing = threading.Lock()
+        self._changing = threading.Lock()  # guards `_connection` and `left`
         self._connection: Carrier | None = None
         self.bulk: Carrier | None = None
         """The separate connection of the client's bulk lane."""

@@ -71,15 +71,15 @@ class ClientConnection:
     def __init__(self, server: ConnectionServer, sock: socket.socket) -> None:
         self._server = server
         self._socket = sock
-        self._session: ClientSession
+        self._session: ClientSession  # set once the session is open
         self._client: Client | None = None
-        self._over = False
+        self._over = False  # set by `give_up`
         self._whole = False
         """Whether the bytes read from the socket and not yet returned contain a whole frame."""
         self._begun = b""
         """The beginning of a frame that was read from the socket and not yet returned."""
         self._waker: Waker | None = None
-        self._poll = select.poll()
+        self._poll = select.poll()  # waits for the socket and the waker
 
     @staticmethod
     def encode(frame: bytes) -> bytes:

@@ -52,10 +52,10 @@ class Clients:
 
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
         self._max_message = max_message
-        self._admitting = threading.Lock()
+        self._admitting = threading.Lock()  # held while a client is admitted, which may disconnect another
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
-        self._watchers = 0
+        self._watchers = 0  # how many there have ever been
 
     def admit(self, connection: Carrier, hello: Hello, operations: Operations) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is new.

@@ -53,7 +53,7 @@ class UnclaimedResults:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_calls`
         self._calls: dict[int, _Call] = {}
         self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
 

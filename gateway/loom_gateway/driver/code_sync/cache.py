@@ -78,7 +78,7 @@ class TreeCache:
         self._blobs = folder / "blobs"
         self._trees = folder / "trees"
         self._partial = folder / "partial"
-        self._receiving: dict[tuple[str, str], int] = {}
+        self._receiving: dict[tuple[str, str], int] = {}  # missing bytes, by upload and digest
         self._make_folders()
 
     @classmethod

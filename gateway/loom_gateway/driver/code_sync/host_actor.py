@@ -40,8 +40,8 @@ class TreeAgent(Actor):
 
     def __init__(self) -> None:
         self._cache = TreeCache.of_this_machine()
-        self._held: deque[Hold] = deque()
-        self._has_grown = False
+        self._held: deque[Hold] = deque()  # the newest trees, so that they are not trimmed
+        self._has_grown = False  # whether contents arrived since the last trim
 
     @endpoint
     def put(self, upload: str, pieces: list[FilePart]) -> None:

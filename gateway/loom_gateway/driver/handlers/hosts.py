@@ -52,7 +52,7 @@ class HostWatcher:
         self._on_gone = on_gone
         self._on_back = on_back
         self._following: asyncio.Task[None] | None = None
-        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[int, asyncio.Task[None]] = {}  # one for each host that lives
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 

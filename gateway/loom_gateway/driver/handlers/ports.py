@@ -121,22 +121,22 @@ class _PortReader:
         self._ident = ident
         self._receiver = receiver
         self._once = once
-        self._port: Any = None
+        self._port: Any = None  # set if a thread reads
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         # The remaining credit. A batch that arrives whole may overdraw it.
         self._messages = messages
         self._bytes = size
-        self._credit = threading.Condition()
-        self._more: asyncio.Event | None = None
+        self._credit = threading.Condition()  # guards the credit; notified when it grows
+        self._more: asyncio.Event | None = None  # set when credit grows, for the event loop
         # The gathered messages.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what is gathered
         self._pickles: list[bytes | memoryview] = []
         self._sizes: list[int] = []
         self._ranks: list[int] = []
-        self._gathered = 0
-        self._sent = 0.0
-        self._armed = False
+        self._gathered = 0  # bytes of `_pickles`
+        self._sent = 0.0  # time of the last send
+        self._armed = False  # whether the loop will flush soon
 
     @property
     def by_thread(self) -> bool:

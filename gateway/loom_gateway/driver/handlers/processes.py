@@ -22,9 +22,9 @@ class Processes:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._started: dict[int, set[int]] = defaultdict(set)
+        self._started: dict[int, set[int]] = defaultdict(set)  # ranks that run, by proc mesh
         self._unreported: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self._lost: dict[tuple[int, int], None] = {}
+        self._lost: dict[tuple[int, int], None] = {}  # a dict, because it keeps the order
 
     def started(self, procs: int, rank: int) -> None:
         """Note that a process of a proc mesh runs."""

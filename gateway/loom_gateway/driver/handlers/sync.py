@@ -52,10 +52,10 @@ class Syncs:
         self._upload: _Upload | None = None
         self._cache: TreeCache | None = None
         self._driver_path = DriverPath()
-        self._agents: dict[int, _HostAgent] = {}
+        self._agents: dict[int, _HostAgent] = {}  # by host
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
-        self._trees: tuple[SyncedTree, ...] = ()
+        self._trees: tuple[SyncedTree, ...] = ()  # the newest first
         self._manifests: dict[str, Manifest] = {}
         """The manifests of the newest trees, by name."""
         self.handlers: dict[int, Handler] = {

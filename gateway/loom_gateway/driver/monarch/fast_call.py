@@ -126,15 +126,15 @@ class ReplyChannel:
         self._loop = loop
         self._replies = replies
         self._receiver = Receiver()
-        self._port = self._receiver.port._port_ref
-        self._mesh = mesh._inner
+        self._port = self._receiver.port._port_ref  # the address that calls reply to
+        self._mesh = mesh._inner  # Monarch's native mesh, for `pass_on`
         self._sender = context().actor_instance
         self._kinds: dict[str, Any] = {}
         """The message kind of each endpoint's calls; None if the endpoint cannot use a channel."""
         self._alive = mesh._endpoint(MethodSpecifier.ReturnsResponse(_SENTINEL), object.__sizeof__, None)
-        self._waiting: deque[tuple[ReplyId, str]] = deque()
-        self._received = 0
-        self._watched = False
+        self._waiting: deque[tuple[ReplyId, str]] = deque()  # calls without a reply, oldest first
+        self._received = 0  # replies so far
+        self._watched = False  # whether the loop checks for late replies
         self._closed = False
         self.broken = False
         """Whether the actor is dead as far as the channel knows. A broken channel takes no calls."""

@@ -33,13 +33,13 @@ class Futures:
         self._loop = loop
         self._replies = replies
         self._queueing = threading.Lock()  # held by the client's thread or that of large calls
-        self._queued = 0
+        self._queued = 0  # futures that `soon` has queued
         # Each counter has one writer: the waiting thread, and the event loop.
-        self._answered = 0
-        self._moved = 0
-        self._since = 0.0
-        self._slow = False
-        self._checking = False
+        self._answered = 0  # queued futures that the thread has answered
+        self._moved = 0  # queued futures that moved to the event loop
+        self._since = 0.0  # when the thread's current wait began; 0: it does not wait
+        self._slow = False  # set while the thread is held up, so that all go to the event loop
+        self._checking = False  # whether a check of the thread is planned
         self._futures: queue.SimpleQueue[tuple[ReplyId, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._wait, name="futures", daemon=True).start()
 

@@ -26,7 +26,7 @@ class HostTable:
         """Numbers of the hosts that are gone."""
         self.moved: set[int] = set()
         """Numbers of the hosts whose address has changed since the session was opened."""
-        self._at: dict[tuple[str, ...], Any] = {}
+        self._at: dict[tuple[str, ...], Any] = {}  # meshes of moved hosts, by their addresses
         self._attached: list[Any] = []
 
     def check(self, hosts: Iterable[int]) -> None:

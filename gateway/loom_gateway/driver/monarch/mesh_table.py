@@ -61,10 +61,10 @@ class MeshTable:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._endpoints: dict[tuple[int, str], Any] = {}
+        self._endpoints: dict[tuple[int, str], Any] = {}  # by mesh and name
         self.ports: dict[int, Any] = {}
         """The Monarch ports that the client opened. They share the sequence of ids with the meshes."""
-        self._resolved = threading.local()
+        self._resolved = threading.local()  # a count for each thread
 
     def add(self, ident: int, entry: Entry) -> None:
         """Add a mesh under the id that the client chose."""

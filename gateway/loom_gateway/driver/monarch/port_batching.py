@@ -137,9 +137,9 @@ class PortBatcher:
         self._actor = actor
         self._lock = threading.Lock()
         self._pickles: list[bytes] = []
-        self._bytes = 0
-        self._last = 0.0
-        self._rush = 0
+        self._bytes = 0  # of `_pickles`
+        self._last = 0.0  # time of the last message
+        self._rush = 0  # messages in close succession so far
 
     def send(self, native: Any, obj: Any) -> None:
         """Send an object through ``native``, or gather it for a batch."""
@@ -186,7 +186,7 @@ class _Batchers:
         patch."""
         self.woken: queue.SimpleQueue[PortBatcher] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._started = False
+        self._started = False  # whether Monarch is patched and the flushing thread runs
 
     def batcher(self, native: Any) -> PortBatcher:
         """Return the batcher of the running actor for a port."""

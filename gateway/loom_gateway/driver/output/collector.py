@@ -117,12 +117,12 @@ class LogCollector:
         self._spool = spool
         self._sources: dict[int | str, _Source] = {}
         self._options: dict[int, _Options] = {}
-        self._processes: dict[tuple[int, int], _Printer] = {}
-        self._others: dict[str, _Printer] = {}
-        self._none_left = asyncio.Event()
+        self._processes: dict[tuple[int, int], _Printer] = {}  # by proc mesh and rank
+        self._others: dict[str, _Printer] = {}  # the driver and other sources without processes
+        self._none_left = asyncio.Event()  # set while no process is connected
         self._none_left.set()
         self._budget = Budget(RATE, BURST)
-        self._unsent = 0
+        self._unsent = 0  # lines that were skipped since the last note
 
     def add(self, source: str, stream: str, text: str) -> None:
         """Add output that is not of a mesh's process, such as that of ``driver``. Safe on any thread.

@@ -16,7 +16,7 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+        self._rest = ""  # the unfinished line
 
     @property
     def has_rest(self) -> bool:
@@ -72,8 +72,8 @@ class Aggregator:
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str, int], Aggregate] = {}
-        self._last: dict[tuple[int, str], tuple[str, str, int]] = {}
-        self._seen: Counter[tuple[int, str, str]] = Counter()
+        self._last: dict[tuple[int, str], tuple[str, str, int]] = {}  # the last line of each rank and stream
+        self._seen: Counter[tuple[int, str, str]] = Counter()  # how often each rank has printed a line
 
     def __len__(self) -> int:
         return len(self._lines)

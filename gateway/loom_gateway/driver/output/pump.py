@@ -123,9 +123,9 @@ class Pump:
     def __init__(self, out: int, err: int, line: int) -> None:
         self._sources = {out: Source(out, STDOUT, 1), err: Source(err, STDERR, 2)}
         self._line = line
-        self._connected = True
+        self._connected = True  # whether the driver's end is open
         self._budget = Budget(RATE, BURST)
-        self._backlog = bytearray()
+        self._backlog = bytearray()  # what waits to be sent to the driver
         for descriptor in (out, err, line):
             os.set_blocking(descriptor, False)
         self._poll = select.poll()

@@ -32,8 +32,8 @@ class LogSpool:
         self._limit = limit
         self._size = 0
         self._file: IO[bytes] | None = None
-        self._broken = False
-        self._processes: dict[str, int] = {}
+        self._broken = False  # so that a broken disk is logged once
+        self._processes: dict[str, int] = {}  # processes of each mesh, which every file begins with
 
     def add_processes(self, mesh: str, size: int) -> None:
         """Note the number of processes of a mesh. A new file begins with all such notes."""

@@ -55,10 +55,10 @@ class RunOutput:
         self._log = log
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[int, str]] = deque()
-        self._notified = False
+        self._notified = False  # whether the loop will take what came in
         self._pieces: deque[tuple[int, str]] = deque()
-        self._dropped = 0
-        self._kept = 0
+        self._dropped = 0  # characters before the kept ones
+        self._kept = 0  # characters in `_pieces`
 
     def write(self, stream: int, text: str) -> None:
         """Add a text. ``stream`` is 1 for stdout and 2 for stderr."""

@@ -39,11 +39,11 @@ class RunThread:
         self._done = done
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._gate = threading.Lock()
-        self._entered = False
-        self._over = False
+        self._gate = threading.Lock()  # held while an interruption is raised
+        self._entered = False  # whether the thread has begun to call the function
+        self._over = False  # set when nothing may be raised in the thread any longer
         self._interrupted = False
-        self._asked = False
+        self._asked = False  # set by `cancel`
         self._thread = threading.Thread(target=self._run, name=f"run {name}", daemon=True)
 
     def start(self) -> None:

@@ -53,7 +53,7 @@ class Dispatcher:
         self._end = end
         self._replies = context.replies
         self._max_in_flight = max_in_flight
-        self._highest_id = 0
+        self._highest_id = 0  # the highest id that any client has used
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
         logs = Logs(context, log_spool)

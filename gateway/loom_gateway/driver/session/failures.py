@@ -31,8 +31,8 @@ class DeadElements:
 
     def __init__(self, meshes: MeshTable) -> None:
         self._meshes = meshes
-        self._processes: set[tuple[int, int]] = set()
-        self._actors: dict[tuple[int, int], str] = {}
+        self._processes: set[tuple[int, int]] = set()  # a proc mesh's id and a rank
+        self._actors: dict[tuple[int, int], str] = {}  # a mesh's id and a rank, with the reason
 
     def add_process(self, procs: int, rank: int) -> None:
         """Note that a process of a proc mesh is gone."""

@@ -45,7 +45,7 @@ class LargeCalls:
         self._queue: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self.under_way: Counter[int] = Counter()
         """The number of large calls that are queued or starting, by the root of their mesh."""
-        self._done = threading.Condition()
+        self._done = threading.Condition()  # notified after each start; guards `under_way`
         self._thread: threading.Thread | None = None
 
     def take(self, message: Message) -> bool:

@@ -91,8 +91,8 @@ class Replies:
         self._why_silent = why_silent
         self._pending: dict[ReplyId, _Pending] = {}
         self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
-        self._flushed = 0.0
-        self._flush_planned = False
+        self._flushed = 0.0  # time of the last flush
+        self._flush_planned = False  # whether the loop will flush soon
 
     @property
     def in_flight(self) -> int:
