@@ -81,7 +81,7 @@ class Relay:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
         first = await link.next()
         if first is None:
-            await _say_lost(session, send)
+            await _report_loss(session, send)
         else:
             await send({"type": "websocket.send", "bytes": first})
             answer = decode_frame(first).messages[0]
@@ -113,7 +113,7 @@ class Relay:
         # From here on the two call each other, and this task only waits.
         socket.relay_to(link)
         link.relay_to(socket)
-        farewell = asyncio.ensure_future(_say_farewell(session, link, send))
+        farewell = asyncio.ensure_future(_report_end(session, link, send))
 
         async def disconnect(error: LoomError) -> None:
             farewell.cancel()
@@ -193,7 +193,7 @@ async def _await_exit(session: Session) -> bool:
     return True
 
 
-async def _say_farewell(session: Session, link: DriverLink, send: Send) -> None:
+async def _report_end(session: Session, link: DriverLink, send: Send) -> None:
     """Wait until the driver has closed the connection, and tell the client why."""
     await link.closed
     last = _last_word(link.last_frame)
@@ -203,7 +203,7 @@ async def _say_farewell(session: Session, link: DriverLink, send: Send) -> None:
     elif last == Kind.REFUSE:
         await send({"type": "websocket.close", "code": CLOSE_REFUSED})
     else:
-        await _say_lost(session, send)
+        await _report_loss(session, send)
 
 
 def _last_word(frame: bytes) -> int | None:
@@ -216,7 +216,7 @@ def _last_word(frame: bytes) -> int | None:
     return ends[0] if decoded.seq == 0 and ends else None
 
 
-async def _say_lost(session: Session, send: Send) -> None:
+async def _report_loss(session: Session, send: Send) -> None:
     if await _await_exit(session):
         await _refuse(send, session.ended_error())
     else:

@@ -241,10 +241,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.get("/address", response_model=WeaverAddressInfo)
     async def address(request: Request) -> Response:
-        """The address at which training processes that Loom did not spawn find the weaver.
-
-        Needs a token of scope operate.
-        """
+        """The weaver's address for training processes that Loom did not spawn. Needs a token of scope operate."""
         access.require(request.scope["loom.principal"], "operate", "to add replicas")
         if supervisor.address is None:
             raise WeaverUnavailable("the weaver has not come up yet; ask again in a moment")
@@ -262,10 +259,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
-        """The replicas' acknowledgements of a command.
-
-        With ``wait``, answer once all have acknowledged it or it has expired.
-        """
+        """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
         return _answer(await weaver.do("command_state", "", id=command, wait=wait))
 
     @router.post(
@@ -296,10 +290,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
 
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request, by: By) -> Response:
-        """Remove a fault before its time is over.
-
-        The replicas on its host that can remove it are asked; one of them does it.
-        """
+        """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
         request.scope[DONE] = ("injected", {"removed": injection[:200]})
         return _answer(await weaver.do("remove_fault", by, injection=injection))
 

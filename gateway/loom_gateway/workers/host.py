@@ -218,11 +218,11 @@ def _children() -> list[int]:
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     # Monarch raises SIGINT too, for a fault that it can report to no client.
-    _say_why(f"the worker ends: {signal.Signals(number).name}\n")
+    _write_error(f"the worker ends: {signal.Signals(number).name}\n")
     _end_with_descendants()
 
 
-def _say_why(line: str) -> None:
+def _write_error(line: str) -> None:
     # Not with print(): a handler may interrupt a write of this thread, and the reader may be gone.
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
@@ -230,7 +230,7 @@ def _say_why(line: str) -> None:
 
 def _on_fault(failure: MeshFailure) -> None:
     """Report a fault. Monarch's own hook would end this process, and with it the hosts of all sessions."""
-    _say_why(f"Monarch: {failure.report()}\n")
+    _write_error(f"Monarch: {failure.report()}\n")
 
 
 def _exit_with_parent() -> None:
@@ -242,7 +242,7 @@ def _exit_with_parent() -> None:
         os.dup2(nothing.fileno(), 0)
 
     def end() -> None:
-        _say_why("the worker ends: its parent is gone\n")
+        _write_error("the worker ends: its parent is gone\n")
         _end_with_descendants()
 
     when_parent_ends(end, lifeline)

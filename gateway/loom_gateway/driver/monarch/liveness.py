@@ -174,17 +174,17 @@ def hold_on(address: tuple[str, int], procs: int) -> tuple[int, str]:
     """
     from monarch.actor import current_rank
 
-    line = socket.create_connection(address, CONNECT_TIMEOUT)
-    line.settimeout(None)
-    _keep_alive(line)
+    lifeline = socket.create_connection(address, CONNECT_TIMEOUT)
+    lifeline.settimeout(None)
+    _keep_alive(lifeline)
     rank: int = current_rank().rank
-    line.sendall(json.dumps([procs, rank]).encode() + b"\n")
+    lifeline.sendall(json.dumps([procs, rank]).encode() + b"\n")
     # unbuffered, because another thread goes on reading the socket
-    with line.makefile("rb", buffering=0) as answers:
+    with lifeline.makefile("rb", buffering=0) as answers:
         answer = answers.readline()
     if not answer:
         os._exit(1)  # the driver is gone already
-    threading.Thread(target=_end_with, args=(line,), name="loom-lifeline", daemon=True).start()
+    threading.Thread(target=_end_with, args=(lifeline,), name="loom-lifeline", daemon=True).start()
     return rank, str(json.loads(answer))
 
 
@@ -221,17 +221,17 @@ async def _hold_on_async(
     await bootstrap()
 
 
-def _keep_alive(line: socket.socket) -> None:
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _keep_alive(lifeline: socket.socket) -> None:
+    lifeline.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        lifeline.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER)
+        lifeline.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY)
+        lifeline.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
-def _end_with(line: socket.socket) -> None:
+def _end_with(lifeline: socket.socket) -> None:
     try:
-        while line.recv(1):
+        while lifeline.recv(1):
             pass
     except OSError:
         pass  # the driver's machine is gone

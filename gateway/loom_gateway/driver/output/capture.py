@@ -36,13 +36,13 @@ def capture_output(address: tuple[str, int], procs: int, rank: int) -> None:
 
 def _capture(address: tuple[str, int], procs: int, rank: int) -> None:
     with contextlib.ExitStack() as opened:
-        line = opened.enter_context(socket.create_connection(address, CONNECT_TIMEOUT))
-        line.sendall(json.dumps([procs, rank, "logs"]).encode() + b"\n")
+        driver = opened.enter_context(socket.create_connection(address, CONNECT_TIMEOUT))
+        driver.sendall(json.dumps([procs, rank, "logs"]).encode() + b"\n")
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         for descriptor in (out, out_end, err, err_end):
             opened.callback(os.close, descriptor)
         _enlarge(out_end, err_end)
-        passed = (out, err, line.fileno())
+        passed = (out, err, driver.fileno())
         pump = subprocess.Popen(
             [sys.executable, "-I", "-S", log_pump.__file__, *map(str, passed)],
             stdin=subprocess.DEVNULL,

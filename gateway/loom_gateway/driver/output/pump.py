@@ -1,7 +1,7 @@
-"""The pump of one process's output: a separate program, ``python -I -S log_pump.py OUT ERR LINE``.
+"""The pump of one process's output: a separate program, ``python -I -S pump.py OUT ERR DRIVER``.
 
 The pump reads the pipes that are the process's standard output and error (descriptors ``OUT`` and ``ERR``). It
-sends what arrives to the driver over the connected socket ``LINE``. It also copies it to its own standard output
+sends what arrives to the driver over the connected socket ``DRIVER``. It also copies it to its own standard output
 and error, which are those with which the process was started.
 
 The pump is a process and not a thread, for two reasons. What was printed before a SIGKILL is still in the pipe and
@@ -120,33 +120,33 @@ class Source:
 class Pump:
     """Carries the output of a process from its pipes to the driver."""
 
-    def __init__(self, out: int, err: int, line: int) -> None:
+    def __init__(self, out: int, err: int, driver: int) -> None:
         self._sources = {out: Source(out, STDOUT, 1), err: Source(err, STDERR, 2)}
-        self._line = line
+        self._driver = driver
         self._connected = True  # whether the driver's end is open
         self._budget = Budget(RATE, BURST)
         self._backlog = bytearray()  # what waits to be sent to the driver
-        for descriptor in (out, err, line):
+        for descriptor in (out, err, driver):
             os.set_blocking(descriptor, False)
         self._poll = select.poll()
         for pipe in self._sources:
             self._poll.register(pipe, select.POLLIN)
-        self._poll.register(line, select.POLLIN)
+        self._poll.register(driver, select.POLLIN)
 
     def run(self) -> None:
         """Pump until every writer has closed its end of both pipes."""
         while self._sources:
             for descriptor, _ in self._poll.poll(self._timeout()):
-                if descriptor == self._line:
-                    self._serve_line()
+                if descriptor == self._driver:
+                    self._serve_driver()
                 elif descriptor in self._sources:
                     self._read(self._sources[descriptor])
             self._resume()
-        self._say_farewell()
+        self._send_rest()
 
     def _timeout(self) -> int | None:
         dropping = any(source.dropping for source in self._sources.values())
-        if not dropping or len(self._backlog) >= BACKLOG:  # a full backlog drains when the line becomes writable
+        if not dropping or len(self._backlog) >= BACKLOG:  # a full backlog drains when the driver reads
             return None
         return int(self._budget.seconds_until_worth_it() * 1000) + 1
 
@@ -192,17 +192,17 @@ class Pump:
     def _write(self) -> None:
         try:
             while self._backlog:
-                del self._backlog[: os.write(self._line, self._backlog)]
+                del self._backlog[: os.write(self._driver, self._backlog)]
         except BlockingIOError:
-            self._poll.modify(self._line, select.POLLIN | select.POLLOUT)
+            self._poll.modify(self._driver, select.POLLIN | select.POLLOUT)
         except OSError:
             self._disconnected()
         else:
-            self._poll.modify(self._line, select.POLLIN)
+            self._poll.modify(self._driver, select.POLLIN)
 
-    def _serve_line(self) -> None:
+    def _serve_driver(self) -> None:
         try:
-            asked = os.read(self._line, 64)
+            asked = os.read(self._driver, 64)
         except BlockingIOError:
             self._write()
             return
@@ -223,10 +223,10 @@ class Pump:
         # The driver is gone and the process will end. Until then its pipes must not fill.
         if self._connected:
             self._connected = False
-            self._poll.unregister(self._line)
+            self._poll.unregister(self._driver)
             self._backlog.clear()
 
-    def _say_farewell(self) -> None:
+    def _send_rest(self) -> None:
         until = time.monotonic() + FAREWELL_TIMEOUT
         while self._connected and self._backlog and (left := until - time.monotonic()) > 0:
             self._poll.poll(left * 1000)
