@@ -40,9 +40,9 @@ class DeviceUse:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for the weaver, without the error."""
-        told = asdict(self)
-        del told["error"]
-        return told
+        numbers = asdict(self)
+        del numbers["error"]
+        return numbers
 
 
 def local_devices() -> list[LocalDevice]:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
+from loom.bridge.commands import CommandRequest, FailureReport, error_reply, read_request
 from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, Subjects, decode
 from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
-from loom.bridge.news import News, Said
-from loom.bridge.orders import CommandOrder, FailureReport, error_reply, read_order
+from loom.bridge.publisher import Publication, Publisher
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
 from loom.rest import Gateway
 
@@ -41,7 +41,7 @@ ASK_FOR = 2.0
 MAX_ASKING = 16
 """Concurrent requests to the gateway."""
 
-MAX_ORDERS = 1000
+MAX_MESSAGES = 1000
 """Messages that wait for the bridge; NATS keeps more, see `nats_link.MAX_UNREAD`."""
 
 MAX_FAILURES = 1000
@@ -57,7 +57,7 @@ V = TypeVar("V")
 class Bridge:
     """A bridge that publishes the weaver's events on NATS, and passes commands from NATS to the weaver.
 
-    A bridge ignores the messages of bridges. It publishes events in order. Events that happened while NATS or the
+    A bridge ignores the messages of bridges. It publishes events in request. Events that happened while NATS or the
     gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
     commands do not, and their sender gets an error.
 
@@ -90,16 +90,16 @@ class Bridge:
         self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
         self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
-        self._news = News()
-        self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
-        self._orders: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_ORDERS)
+        self._publisher = Publisher()
+        self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
+        self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
         self._failures: dict[str, FailureReport] = {}
-        self._said: int | None = None
-        self._arrived: int | None = None
-        """The last event that NATS has received for certain; `_said` is the last that was sent."""
+        self._sent: int | None = None
+        self._confirmed: int | None = None
+        """The last event that NATS has received for certain; `_sent` is the last that was sent."""
         self._is_away = False
-        self._giving = ThreadPoolExecutor(1, "orders")
-        self._asking = ThreadPoolExecutor(MAX_ASKING, "questions")
+        self._command_pool = ThreadPoolExecutor(1, "commands")
+        self._request_pool = ThreadPoolExecutor(MAX_ASKING, "requests")
         self._answers: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -109,11 +109,11 @@ class Bridge:
             GatewayUnreachable, NotAGateway, AuthenticationError: the gateway does not answer, or refuses.
             NatsUnreachable, AuthenticationError: NATS does not answer, or refuses.
         """
-        await self._ask(self._gateway.status)
+        await self._request(self._gateway.status)
         try:
-            status = await self._ask(lambda: self._gateway.ask("status"))
+            status = await self._request(lambda: self._gateway.ask("status"))
             # Publish the events from now on, even if the first snapshot comes later.
-            self._said = self._arrived = status["event"]
+            self._sent = self._confirmed = status["event"]
         except WeaverUnavailable as error:
             logger.warning("%s", error)
         await self._nats.open()
@@ -121,7 +121,13 @@ class Bridge:
 
     async def run(self) -> None:
         """Run the bridge without end."""
-        work = [self._listen(), self._tell(), self._look_at_devices(), self._obey(), self._nats.keep()]
+        work = [
+            self._receive_pushes(),
+            self._publish_pushes(),
+            self._look_at_devices(),
+            self._carry_out_messages(),
+            self._nats.keep(),
+        ]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             await asyncio.gather(*tasks)
@@ -132,72 +138,74 @@ class Bridge:
 
     async def close(self) -> None:
         """Disconnect from both sides."""
-        for pool in (self._giving, self._asking):
+        for pool in (self._command_pool, self._request_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         await self._nats.close()
 
-    async def _listen(self) -> None:
+    async def _receive_pushes(self) -> None:
         async for message in self._messages:
-            await self._heard.put(message)
+            await self._pushes.put(message)
 
-    async def _tell(self) -> None:
+    async def _publish_pushes(self) -> None:
         while True:
-            message = await self._heard.get()
+            message = await self._pushes.get()
             try:
-                await self._say(message)
-                if self._heard.empty() and self._said != self._arrived:
+                await self._publish_push(message)
+                if self._pushes.empty() and self._sent != self._confirmed:
                     await self._nats.flush()
-                    self._arrived = self._said
+                    self._confirmed = self._sent
             except NatsAway:
                 # Messages since the last flush may be lost; `_nats_is_back` has them published again.
-                self._said = self._arrived
+                self._sent = self._confirmed
             except _AWAY as error:
-                self._said = self._arrived
+                self._sent = self._confirmed
                 logger.debug("events are read when the weaver is back: %s", error)
 
-    async def _say(self, message: dict[str, Any]) -> None:
+    async def _publish_push(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "snapshot":
                 self._weaver_is_back()
                 last = message["status"]["event"]
-                if self._arrived is None or last < self._arrived:  # the weaver has begun anew
-                    self._said = self._arrived = last
-                await self._publish(self._news.snapshot(message))
-                await self._say_missed()
+                if self._confirmed is None or last < self._confirmed:  # the weaver has begun anew
+                    self._sent = self._confirmed = last
+                await self._publish(self._publisher.snapshot(message))
+                await self._publish_missed()
             case "event":
                 event = message["event"]
-                if self._said is not None and event["id"] <= self._said:
-                    await self._publish([self._news.added(event)])
-                elif self._said is None or event["id"] == self._said + 1:
-                    await self._publish(self._news.event(event))
-                    self._said = event["id"]
+                if self._sent is not None and event["id"] <= self._sent:
+                    await self._publish([self._publisher.added(event)])
+                elif self._sent is None or event["id"] == self._sent + 1:
+                    await self._publish(self._publisher.event(event))
+                    self._sent = event["id"]
                 else:
-                    await self._say_missed()
+                    await self._publish_missed()
             case "delta":
-                await self._publish(self._news.delta(message, time.monotonic()))
+                await self._publish(self._publisher.delta(message, time.monotonic()))
             case "devices":
-                await self._publish(self._news.devices(message["devices"]))
+                await self._publish(self._publisher.devices(message["devices"]))
             case "missed":
-                self._news.forget()
-                await self._say_missed()
+                self._publisher.forget()
+                await self._publish_missed()
             case "away" if not self._is_away:
                 self._is_away = True
                 logger.warning("the weaver is away (%s); trying again until it is back", message["reason"])
-                await self._publish([self._news.away(message["reason"])])
+                await self._publish([self._publisher.away(message["reason"])])
 
-    async def _say_missed(self) -> None:
+    async def _publish_missed(self) -> None:
         """Publish the events after the last published one."""
-        more = self._said is not None
+        more = self._sent is not None
         while more:
             self._nats.check()
-            events = await self._ask(functools.partial(self._gateway.ask, "events", after=self._said, limit=PAGE))
+            events = await self._request(
+                functools.partial(self._gateway.ask, "events", after=self._sent, limit=PAGE)
+            )
             for event in events:
-                await self._publish(self._news.event(event))
-                self._said = event["id"]
+                await self._publish(self._publisher.event(event))
+                self._sent = event["id"]
             more = len(events) == PAGE
 
-    async def _publish(self, said: Iterable[Said]) -> None:
-        for kind, body in said:
+    async def _publish(self, publications: Iterable[Publication]) -> None:
+        for kind, body in publications:
             subject = self._subjects[kind]
             try:
                 data = Envelope(kind, body, SOURCE + self.id).encode(self._format)
@@ -210,7 +218,7 @@ class Bridge:
             await self._nats.publish(subject, data, {HEADER: self.id})
 
     async def _nats_is_back(self) -> None:
-        await self._heard.put({"type": "missed"})
+        await self._pushes.put({"type": "missed"})
 
     def _weaver_is_back(self) -> None:
         if self._is_away:
@@ -220,8 +228,8 @@ class Bridge:
     async def _look_at_devices(self) -> None:
         while True:
             try:
-                devices = await self._ask(lambda: self._gateway.ask("devices"))
-                await self._heard.put({"type": "devices", "devices": devices})
+                devices = await self._request(lambda: self._gateway.ask("devices"))
+                await self._pushes.put({"type": "devices", "devices": devices})
                 for report in list(self._failures.values()):
                     await self._report_again(report)
             except _AWAY as error:
@@ -231,49 +239,49 @@ class Bridge:
     async def _take(self, message: Msg) -> None:
         if message.headers and HEADER in message.headers:
             return
-        await self._orders.put((self._kinds[message.subject], message.data, message.reply))
+        await self._messages_in.put((self._kinds[message.subject], message.data, message.reply))
 
-    async def _obey(self) -> None:
+    async def _carry_out_messages(self) -> None:
         """Carry out the commands one after another: the order of a pause and a resume matters."""
         while True:
-            kind, data, reply = await self._orders.get()
+            kind, data, reply = await self._messages_in.get()
             try:
                 envelope = decode(kind, data)
                 if not envelope.source.startswith(SOURCE):
-                    await self._do(read_order(envelope), Format.of(data), reply)
+                    await self._carry_out(read_request(envelope), Format.of(data), reply)
             except LoomError as error:
                 logger.warning("not done, as %s asks: %s", self._subjects[kind], error)
                 await self._reply(error_reply(error), Format.of(data), reply)
 
-    async def _do(self, order: FailureReport | CommandOrder, format: Format, reply: str) -> None:
-        if isinstance(order, CommandOrder):
-            command = await self._in(self._giving, lambda: order.give(self._gateway))
+    async def _carry_out(self, request: FailureReport | CommandRequest, format: Format, reply: str) -> None:
+        if isinstance(request, CommandRequest):
+            command = await self._run_in(self._command_pool, lambda: request.give(self._gateway))
             if reply:
-                answer = asyncio.ensure_future(self._answer(order, command, format, reply))
+                answer = asyncio.ensure_future(self._answer(request, command, format, reply))
                 self._answers.add(answer)
                 answer.add_done_callback(self._answers.discard)
             return
         try:
-            done = await self._in(self._giving, lambda: order.give(self._gateway))
+            done = await self._run_in(self._command_pool, lambda: request.give(self._gateway))
         except _AWAY as error:
             if reply:
                 raise
-            self._keep_failure(order, error)
+            self._keep_failure(request, error)
         else:
             await self._reply(done, format, reply)
 
-    async def _answer(self, order: CommandOrder, command: dict[str, Any], format: Format, reply: str) -> None:
+    async def _answer(self, request: CommandRequest, command: dict[str, Any], format: Format, reply: str) -> None:
         """Reply when every replica has acknowledged a command, or when the requested wait is over."""
-        until = time.monotonic() + order.wait
+        until = time.monotonic() + request.wait
         try:
             while not command["done"] and (left := until - time.monotonic()) > 0:
                 wait = min(left, ASK_FOR)
                 ask = functools.partial(self._gateway.ask, "command_state", id=command["id"], wait=wait)
-                command = await self._ask(ask)
+                command = await self._request(ask)
         except LoomError as error:
             # The command was given: reply with what is known.
             logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
-        await self._reply(order.reply(command), format, reply)
+        await self._reply(request.reply(command), format, reply)
 
     async def _reply(self, body: dict[str, Any], format: Format, reply: str) -> None:
         if not reply:
@@ -297,7 +305,7 @@ class Bridge:
 
     async def _report_again(self, report: FailureReport) -> None:
         try:
-            await self._in(self._giving, lambda: report.give(self._gateway))
+            await self._run_in(self._command_pool, lambda: report.give(self._gateway))
         except _AWAY:
             raise
         except LoomError as error:
@@ -305,8 +313,8 @@ class Bridge:
         if self._failures.get(report.device) is report:
             del self._failures[report.device]
 
-    async def _ask(self, call: Callable[[], V]) -> V:
-        return await self._in(self._asking, call)
+    async def _request(self, call: Callable[[], V]) -> V:
+        return await self._run_in(self._request_pool, call)
 
-    async def _in(self, pool: ThreadPoolExecutor, call: Callable[[], V]) -> V:
+    async def _run_in(self, pool: ThreadPoolExecutor, call: Callable[[], V]) -> V:
         return await asyncio.get_running_loop().run_in_executor(pool, call)

@@ -49,7 +49,7 @@ class Injected:
         self.removal: Evidence | None = None
         """Evidence that the fault is gone; None before `remove`."""
         self._undo = undo
-        self._told = told
+        self._on_removal = told
         self._lock = threading.Lock()
         self._gone = threading.Event()
         self._timer: threading.Timer | None = None
@@ -72,8 +72,8 @@ class Injected:
                 self._timer.cancel()
             removal = self.removal = self._undo() if self._undo is not None else {}
             self._gone.set()
-        if self._told is not None:
-            self._told(removal)
+        if self._on_removal is not None:
+            self._on_removal(removal)
         return removal
 
     def wait(self, timeout: float | None = None) -> bool:

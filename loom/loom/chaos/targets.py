@@ -39,9 +39,9 @@ class Target:
 
     def __str__(self) -> str:
         names = ("replica", "mesh", "rank", "host", "session")
-        said = [f"{name} {value}" for name in names if (value := getattr(self, name)) is not None]
+        fields = [f"{name} {value}" for name in names if (value := getattr(self, name)) is not None]
         chosen = [] if self.random is None else [f"{self.random} at random"]
-        return ", ".join(chosen + said) or "all"
+        return ", ".join(chosen + fields) or "all"
 
 
 def matching(target: Target, replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:

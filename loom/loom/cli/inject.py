@@ -147,8 +147,8 @@ def once(
     injection = weaver.inject(kind.name, target, seconds, given)
     outcomes = answers(injection, timeout)
     evidence = injection.evidence
-    told = {id: asdict(one) for id, one in outcomes.items()}
-    answer = {"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": told}
+    acknowledged = {id: asdict(one) for id, one in outcomes.items()}
+    answer = {"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": acknowledged}
     rows = [[id or kind.of, json.dumps(dict(one))] for id, one in evidence.items()]
     rows += [[id, f"not injected: {one.reason}"] for id, one in outcomes.items() if id not in evidence]
     show(as_json, answer, f"{kind.name} {injection.id}", ["struck", "evidence"], rows)

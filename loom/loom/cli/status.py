@@ -27,8 +27,8 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) 
     except WeaverUnavailable as error:
         replicas, goodput, away = [], [], str(error)
     if as_json:
-        told = {"replicas": replicas, "goodput": [{**job, "course": []} for job in goodput], "weaver_away": away}
-        print_json({**answer, "ended": ended, **told})
+        weaver = {"replicas": replicas, "goodput": [{**job, "course": []} for job in goodput], "weaver_away": away}
+        print_json({**answer, "ended": ended, **weaver})
         return
     print_table(
         f"gateway {answer.get('version', '?')} at {url}, {counted(answer.get('sessions', 0), 'session')}",

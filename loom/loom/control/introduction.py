@@ -85,39 +85,39 @@ class ThreadletHello(Frame):
     def from_body(cls, body: Sequence[Any]) -> ThreadletHello:
         if body[0] != cls.KIND or len(body) != 2 or type(body[1]) is not dict:
             raise ProtocolMismatch(f"the first frame on the link is a hello, not {body[0]!r:.40}")
-        told = body[1]
-        if told.get("protocol") != PROTOCOL:
+        fields = body[1]
+        if fields.get("protocol") != PROTOCOL:
             raise ProtocolMismatch(
-                f"the threadlet speaks version {told.get('protocol')!r:.20}, the weaver {PROTOCOL}"
+                f"the threadlet speaks version {fields.get('protocol')!r:.20}, the weaver {PROTOCOL}"
             )
-        procs, devices, applied = told.get("procs"), told.get("devices", []), told.get("applied", [])
+        procs, devices, applied = fields.get("procs"), fields.get("devices", []), fields.get("applied", [])
         if procs is not None and type(procs) not in (int, str):
             raise ProtocolMismatch(f"procs is a name or a number, not {procs!r:.80}")
         if type(devices) is not list or len(devices) > _MAX_DEVICES:
             raise ProtocolMismatch(f"devices is a list of at most {_MAX_DEVICES}, not {devices!r:.80}")
-        state = optional_text(told, "state")
+        state = optional_text(fields, "state")
         removed = [
             FaultRemoved.from_body([FaultRemoved.KIND, *one])
-            for one in values("removed", told.get("removed", {})).items()
+            for one in values("removed", fields.get("removed", {})).items()
         ]
-        replica = printable(told, "replica")
+        replica = printable(fields, "replica")
         return cls(
-            key=printable(told, "key"),
+            key=printable(fields, "key"),
             replica=replica,
-            instance=printable(told, "instance"),
-            group=optional_text(told, "group") or replica,
-            pid=check_count("pid", told.get("pid")) or 0,
-            host=optional_text(told, "host") or "",
+            instance=printable(fields, "instance"),
+            group=optional_text(fields, "group") or replica,
+            pid=check_count("pid", fields.get("pid")) or 0,
+            host=optional_text(fields, "host") or "",
             procs=None if procs is None else str(procs),
-            rank=check_count("rank", told.get("rank")),
-            actors=optional_text(told, "actors"),
-            session=optional_text(told, "session"),
+            rank=check_count("rank", fields.get("rank")),
+            actors=optional_text(fields, "actors"),
+            session=optional_text(fields, "session"),
             devices=tuple(map(Device.from_body, devices)),
-            handlers=Handlers.from_body([Handlers.KIND, told.get("handlers", {})]).types,
-            config=values("config", told.get("config", {})),
+            handlers=Handlers.from_body([Handlers.KIND, fields.get("handlers", {})]).types,
+            config=values("config", fields.get("config", {})),
             state=Activity(state) if state in list(Activity) else None,
-            step=check_count("step", told.get("step")),
-            injectable=told.get("injectable") is True,
+            step=check_count("step", fields.get("step")),
+            injectable=fields.get("injectable") is True,
             removed={one.injection: one.evidence for one in removed},
             applied=tuple(applied) if type(applied) is list else (),
         )
@@ -162,9 +162,9 @@ class ThreadletWelcome(Frame):
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> ThreadletWelcome:
         match body:
-            case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as told]:
+            case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    return cls(beat, str(told.get("weaver")), seq, told.get("spent") is True)
+                    return cls(beat, str(fields.get("weaver")), seq, fields.get("spent") is True)
         raise cls.mismatch(body)
 
 

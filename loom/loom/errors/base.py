@@ -38,7 +38,7 @@ class LoomError(Exception):
     ) -> None:
         super().__init_subclass__(**options)
         if cls.__module__.startswith("loom.errors."):
-            cls.__module__ = "loom.errors"  # what a traceback shows, and a pickle for another version names
+            cls.__module__ = "loom.errors"  # tracebacks show this module, and pickles for other versions name it
         cls.code = code or cls.code
         cls.http_status = http_status or cls.http_status
         cls.exit_status = exit_status or cls.exit_status

@@ -1,18 +1,18 @@
-"""How an error becomes one sentence on standard error and an exit code.
+"""The report of an error: one sentence on standard error, and an exit code.
 
 ====  =====================================================
 code  meaning
 ====  =====================================================
 0     everything went well
-1     it failed
-2     it was asked for in a wrong way (options, an address)
+1     the operation failed
+2     the request is wrong (options, an address)
 3     a port is in use
 4     a dependency is missing
 5     the gateway, its weaver or NATS is unreachable, or something else answers
-6     the token is missing, wrong or not for this; what was to be struck is not marked as injectable
+6     the token is missing, wrong or lacks the scope; a fault's target is not marked as injectable
 7     a worker is unreachable
-8     there is no such session
-9     there is no such replica, device or command
+8     the session does not exist
+9     the replica, device or command does not exist
 ====  =====================================================
 
 The processes of Loom (``loom``, the gateway, a worker) all use these.
@@ -27,7 +27,7 @@ from loom import errors
 FAILURE = 1
 USAGE = 2
 
-_TOLD_BY = (
+_BY_EXIT_CODE = (
     errors.InvalidAddress,
     errors.PortInUse,
     errors.MissingDependency,
@@ -42,7 +42,7 @@ _TOLD_BY = (
 
 def error_for_exit_code(code: int) -> type[errors.LoomError]:
     """Return the class of the error that a process of Loom with exit code ``code`` has reported."""
-    return next((cls for cls in _TOLD_BY if cls.exit_status == code), errors.LoomError)
+    return next((cls for cls in _BY_EXIT_CODE if cls.exit_status == code), errors.LoomError)
 
 
 def report(error: errors.LoomError) -> int:

@@ -84,7 +84,7 @@ class CommandApplier(StatusReporter):
         if injectable:
             from loom.threadlet.injections import Injections  # which takes longer than all else here
 
-            self._injections = Injections(self._hooks, self._each_step, self._tell_removed)
+            self._injections = Injections(self._hooks, self._each_step, self._report_removed)
             self._inbox.at_once = self._inject_at_once
 
     def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
@@ -313,9 +313,9 @@ class CommandApplier(StatusReporter):
             if self._link is not None:
                 self._link.flush(FLUSH_TIMEOUT)
             if (over := strike.strike()) is not None:
-                self._tell_removed(command.id, over)
+                self._report_removed(command.id, over)
 
-    def _tell_removed(self, injection: str, evidence: dict[str, Any]) -> None:
+    def _report_removed(self, injection: str, evidence: dict[str, Any]) -> None:
         if self._link is not None:
             self._link.send(FaultRemoved(injection, plain(evidence)))
 

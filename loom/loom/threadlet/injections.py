@@ -34,7 +34,7 @@ class Injections:
         """Functions that carry out faults in Loom's place, by the fault's kind."""
         self._each_step = each_step
         """Functions that the training thread calls before each step; faults are added to it."""
-        self._told = told
+        self._on_removal = told
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
         """The evidence of the last removed faults, by id: the weaver may not have heard of them."""
@@ -55,7 +55,7 @@ class Injections:
         pid = os.getpid()
         if kind == "sigkill":
             return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
-        evidence, strike = agent.keep(command.id, kind, params, duration, pid, self._teller(command.id))
+        evidence, strike = agent.keep(command.id, kind, params, duration, pid, self._removal_reporter(command.id))
         return evidence, None if strike is None else Strike(evidence, strike)
 
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
@@ -70,13 +70,13 @@ class Injections:
             evidence = {"pid": os.getpid(), "by": getattr(hook, "__name__", "a function of the training's")}
             if undo is not None:
                 self._there[command.id] = Injected(
-                    kind, evidence, lambda: undo() or {}, duration, self._teller(command.id)
+                    kind, evidence, lambda: undo() or {}, duration, self._removal_reporter(command.id)
                 )
             return evidence, None
         if kind in training.STRIKES:
             strike = training.strike(kind, params, duration)
             return strike.evidence, strike
-        injected = training.begin(kind, params, duration, self._each_step, self._teller(command.id))
+        injected = training.begin(kind, params, duration, self._each_step, self._removal_reporter(command.id))
         if injected.removable:
             self._there[command.id] = injected
         return injected.evidence, None
@@ -87,13 +87,13 @@ class Injections:
         agent.remove(injection)
         return {"injection": injection, "there": False}
 
-    def _teller(self, injection: str) -> Callable[[Evidence], None]:
+    def _removal_reporter(self, injection: str) -> Callable[[Evidence], None]:
         def tell(evidence: Evidence) -> None:
             self._there.pop(injection, None)
             self.removed[injection] = evidence
             while len(self.removed) > MAX_REMOVED:
                 del self.removed[next(iter(self.removed))]
-            self._told(injection, evidence)
+            self._on_removal(injection, evidence)
 
         return tell
 

@@ -231,7 +231,7 @@ class _Link(asyncio.Protocol):
         match frame:
             case ["answer", int(number), value]:
                 future = self._asked.get(number)
-                if future is not None and not future.done():  # else nobody waits for it any more
+                if future is not None and not future.done():  # the caller may have given up
                     future.set_result(value)
             case ["error", int(number), str(code), str(text)]:
                 future = self._asked.get(number)

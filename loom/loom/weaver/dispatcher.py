@@ -95,9 +95,9 @@ class Dispatcher:
 
     def take(self, replica: Replica, frame: list[Any], now: float) -> None:
         """Take a replica's acknowledgement of a command."""
-        told = Acknowledged.from_body(frame)
-        made = told.acknowledgement
-        command = self._acknowledge(replica, told.command, made)
+        acknowledged = Acknowledged.from_body(frame)
+        made = acknowledged.acknowledgement
+        command = self._acknowledge(replica, acknowledged.command, made)
         if command is None:
             return
         self.latencies.add(now - command.time)

@@ -48,7 +48,7 @@ def save_plot(record: GoodputRecord, path: str | Path) -> Path:
     named = sorted(set(record.seconds) - set(REASONS))
     reasons = [*REASONS[:-1], *named, REASONS[-1]]
     colours = {**COLOURS, **dict(zip(named, itertools.cycle(MORE_COLOURS), strict=False))}
-    _draw_course(over_time, record, reasons, colours)
+    _draw_timeline(over_time, record, reasons, colours)
     _draw_faults(over_time, record)
     below = 0.0
     for reason in reasons:
@@ -67,7 +67,7 @@ def save_plot(record: GoodputRecord, path: str | Path) -> Path:
     return path
 
 
-def _draw_course(axes: Axes, record: GoodputRecord, reasons: Sequence[str], colours: dict[str, str]) -> None:
+def _draw_timeline(axes: Axes, record: GoodputRecord, reasons: Sequence[str], colours: dict[str, str]) -> None:
     points = _at_most(record.course, BARS + 1)
     for before, after in itertools.pairwise(points):
         spent = {reason: _grown(reason, before, after) for reason in reasons}

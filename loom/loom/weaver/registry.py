@@ -138,8 +138,8 @@ class Registry:
         elif after not in LIVING:
             self._ended[replica.id] = None
         self.save(replica)
-        said = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
-        return self.events.append(now, after.value, replica.id, **said).id
+        data = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
+        return self.events.append(now, after.value, replica.id, **data).id
 
     def save(self, replica: Replica) -> None:
         """Write a replica with the next commit, in the state that it has then."""

@@ -1,4 +1,4 @@
-"""Replicas: training processes, the states they go through, and what is known of each.
+"""Replicas: training processes, their states, and the weaver's record of each.
 
 The states and everything that leads from one to another are in `TRANSITIONS`, and nowhere else::
 

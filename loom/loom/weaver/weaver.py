@@ -77,7 +77,7 @@ class Weaver:
                 if take is None:
                     raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
                 take(replica, frame, now)
-            if peer.replica is None:  # it was refused, or has said goodbye
+            if peer.replica is None:  # the threadlet was refused, or has said goodbye
                 return
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:

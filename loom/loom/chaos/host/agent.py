@@ -68,10 +68,10 @@ def keep(
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
-    said: dict[str, Any] = json.loads(line) if line else {"refused": f"the agent ended with code {process.wait()}"}
-    if "refused" in said:
+    reply: dict[str, Any] = json.loads(line) if line else {"refused": f"the agent ended with code {process.wait()}"}
+    if "refused" in reply:
         process.communicate()
-        raise FaultRefused(said["refused"])
+        raise FaultRefused(reply["refused"])
 
     def follow() -> None:
         with process:  # which waits for it, and closes its pipes
@@ -85,7 +85,7 @@ def keep(
         process.stdin.flush()
 
     threading.Thread(target=follow, name="loom-chaos", daemon=True).start()
-    evidence: Evidence = said["evidence"]
+    evidence: Evidence = reply["evidence"]
     return evidence, strike if FAULTS[kind].silences else None
 
 
@@ -133,25 +133,25 @@ def main() -> int:
         record.write_text(json.dumps(ProcessId.find(os.getpid())))
         silences = FAULTS[order["kind"]].silences
         if silences:
-            _say(evidence=prepare(order["kind"], order["pid"], order["params"]))
+            _print(evidence=prepare(order["kind"], order["pid"], order["params"]))
             sys.stdin.readline()
         injected = carry_out(order["kind"], order["pid"], order["params"])
     except FaultRefused as error:
         record.unlink(missing_ok=True)
-        _say(refused=str(error))
+        _print(refused=str(error))
         return 1
     if not silences:
-        _say(evidence=injected.evidence)
+        _print(evidence=injected.evidence)
     try:
         if injected.removable:
             asked.wait(order["duration"])
-        _say(removed={"was": injected.evidence, **injected.remove()})
+        _print(removed={"was": injected.evidence, **injected.remove()})
     finally:
         record.unlink(missing_ok=True)
     return 0
 
 
-def _say(**line: Any) -> None:
+def _print(**line: Any) -> None:
     with contextlib.suppress(OSError):  # the process that started the agent may be gone
         print(json.dumps(line), flush=True)  # noqa: T201
 

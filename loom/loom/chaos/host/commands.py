@@ -43,15 +43,15 @@ def run_at_end(*commands: list[str]) -> Callable[[], None]:
     )
 
     def undo() -> None:
-        _, said = shell.communicate(timeout=PROGRAM_WITHIN)
-        _check(program, shell.returncode, said)
+        _, errors = shell.communicate(timeout=PROGRAM_WITHIN)
+        _check(program, shell.returncode, errors)
 
     return undo
 
 
-def _check(command: str, code: int, said: str) -> None:
+def _check(command: str, code: int, errors: str) -> None:
     if code != 0:
-        said = said.strip() or f"exit code {code}"
-        forbidden = "ermitted" in said or "ermission" in said
+        errors = errors.strip() or f"exit code {code}"
+        forbidden = "ermitted" in errors or "ermission" in errors
         advice = ": it needs root, or CAP_NET_ADMIN in this network namespace" if forbidden else ""
-        raise FaultRefused(f"`{command}` failed: {said}{advice}")
+        raise FaultRefused(f"`{command}` failed: {errors}{advice}")

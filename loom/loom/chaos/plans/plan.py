@@ -49,17 +49,17 @@ class Mark(NamedTuple):
 NOWHERE = Mark("plan", 0, 0)
 
 
-def _told(check: Callable[..., V]) -> Callable[..., V]:
+def _raising_value_errors(check: Callable[..., V]) -> Callable[..., V]:
     """Return a function whose `WrongArguments` are the kind of error that pydantic finds the place of."""
 
     @functools.wraps(check)
-    def tell(*given: Any) -> V:
+    def checked(*given: Any) -> V:
         try:
             return check(*given)
         except WrongArguments as error:
             raise ValueError(str(error)) from error
 
-    return tell
+    return checked
 
 
 def _check_expected(expected: Expectation) -> Expectation:
@@ -82,9 +82,9 @@ def _named(target: Any) -> Any:
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(strict=True, ge=0)]
-Seconds = Annotated[float, BeforeValidator(_told(parse_time))]
-Rate = Annotated[float, BeforeValidator(_told(parse_rate))]
-Expected = Annotated[Expectation, BeforeValidator(_told(parse_expectation))]
+Seconds = Annotated[float, BeforeValidator(_raising_value_errors(parse_time))]
+Rate = Annotated[float, BeforeValidator(_raising_value_errors(parse_rate))]
+Expected = Annotated[Expectation, BeforeValidator(_raising_value_errors(parse_expectation))]
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -141,20 +141,24 @@ class PlannedFault:
     @field_validator("fault", mode="before")
     @classmethod
     def _check_fault(cls, fault: Any) -> str:
-        return _told(fault_kind)(fault).name
+        return _raising_value_errors(fault_kind)(fault).name
 
     @field_validator("duration", mode="before")
     @classmethod
     def _check_duration(cls, duration: Any, before: ValidationInfo) -> float | None:
         if "fault" not in before.data:  # the name of the fault was refused
             return None
-        seconds = None if duration is None else _told(parse_time)(duration)
-        return _told(check_duration)(fault_kind(before.data["fault"]), seconds)
+        seconds = None if duration is None else _raising_value_errors(parse_time)(duration)
+        return _raising_value_errors(check_duration)(fault_kind(before.data["fault"]), seconds)
 
     @field_validator("params", mode="before")
     @classmethod
     def _check_params(cls, params: Any, before: ValidationInfo) -> dict[str, Any]:
-        return _told(check_params)(fault_kind(before.data["fault"]), params) if "fault" in before.data else {}
+        return (
+            _raising_value_errors(check_params)(fault_kind(before.data["fault"]), params)
+            if "fault" in before.data
+            else {}
+        )
 
     @property
     def kind(self) -> FaultKind:

@@ -163,11 +163,11 @@ class Report:
 
 
 def _short(evidence: dict[str, Any]) -> str:
-    said = []
+    parts = []
     for values in evidence.values():
         simple = {name: value for name, value in dict(values).items() if isinstance(value, (int, float, str))}
-        said.append(", ".join(f"{name} {value}" for name, value in list(simple.items())[:3]))
-    return "; ".join(said)[:120]
+        parts.append(", ".join(f"{name} {value}" for name, value in list(simple.items())[:3]))
+    return "; ".join(parts)[:120]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:

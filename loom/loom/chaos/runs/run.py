@@ -62,7 +62,7 @@ class Run:
         self._spent_until: list[dict[str, float]] = []
         """The results of `_spent` at each fault, and at the end."""
         self._weaver = weaver
-        self._told = told
+        self._report = told
         self._luck = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
         self._settled: float | None = None
@@ -158,12 +158,12 @@ class Run:
         if kind.of == "host":
             found = found[:1] if fault.fault == "lost_host" else list({one.host: one for one in found}.values())
         victims = [self._victim(one) for one in found] if kind.place is not Place.GATEWAY else []
-        targets = [one.id for one in found] if victims else [self._piece(fault, found)]
+        targets = [one.id for one in found] if victims else [self._component(fault, found)]
         groups = frozenset(one.group for one in found)
         struck = Struck(fault, self.observer.now(), targets, victims, groups=groups)
         self.struck.append(struck)
         self._spent_until.append(self._spent())
-        self._told(f"{fault.fault} strikes {', '.join(targets)}")
+        self._report(f"{fault.fault} strikes {', '.join(targets)}")
         try:
             target: Any = targets if victims else targets[0]
             injection = self._weaver.inject(fault.fault, target, fault.duration, dict(fault.params))
@@ -174,10 +174,10 @@ class Run:
         except LoomError as error:
             struck.failed = str(error)
         if struck.failed is not None:
-            self._told(f"{fault.fault} was not injected: {struck.failed}")
+            self._report(f"{fault.fault} was not injected: {struck.failed}")
 
     @staticmethod
-    def _piece(fault: PlannedFault, found: list[ReplicaInfo]) -> str:
+    def _component(fault: PlannedFault, found: list[ReplicaInfo]) -> str:
         if fault.kind.of != "session":
             return "*"
         return fault.target.session or next((one.session for one in found if one.session), "*")

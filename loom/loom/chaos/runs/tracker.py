@@ -83,7 +83,7 @@ class Tracker:
     def __init__(self, observer: Observer, patience: float, told: Callable[[str], None]) -> None:
         self.observer = observer
         self._patience = patience
-        self._told = told
+        self._report = told
 
     def follow(self, struck: Struck) -> None:
         """Update the outcome of a fault from the observations."""
@@ -100,12 +100,12 @@ class Tracker:
             if len(recovered) == len(struck.victims):
                 struck.recovered = max(recovered)
         else:
-            self._see_piece(struck)
+            self._see_component(struck)
         if struck.recovered is not None:
-            self._told(f"{struck.planned.fault} was recovered from within {struck.recovered:.2f} s")
+            self._report(f"{struck.planned.fault} was recovered from within {struck.recovered:.2f} s")
         elif struck.over is not None and self.observer.now() > struck.over + self._patience:
             struck.given_up = True
-            self._told(f"{struck.planned.fault} was not recovered from within {self._patience:g} s")
+            self._report(f"{struck.planned.fault} was not recovered from within {self._patience:g} s")
 
     def _see_end(self, struck: Struck) -> None:
         """Find out when a fault was over."""
@@ -165,7 +165,7 @@ class Tracker:
             before.last = max(done)
             victim.steps_lost = max(0, before.last - (made[0].step or 0) + 1)
 
-    def _see_piece(self, struck: Struck) -> None:
+    def _see_component(self, struck: Struck) -> None:
         observer = self.observer
         absences = [one for one in observer.away if (one.until or observer.now()) >= struck.at]
         if absences and struck.detected is None:

@@ -80,8 +80,8 @@ def lost_twice(lives: dict[str, list[Life]]) -> dict[str, int]:
 def _lost_once(run: Run, expected: Expectation) -> tuple[bool, str]:
     watched = {one.id for one in run.watched()}
     twice = lost_twice({id: lives for id, lives in run.observer.lives.items() if id in watched})
-    said = ", ".join(f"step {step} of {replica}" for replica, step in twice.items())
-    return not twice, said or "none was"
+    text = ", ".join(f"step {step} of {replica}" for replica, step in twice.items())
+    return not twice, text or "none was"
 
 
 def _points(run: Run, metric: str) -> list[tuple[float, float]]:
@@ -90,7 +90,7 @@ def _points(run: Run, metric: str) -> list[tuple[float, float]]:
     return sorted((point.time, point.value) for of_one in points for point in of_one if math.isfinite(point.value))
 
 
-def _course(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _trend(run: Run, expected: Expectation) -> tuple[bool, str]:
     values = [value for _, value in _points(run, expected.metric)]
     if len(values) < LEAST_POINTS:
         return False, f"{len(values)} values of {expected.metric}"
@@ -109,8 +109,8 @@ def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
     }[expected.kind]
     replicas = [one for one in run.watched() if one.state != "failed" and expected.metric in one.metrics]
     values = {one.id: one.metrics[expected.metric] for one in replicas}
-    said = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items())
-    return bool(values) and all(map(holds, values.values())), said or "nobody reports it"
+    text = ", ".join(f"{replica} {value:.4g}" for replica, value in values.items())
+    return bool(values) and all(map(holds, values.values())), text or "nobody reports it"
 
 
 def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
@@ -146,8 +146,8 @@ def _goodput(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 _OF_RUNS: dict[ExpectationKind, Callable[[Run, Expectation], tuple[bool, str]]] = {
     ExpectationKind.LOST_ONCE: _lost_once,
-    ExpectationKind.FALLS: _course,
-    ExpectationKind.RISES: _course,
+    ExpectationKind.FALLS: _trend,
+    ExpectationKind.RISES: _trend,
     ExpectationKind.AT_LEAST: _last_values,
     ExpectationKind.AT_MOST: _last_values,
     ExpectationKind.FINITE: _last_values,

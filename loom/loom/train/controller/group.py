@@ -141,7 +141,7 @@ class ReplicaGroup:
     def _await_end(self, training: Any, training_ended: threading.Event) -> None:
         try:
             reports: list[TrainerReport] = list(training.get().values())
-        except Exception as error:  # noqa: BLE001 - its processes are gone, and whoever notices first tells
+        except Exception as error:  # noqa: BLE001 - its processes are gone; another thread may report it first
             training_ended.set()
             self._fail(f"its processes do not answer: {error}")
             return
@@ -156,7 +156,7 @@ class ReplicaGroup:
                 reports = list(self.trainers.report.call().get(timeout=self._patience).values())
             except TimeoutError:
                 self.silent += self._patience
-            except Exception as error:  # noqa: BLE001 - its processes are gone, and whoever notices first tells
+            except Exception as error:  # noqa: BLE001 - its processes are gone; another thread may report it first
                 _log.debug("group %s does not answer: %s", self.number, error)
                 return
             else:
@@ -168,5 +168,5 @@ class ReplicaGroup:
     def _call(self, endpoint: Any, *args: Any) -> None:
         try:
             endpoint.call(*args).get(timeout=self._patience)
-        except Exception as error:  # noqa: BLE001 - if its processes are gone, another thread tells
+        except Exception as error:  # noqa: BLE001 - if its processes are gone, another thread reports it
             _log.info("group %s did not take a message: %s", self.number, error)

@@ -61,7 +61,7 @@ class Goodput:
             for id in list(known.vacant):
                 self._drop(known, id)
         place = known.places.get(replica)
-        if place is not None and place.vacant is None:  # there is another before anybody knew that it was dead
+        if place is not None and place.vacant is None:  # the old process was not known to be dead yet
             at = min(now, max(last_sign, place.heard))
             self.failed(job, replica, "another process has its place", at, at)
         heir = replica if replica in known.vacant else next(iter(known.vacant), None)
@@ -101,26 +101,26 @@ class Goodput:
         known, place = self._find(job, replica)
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
-    def account(self, job: str, replica: str, told: TimeAccount, now: float) -> None:
+    def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
         """Take a process's time account."""
         known, place = self._find(job, replica)
         if place is None:
-            self.registered(job, replica, now - told.seconds, now)
+            self.registered(job, replica, now - account.seconds, now)
             known, place = self._find(job, replica)
         assert place is not None
         if place.vacant is not None:
             return
-        if told.first_at is None and place.fault is None and place.before is None:
+        if account.first_at is None and place.fault is None and place.before is None:
             place.heard = now
             return
-        spent = dict(told.by_reason)
-        place.open = told.open
+        spent = dict(account.by_reason)
+        place.open = account.open
         was_behind = place.behind
-        self._tell_repeated(place, told, spent)
-        idle = told.seconds - told.open - sum(told.by_reason.values())
+        self._count_repeated(place, account, spent)
+        idle = account.seconds - account.open - sum(account.by_reason.values())
         spent["idle"] = idle if idle > 0.0 else 0.0
         if place.overlap is None:
-            place.overlap = max(0.0, told.seconds - (now - place.registered))
+            place.overlap = max(0.0, account.seconds - (now - place.registered))
             # A process that lived while its place counted as vacant did so without a weaver that knew of it.
             longer = min(place.respawn, max(0.0, place.overlap - spent.get("waiting", 0.0)))
             known.add("respawn", -longer)
@@ -130,8 +130,8 @@ class Goodput:
         # The cost of repeated steps is written as soon as it is known. A restarted weaver would have to estimate it
         # from more steps, without knowing how long each took.
         changed = was_behind and not place.behind
-        if told.first_at is not None and place.fault is not None:
-            known.update_fault(place, stepped=max(place.registered, now - told.seconds + told.first_at))
+        if account.first_at is not None and place.fault is not None:
+            known.update_fault(place, stepped=max(place.registered, now - account.seconds + account.first_at))
             place.fault = None
             changed = True
         self._touch(known, place, now, soon=changed)
@@ -238,22 +238,22 @@ class Goodput:
             return JobTime(job, 0.0), None
         return known, known.places.get(replica)
 
-    def _tell_repeated(self, place: Place, told: TimeAccount, spent: dict[str, float]) -> None:
+    def _count_repeated(self, place: Place, account: TimeAccount, spent: dict[str, float]) -> None:
         """Count the steps as lost that an earlier process had made already.
 
         The durations of single steps are unknown: all steps between two accounts count as equally long.
         """
         compute = spent.get("compute", 0.0)
-        done = place.reached if place.reached is not None else None if told.first is None else told.first - 1
-        if place.before is not None and done is not None and told.highest is not None:
-            repeated = min(place.before, told.highest) - done
-            if told.highest > done and repeated > 0:
-                place.again += max(0.0, compute - place.compute) * repeated / (told.highest - done)
-            if told.highest < place.before:
-                place.open, told_open = 0.0, told.open
-                spent["lost"] = spent.get("lost", 0.0) + told_open
+        done = place.reached if place.reached is not None else None if account.first is None else account.first - 1
+        if place.before is not None and done is not None and account.highest is not None:
+            repeated = min(place.before, account.highest) - done
+            if account.highest > done and repeated > 0:
+                place.again += max(0.0, compute - place.compute) * repeated / (account.highest - done)
+            if account.highest < place.before:
+                place.open, reported_open = 0.0, account.open
+                spent["lost"] = spent.get("lost", 0.0) + reported_open
         place.compute = compute
-        place.reached = told.highest if told.highest is not None else place.reached
+        place.reached = account.highest if account.highest is not None else place.reached
         spent["compute"] = max(0.0, compute - place.again) + place.open
         spent["lost"] = spent.get("lost", 0.0) + min(place.again, compute)
 

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from loom.bridge import loom_pb2
+from loom.bridge.commands import CommandRequest, FailureReport, read_request
 from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, Subjects, decode
-from loom.bridge.news import News, Said
-from loom.bridge.orders import CommandOrder, FailureReport, read_order
+from loom.bridge.publisher import Publication, Publisher
 from loom.errors import InvalidAddress, WrongArguments
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
@@ -101,15 +101,17 @@ REPLY = {
 }
 
 
-def everything_said() -> list[Said]:
+def everything_said() -> list[Publication]:
     """Something of every kind."""
-    news = News()
+    publisher = Publisher()
     status = {"event": 4}
-    said = [*news.snapshot({"status": status, "replicas": [REPLICA], "devices": [DEVICE]})]
-    said += news.delta({"replicas": {"train_0": {**REPLICA, "step": 8}}, "devices": {"GPU-1": {"power": 1.0}}}, 9.0)
+    said = [*publisher.snapshot({"status": status, "replicas": [REPLICA], "devices": [DEVICE]})]
+    said += publisher.delta(
+        {"replicas": {"train_0": {**REPLICA, "step": 8}}, "devices": {"GPU-1": {"power": 1.0}}}, 9.0
+    )
     for event in (FAILED, COMMANDED, APPLIED):
-        said += news.event(event)
-    said += [news.away("it restarts"), (EnvelopeKind.REPLY, REPLY)]
+        said += publisher.event(event)
+    said += [publisher.away("it restarts"), (EnvelopeKind.REPLY, REPLY)]
     said += [(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "xid 79"})]
     return [*said, (EnvelopeKind.UI_COMMAND, {"command_type": "pause", "target_id": "*", "wait": 2})]
 
@@ -167,17 +169,19 @@ def test_an_order_is_the_same_in_both_formats(format: Format) -> None:
         "config_params": {"steps": 3, "rate": 0.5, "on": True, "layers": [1, {"a": 2}]},
     }
 
-    order = read_order(decode(EnvelopeKind.CONFIG_INFO, Envelope(EnvelopeKind.CONFIG_INFO, body).encode(format)))
+    request = read_request(
+        decode(EnvelopeKind.CONFIG_INFO, Envelope(EnvelopeKind.CONFIG_INFO, body).encode(format))
+    )
 
-    assert isinstance(order, CommandOrder)
-    assert (order.kind, order.target) == ("update_config", "train_0")
-    assert order.params == body["config_params"]
-    assert type(order.params["steps"]) is int
+    assert isinstance(request, CommandRequest)
+    assert (request.kind, request.target) == ("update_config", "train_0")
+    assert request.params == body["config_params"]
+    assert type(request.params["steps"]) is int
 
 
 def test_the_reason_of_a_failure_may_be_long_or_missing() -> None:
-    long = read_order(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "x" * 9000}))
-    none = read_order(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1"}))
+    long = read_request(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "x" * 9000}))
+    none = read_request(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1"}))
 
     assert long == FailureReport("GPU-1", "x" * 2000)
     assert none == FailureReport("GPU-1", "")
@@ -192,9 +196,9 @@ def test_a_prefix_that_can_begin_no_subject_is_refused(prefix: str) -> None:
 def test_many_replicas_are_said_in_parts() -> None:
     replicas = [{**REPLICA, "id": f"train_{number}"} for number in range(250)]
 
-    snapshot = News().snapshot({"status": {"event": 1}, "replicas": replicas, "devices": []})
+    snapshot = Publisher().snapshot({"status": {"event": 1}, "replicas": replicas, "devices": []})
     updates = [body["data"] for kind, body in snapshot if kind is EnvelopeKind.UI_UPDATE]
-    delta = News().delta({"replicas": {replica["id"]: replica for replica in replicas}}, 1.0)
+    delta = Publisher().delta({"replicas": {replica["id"]: replica for replica in replicas}}, 1.0)
     changes = [body["data"]["replicas"] for kind, body in delta if kind is EnvelopeKind.UI_UPDATE]
 
     assert [(update["part"], update["parts"], len(update["replicas"])) for update in updates] == [
@@ -206,22 +210,22 @@ def test_many_replicas_are_said_in_parts() -> None:
 
 
 def test_nothing_is_said_twice_unless_it_was_not_heard() -> None:
-    news = News()
+    publisher = Publisher()
     message = {"status": {"event": 1}, "replicas": [REPLICA], "devices": [DEVICE]}
     statuses = (EnvelopeKind.TRAINING_STATUS, EnvelopeKind.DEVICE_STATUS)
 
-    first = [kind for kind, _ in news.snapshot(message) if kind in statuses]
-    second = [kind for kind, _ in news.snapshot(message) if kind in statuses]
-    news.forget()
-    third = [kind for kind, _ in news.snapshot(message) if kind in statuses]
+    first = [kind for kind, _ in publisher.snapshot(message) if kind in statuses]
+    second = [kind for kind, _ in publisher.snapshot(message) if kind in statuses]
+    publisher.forget()
+    third = [kind for kind, _ in publisher.snapshot(message) if kind in statuses]
 
     assert (first, second, third) == (list(statuses), [], list(statuses))
 
 
 def test_heartbeats_are_said_once_a_second() -> None:
-    news = News()
+    publisher = Publisher()
 
-    said = [news.delta({"replicas": {"train_0": REPLICA}}, 10.0 + tick * 0.5) for tick in range(6)]
+    said = [publisher.delta({"replicas": {"train_0": REPLICA}}, 10.0 + tick * 0.5) for tick in range(6)]
     beats = [[kind for kind, _ in some if kind is EnvelopeKind.HEARTBEAT] for some in said]
 
     assert beats == [[EnvelopeKind.HEARTBEAT], []] * 3

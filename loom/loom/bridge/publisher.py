@@ -1,4 +1,4 @@
-"""The conversion of the weaver's pushes to messages for NATS."""
+"""`Publisher`: the publications on NATS for the weaver's pushes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from loom.bridge.envelopes import EnvelopeKind
 
-Said = tuple[EnvelopeKind, dict[str, Any]]
-"""A message for NATS: its kind and its body."""
+Publication = tuple[EnvelopeKind, dict[str, Any]]
+"""A message to publish on NATS: its kind and its body."""
 
 PART = 100
 """Replicas or devices in one message: a server's default limit is 1 MiB."""
@@ -17,8 +17,8 @@ BEAT_EVERY = 1.0
 """Seconds between two heartbeats of a replica."""
 
 
-class News:
-    """A converter of messages of ``/ws/v1/weaver``, or parts of them, to messages for NATS."""
+class Publisher:
+    """A converter of messages of ``/ws/v1/weaver``, or parts of them, to publications."""
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
@@ -31,7 +31,7 @@ class News:
         self._statuses.clear()
         self._devices.clear()
 
-    def snapshot(self, message: Mapping[str, Any]) -> Iterator[Said]:
+    def snapshot(self, message: Mapping[str, Any]) -> Iterator[Publication]:
         """Yield messages with all replicas and devices."""
         replicas, devices = message["replicas"], message["devices"]
         self._groups = {replica["id"]: replica["group"] for replica in replicas}
@@ -46,7 +46,7 @@ class News:
             yield from self._training_status(replica["id"], replica)
         yield from self.devices(devices)
 
-    def event(self, event: Mapping[str, Any]) -> Iterator[Said]:
+    def event(self, event: Mapping[str, Any]) -> Iterator[Publication]:
         """Yield the messages about an event."""
         kind = event["kind"]
         if kind == "registered":
@@ -59,11 +59,11 @@ class News:
             yield EnvelopeKind.CONFIG_INFO, _config_info(event)
         yield self.added(event)
 
-    def added(self, event: Mapping[str, Any]) -> Said:
+    def added(self, event: Mapping[str, Any]) -> Publication:
         """Return a message that repeats an event with more details."""
         return _update("event", dict(event))
 
-    def delta(self, message: Mapping[str, Any], now: float) -> Iterator[Said]:
+    def delta(self, message: Mapping[str, Any], now: float) -> Iterator[Publication]:
         """Yield messages with the replicas' latest reports."""
         replicas, devices = message["replicas"], message.get("devices", {})
         for id, replica in replicas.items():
@@ -77,7 +77,7 @@ class News:
         for some in _parts(list(devices.items())):
             yield _update("delta", {"devices": dict(some)})
 
-    def devices(self, devices: Iterable[Mapping[str, Any]]) -> Iterator[Said]:
+    def devices(self, devices: Iterable[Mapping[str, Any]]) -> Iterator[Publication]:
         """Yield messages about the devices whose status has changed."""
         before, self._devices = self._devices, {}
         for device in devices:
@@ -92,11 +92,11 @@ class News:
             if before.get(device["uuid"]) != self._devices[device["uuid"]]:
                 yield EnvelopeKind.DEVICE_STATUS, body
 
-    def away(self, reason: str) -> Said:
+    def away(self, reason: str) -> Publication:
         """Return a message that the weaver is away."""
         return _update("away", {"reason": reason})
 
-    def _training_status(self, id: str, replica: Mapping[str, Any]) -> Iterator[Said]:
+    def _training_status(self, id: str, replica: Mapping[str, Any]) -> Iterator[Publication]:
         status = replica["reported"], replica["state"], replica["step"]
         if self._statuses.get(id) == status:
             return
@@ -118,19 +118,23 @@ def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:
     target = event["target"]
     targets = [target] if isinstance(target, str) else target
     renamed = {"command_id": "command", "command_type": "do", "event_id": "id"}
-    said = _picked(event, "params", "replicas", "by", "cause", "time", **renamed)
-    return {**said, "target_replica_ids": targets}
+    fields = _picked(event, "params", "replicas", "by", "cause", "time", **renamed)
+    return {**fields, "target_replica_ids": targets}
 
 
 def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
     changes = event["changes"]
     renamed = {"replica_id": "replica", "current_step": "step", "command_id": "command", "event_id": "id"}
-    said = _picked(event, "refused", "by", "reason", "time", **renamed)
+    fields = _picked(event, "refused", "by", "reason", "time", **renamed)
     new = {key: change["new"] for key, change in changes.items()}
-    return {**said, "config_params": new, "old_params": {key: change.get("old") for key, change in changes.items()}}
+    return {
+        **fields,
+        "config_params": new,
+        "old_params": {key: change.get("old") for key, change in changes.items()},
+    }
 
 
-def _update(type: str, data: dict[str, Any]) -> Said:
+def _update(type: str, data: dict[str, Any]) -> Publication:
     return EnvelopeKind.UI_UPDATE, {"type": type, "data": data}
 
 

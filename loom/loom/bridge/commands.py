@@ -51,7 +51,7 @@ class FailureReport:
 
 
 @dataclass(frozen=True)
-class CommandOrder:
+class CommandRequest:
     """A command to replicas."""
 
     kind: CommandKind
@@ -93,7 +93,7 @@ class CommandOrder:
         return reply
 
 
-def read_order(envelope: Envelope) -> FailureReport | CommandOrder:
+def read_request(envelope: Envelope) -> FailureReport | CommandRequest:
     """Return the request in a message."""
     try:
         return _READERS[envelope.kind](envelope.body)
@@ -113,28 +113,28 @@ def _read_failure(body: dict[str, Any]) -> FailureReport:
     return FailureReport(device, _text(body, "reason", "")[:_MAX_REASON])
 
 
-def _read_command(body: dict[str, Any]) -> CommandOrder:
+def _read_command(body: dict[str, Any]) -> CommandRequest:
     wanted, params = _text(body, "command_type"), _values(body, "params")
     if wanted not in COMMANDS:
         raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {', '.join(COMMANDS)}")
     kind = CommandKind(wanted)
     if kind in DEVICE_COMMANDS:
-        return CommandOrder(
+        return CommandRequest(
             kind, _text(body, "target_id", "") or None, {"device": _text(params, "device_uuid")}, _wait(body)
         )
     if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("params is missing: the new values, by key")
-    return CommandOrder(kind, _text(body, "target_id"), params, _wait(body))
+    return CommandRequest(kind, _text(body, "target_id"), params, _wait(body))
 
 
-def _read_config(body: dict[str, Any]) -> CommandOrder:
+def _read_config(body: dict[str, Any]) -> CommandRequest:
     config = _values(body, "config_params")
     if not config:
         raise WrongArguments(f"config_params is missing: the new values, by key; there is {_names(body)}")
-    return CommandOrder(CommandKind.UPDATE_CONFIG, _text(body, "replica_id", "") or "*", config, _wait(body))
+    return CommandRequest(CommandKind.UPDATE_CONFIG, _text(body, "replica_id", "") or "*", config, _wait(body))
 
 
-_READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandOrder]] = {
+_READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandRequest]] = {
     EnvelopeKind.MONITORED_FAIL: _read_failure,
     EnvelopeKind.UI_COMMAND: _read_command,
     EnvelopeKind.CONFIG_INFO: _read_config,
