@@ -99,18 +99,18 @@ def _visible(pynvml: Any) -> Iterator[Any]:
     As in CUDA, the GPUs after a number or a uuid that names none are invisible:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
-    count = _asked(pynvml, pynvml.nvmlDeviceGetCount) or 0
+    count = _query(pynvml, pynvml.nvmlDeviceGetCount) or 0
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         for index in range(count):
-            if (handle := _asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)) is not None:
+            if (handle := _query(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)) is not None:
                 yield handle
         return
     for name in (part.strip() for part in chosen.split(",")):
         if name.isdecimal():
             if int(name) >= count:
                 return
-            handle = _asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, int(name))
+            handle = _query(pynvml, pynvml.nvmlDeviceGetHandleByIndex, int(name))
         else:
             handle = _by_uuid(pynvml, name, count)
         if handle is None:
@@ -121,24 +121,24 @@ def _visible(pynvml: Any) -> Iterator[Any]:
 def _by_uuid(pynvml: Any, name: str, count: int) -> Any:
     """Return the handle of the only GPU or MIG slice whose uuid begins with a name, or None."""
     if name.startswith("MIG-"):
-        return _asked(pynvml, pynvml.nvmlDeviceGetHandleByUUID, name)
+        return _query(pynvml, pynvml.nvmlDeviceGetHandleByUUID, name)
     if not name.startswith("GPU-"):
         return None
-    handles = [_asked(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    handles = [_query(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     found = [
         handle
         for handle in handles
-        if handle is not None and _text(_asked(pynvml, pynvml.nvmlDeviceGetUUID, handle)).startswith(name)
+        if handle is not None and _text(_query(pynvml, pynvml.nvmlDeviceGetUUID, handle)).startswith(name)
     ]
     return found[0] if len(found) == 1 else None
 
 
 def _described(pynvml: Any, handle: Any) -> LocalDevice | None:
-    uuid = _asked(pynvml, pynvml.nvmlDeviceGetUUID, handle)
+    uuid = _query(pynvml, pynvml.nvmlDeviceGetUUID, handle)
     if uuid is None:
         return None
-    model = _asked(pynvml, pynvml.nvmlDeviceGetName, handle)
-    memory = _asked(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle)
+    model = _query(pynvml, pynvml.nvmlDeviceGetName, handle)
+    memory = _query(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle)
     return LocalDevice(
         _text(uuid), "gpu", socket.gethostname(), _text(model) or "GPU", 0 if memory is None else int(memory.total)
     )
@@ -153,9 +153,9 @@ def _gpu_use(uuid: str) -> DeviceUse:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
         return DeviceUse(error=str(error))
-    rates = _asked(pynvml, pynvml.nvmlDeviceGetUtilizationRates, handle)
-    temperature = _asked(pynvml, pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-    milliwatts = _asked(pynvml, pynvml.nvmlDeviceGetPowerUsage, handle)
+    rates = _query(pynvml, pynvml.nvmlDeviceGetUtilizationRates, handle)
+    temperature = _query(pynvml, pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    milliwatts = _query(pynvml, pynvml.nvmlDeviceGetPowerUsage, handle)
     return DeviceUse(
         utilization=None if rates is None else rates.gpu / 100,
         memory_used=int(memory.used),
@@ -164,7 +164,7 @@ def _gpu_use(uuid: str) -> DeviceUse:
     )
 
 
-def _asked(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def _query(pynvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return NVML's answer; None if this GPU does not support the query, or does not answer."""
     try:
         return function(*arguments)

@@ -124,7 +124,7 @@ class Bridge:
         work = [
             self._receive_pushes(),
             self._publish_pushes(),
-            self._look_at_devices(),
+            self._poll_devices(),
             self._carry_out_messages(),
             self._nats.keep(),
         ]
@@ -225,7 +225,7 @@ class Bridge:
             logger.info("the weaver is back")
         self._is_away = False
 
-    async def _look_at_devices(self) -> None:
+    async def _poll_devices(self) -> None:
         while True:
             try:
                 devices = await self._request(lambda: self._gateway.ask("devices"))

@@ -101,7 +101,7 @@ class NatsLink:
         self._subjects = subjects
         self._queue = queue
         self._take = take
-        self._came = came
+        self._on_reconnect = came
         self._options = _login_options(login, url)
         self._client: Client | None = None
         self._lost = asyncio.Event()
@@ -149,7 +149,7 @@ class NatsLink:
             logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
             await self._open_again()
             logger.info("NATS at %s is back", self.name)
-            await self._came()
+            await self._on_reconnect()
 
     async def _open_again(self) -> None:
         for wait in AGAIN:

@@ -46,7 +46,7 @@ class Target:
 
 def matching(target: Target, replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
     """Return the replicas that a target names, in any state, sorted by id. `chosen` applies ``random``."""
-    return sorted((one for one in replicas if _is_meant(target, one)), key=lambda one: one.id)
+    return sorted((one for one in replicas if _matches(target, one)), key=lambda one: one.id)
 
 
 def living(replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
@@ -78,7 +78,7 @@ def chosen(target: Target, found: list[ReplicaInfo], luck: random.Random) -> lis
     return sorted(luck.sample(found, min(target.random, len(found))), key=lambda one: one.id)
 
 
-def _is_meant(target: Target, replica: ReplicaInfo) -> bool:
+def _matches(target: Target, replica: ReplicaInfo) -> bool:
     short = replica.id.partition("@")[0]
     names = (
         (target.replica, (replica.id, short)),

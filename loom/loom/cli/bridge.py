@@ -80,14 +80,14 @@ def bridge(
 
 async def _until_ended(bridge: Bridge) -> None:
     """Run a bridge until SIGTERM or SIGINT."""
-    work = asyncio.ensure_future(_carry(bridge))
+    work = asyncio.ensure_future(_open_and_run(bridge))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
 
 
-async def _carry(bridge: Bridge) -> None:
+async def _open_and_run(bridge: Bridge) -> None:
     try:
         await bridge.open()
         announce(bridge=bridge.id)

@@ -92,8 +92,8 @@ class DemoTraining:
         self._weaver = job.weaver
         self._checkpoints = checkpoints
         self._groups, self._steps = groups, steps
-        self._kill_to_come = failure
-        self._rate_to_come = True
+        self._kill_pending = failure
+        self._rate_pending = True
         self._paused = False
         self._reported = 0
         """The number of the job's events that were yielded."""
@@ -111,31 +111,31 @@ class DemoTraining:
             if (status := self._status()) is None:
                 continue
             self._call_ms = 1000 * (time.perf_counter() - asked)
-            yield from self._news(status.events)
+            yield from self._new_events(status.events)
             if status.step == 0:
                 self._row = 0, time.perf_counter()
             if status.groups and status.step >= self._row[0] + rows_every:
                 newest = max((group.report for group in status.groups), key=lambda report: report.step)
                 yield from self._progress(status.step, newest.metrics)
-            if self._rate_to_come and status.step >= self._steps / 2:
+            if self._rate_pending and status.step >= self._steps / 2:
                 yield from self._lower_the_learning_rate()
-            elif self._kill_to_come and status.step >= self._steps * KILL_AFTER:
+            elif self._kill_pending and status.step >= self._steps * KILL_AFTER:
                 yield from self._lose_a_process(status)
         summary: JobSummary = run.result()
-        yield from self._news(summary.events)
+        yield from self._new_events(summary.events)
         yield from self._progress(summary.steps, summary.metrics)
 
     def _training(self, rows_every: int) -> FaultTolerantJob:
         from loom.train import LiveConfig, digits  # here, as it imports Monarch: no other command waits for it
 
-        seconds = SECONDS_WITH_FAILURE if self._kill_to_come else SECONDS
+        seconds = SECONDS_WITH_FAILURE if self._kill_pending else SECONDS
         return digits.digits_job(
             self._groups,
             self._steps,
             name=NAME,
             pace=max(0.005, seconds / self._steps),
             config=LiveConfig(learning_rate=LEARNING_RATES[0], batch_size=BATCH),
-            spares=int(self._kill_to_come),
+            spares=int(self._kill_pending),
             checkpoints=str(self._checkpoints),
             checkpoint_every=5 * rows_every,
             evaluate_every=rows_every,
@@ -151,7 +151,7 @@ class DemoTraining:
         except WrongArguments:  # it has not begun, or is over
             return None
 
-    def _news(self, events: Sequence[JobEvent]) -> Iterator[Event]:
+    def _new_events(self, events: Sequence[JobEvent]) -> Iterator[Event]:
         new, self._reported = events[self._reported :], len(events)
         yield from (event for event in new if event.kind in SHOWN)
 
@@ -163,7 +163,7 @@ class DemoTraining:
             yield Progress(step, metrics["loss"], metrics["accuracy"], speed, self._call_ms)
 
     def _lower_the_learning_rate(self) -> Iterator[Event]:
-        self._rate_to_come = False
+        self._rate_pending = False
         before, after = LEARNING_RATES
         answers = self._weaver.update_config(NAME, learning_rate=after).get(ANSWER_SECONDS).values()
         steps = [answer.step for answer in answers if answer.ok]
@@ -178,7 +178,7 @@ class DemoTraining:
             return
         if self._paused:
             self._weaver.resume(NAME).get(ANSWER_SECONDS)
-        self._kill_to_come = False
+        self._kill_pending = False
         victim = status.groups[-1]
         self._weaver.inject("sigkill", victim.replica).get(ANSWER_SECONDS)
         yield ProcessKilled(time.time(), status.step, len(status.groups) - 1, victim.pids[0])

@@ -45,7 +45,7 @@ class Splitter:
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
-        self._begun = bytearray()
+        self._partial = bytearray()
         self._needed = 0
 
     def feed(self, data: bytes) -> list[list[Any]]:
@@ -56,12 +56,12 @@ class Splitter:
                 unreadable.
         """
         whole = data
-        if self._begun:
-            self._begun += data
-            if len(self._begun) < self._needed:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
                 return []
-            whole = bytes(self._begun)
-            self._begun = bytearray()
+            whole = bytes(self._partial)
+            self._partial = bytearray()
         frames = []
         position, end = 0, len(whole)
         while end - position >= _LENGTH.size:
@@ -77,7 +77,7 @@ class Splitter:
         else:
             self._needed = _LENGTH.size
         if position < end:
-            self._begun += memoryview(whole)[position:]
+            self._partial += memoryview(whole)[position:]
         return frames
 
 

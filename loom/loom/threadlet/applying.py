@@ -178,7 +178,7 @@ class CommandApplier(StatusReporter):
         """Whether the loop should end: a stop was applied, or a drain at an earlier boundary."""
         return self._stop
 
-    def _attend(self) -> None:
+    def _apply_and_wait(self) -> None:
         self.check_and_apply_updates()
         self.wait_while_paused()
 

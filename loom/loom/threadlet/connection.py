@@ -32,7 +32,7 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
-        _watch_over(sock)
+        _set_options(sock)
         sock.setblocking(False)
         self._socket = sock
         self._wake = wake
@@ -123,7 +123,7 @@ def _empty(wake: socket.socket) -> None:
             pass
 
 
-def _watch_over(sock: socket.socket) -> None:
+def _set_options(sock: socket.socket) -> None:
     """Set the socket's options: send small frames at once, and notice a peer whose host is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

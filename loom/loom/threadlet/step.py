@@ -39,7 +39,7 @@ class Step:
         threadlet._in_steps = True
         threadlet._step = self.number
         if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
-            threadlet._attend()
+            threadlet._apply_and_wait()
         threadlet._phase = _STEP
         threadlet._spent.began = monotonic()
         if threadlet._each_step:
@@ -75,4 +75,4 @@ class Step:
                 threadlet._asleep = False
                 threadlet._wakes.put(None)
             if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
-                threadlet._attend()
+                threadlet._apply_and_wait()

@@ -44,7 +44,7 @@ class WeaverClient:
         self._path = path
         self._patience = patience
         self._closed = False
-        self._there = asyncio.Event()
+        self._up = asyncio.Event()
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
         self._link: _Link | None = None
@@ -52,11 +52,11 @@ class WeaverClient:
 
     def came(self) -> None:
         """Note that the weaver listens."""
-        self._there.set()
+        self._up.set()
 
     def went(self, why: str) -> None:
         """Note that the weaver is away."""
-        self._there.clear()
+        self._up.clear()
         self._why_away = why
 
     def close(self) -> None:
@@ -135,13 +135,13 @@ class WeaverClient:
 
     async def available(self) -> None:
         """Wait until the weaver is up."""
-        await self._there.wait()
+        await self._up.wait()
 
     async def _available(self) -> None:
-        if self._there.is_set():
+        if self._up.is_set():
             return
         try:
-            await asyncio.wait_for(self._there.wait(), self._patience)
+            await asyncio.wait_for(self._up.wait(), self._patience)
         except asyncio.TimeoutError:
             raise WeaverUnavailable(
                 f"the weaver is away: {self._why_away}. It is started again by itself; replicas go on meanwhile"
@@ -174,7 +174,7 @@ class _Link(asyncio.Protocol):
         self.lost = False
         self._splitter = Splitter()
         self._number = 0
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
         self._transport: asyncio.Transport
 
@@ -190,7 +190,7 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        asked, self._asked = self._asked, {}
+        asked, self._pending = self._pending, {}
         text = "the weaver went away before it had answered; it may have done it all the same"
         for future in asked.values():
             if not future.done():
@@ -205,11 +205,11 @@ class _Link(asyncio.Protocol):
         number = self._number
         self._send(["ask", number, operation, arguments])
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._pending[number] = answer
         try:
             return await answer
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         self._send(["watch", 1])
@@ -230,11 +230,11 @@ class _Link(asyncio.Protocol):
     def _take(self, frame: list[Any]) -> None:
         match frame:
             case ["answer", int(number), value]:
-                future = self._asked.get(number)
+                future = self._pending.get(number)
                 if future is not None and not future.done():  # the caller may have given up
                     future.set_result(value)
             case ["error", int(number), str(code), str(text)]:
-                future = self._asked.get(number)
+                future = self._pending.get(number)
                 if future is not None and not future.done():
                     future.set_exception(error_for_code(code, text))
             case ["snapshot" | "event" as kind, int(), dict(body)]:

@@ -65,9 +65,9 @@ class Liveness:
         while checks and checks[0][0] <= now:
             at, _, replica = heapq.heappop(checks)
             if replica.check_at == at:
-                self._look_after(replica, now)
+                self._check(replica, now)
 
-    def _look_after(self, replica: Replica, now: float) -> None:
+    def _check(self, replica: Replica, now: float) -> None:
         timing = self._timing
         if replica.state not in LIVING:
             return

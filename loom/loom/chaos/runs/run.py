@@ -63,7 +63,7 @@ class Run:
         """The results of `_spent` at each fault, and at the end."""
         self._weaver = weaver
         self._report = told
-        self._luck = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
+        self._random = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
         self._settled: float | None = None
 
@@ -90,7 +90,7 @@ class Run:
         try:
             while not self._is_over():
                 if self.observer.look():
-                    self._inject_what_is_due()
+                    self._inject_due()
                 for struck in self.struck:
                     self._tracker.follow(struck)
                 time.sleep(LOOK_EVERY)
@@ -112,11 +112,11 @@ class Run:
         elif fault.when.rate is not None:
             at = 0.0
             for _ in range(fault.when.times):
-                at += self._luck[index].expovariate(fault.when.rate)
+                at += self._random[index].expovariate(fault.when.rate)
                 times.append(at)
         return _Pending(fault, index, times)
 
-    def _inject_what_is_due(self) -> None:
+    def _inject_due(self) -> None:
         for pending in list(self._pending):
             if not self._is_due(pending):
                 continue
@@ -128,7 +128,7 @@ class Run:
                 pending.times.pop(0)
             if not pending.times:
                 self._pending.remove(pending)
-            self._inject(pending, chosen(pending.planned.target, found, self._luck[pending.index]))
+            self._inject(pending, chosen(pending.planned.target, found, self._random[pending.index]))
 
     def _is_due(self, pending: _Pending) -> bool:
         when, now = pending.planned.when, self.observer.now()

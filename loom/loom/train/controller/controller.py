@@ -78,7 +78,7 @@ class Controller:
                 for _ in range(job.groups):
                     self._slots.add()
                 self._events.record("job_started", groups=job.groups, steps=job.steps, spares=job.spares)
-                self._attend(threadlet)
+                self._handle_messages(threadlet)
             return self._summary(time.monotonic() - began)
         finally:
             del _controllers[job.name]
@@ -99,7 +99,7 @@ class Controller:
             events=tuple(self._events.recorded),
         )
 
-    def _attend(self, threadlet: Threadlet) -> None:
+    def _handle_messages(self, threadlet: Threadlet) -> None:
         """Handle the messages of other threads and the periodic work, until the job is over."""
         published = None
         while not self._slots.are_over:
@@ -119,9 +119,9 @@ class Controller:
                 step, groups, spares = progress
                 metrics = {"groups": groups, "spares": spares, "failures": self._slots.failures}
                 threadlet.publish_status(step, max_step=self._job.steps, metrics=metrics)
-        self._check_that_it_ended_well()
+        self._check_ending()
 
-    def _check_that_it_ended_well(self) -> None:
+    def _check_ending(self) -> None:
         slots = self._slots.all()
         if any(slot.ending in (Ending.FINISHED, Ending.STOPPED, Ending.LEFT) for slot in slots):
             return

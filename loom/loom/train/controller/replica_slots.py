@@ -157,7 +157,7 @@ class ReplicaSlots:
         for slot in self.open():
             if slot.state is SlotState.EMPTY and now >= slot.due:
                 self._fill(slot)
-            self._move_on(slot)
+            self._hand_over(slot)
         for slot in self._stuck(now):
             self._lose(slot, f"it has made no step for {now - slot.moved_at:.1f} s, while others did")
         # A spare that starts would slow down the group that replaces a lost one.
@@ -325,7 +325,7 @@ class ReplicaSlots:
         if group is not None:
             self._give(slot, group)
 
-    def _move_on(self, slot: ReplicaSlot) -> None:
+    def _hand_over(self, slot: ReplicaSlot) -> None:
         """Let a group leave if its successor is ready, unless the state would be lost with it."""
         successor = slot.successor
         if successor is None or successor.state is not GroupState.READY or slot.state is SlotState.LEAVING:

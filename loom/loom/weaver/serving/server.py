@@ -77,7 +77,7 @@ class Server:
         self.callers: set[RequestConnection] = set()
         self.watchers: set[RequestConnection] = set()
         self._linger = linger
-        self._last_company = clock()
+        self._last_peer_at = clock()
         self._listeners: list[asyncio.AbstractServer] = []
         self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,7 +86,7 @@ class Server:
         """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._committed = 0.0
         self._planned: asyncio.TimerHandle | None = None
-        self._soon = False
+        self._planned_soon = False
         self._py_spies = asyncio.Semaphore(2)
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
@@ -96,7 +96,7 @@ class Server:
             await loop.create_server(lambda: ThreadletLink(self), sock=tcp, backlog=4096),
             await loop.create_unix_server(lambda: RequestConnection(self), sock=unix),
         ]
-        self.run(self._keep_time())
+        self.run(self._run_ticks())
         self.plan_commit()
 
     async def stop(self) -> None:
@@ -121,10 +121,10 @@ class Server:
         """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""
         urgent = self.weaver.urgent
         if self._planned is not None:
-            if self._soon or not urgent:
+            if self._planned_soon or not urgent:
                 return
             self._planned.cancel()
-        self._soon = urgent
+        self._planned_soon = urgent
         loop = asyncio.get_running_loop()
         at = self._committed + (SOONEST_COMMIT if urgent else COMMIT_EVERY)
         self._planned = loop.call_at(max(at, loop.time()), self.commit)
@@ -145,7 +145,7 @@ class Server:
             self.failure = error
             self.ended.set()
             return
-        self._say(output)
+        self._send_output(output)
         if self.weaver.urgent:
             self.plan_commit()
 
@@ -157,7 +157,7 @@ class Server:
         self._links.discard(link)
         self.weaver.lost(link, self.clock())
         if replica is not None and process is not None:
-            self.run(self._see_whether_dead(replica, replica.instance, process))
+            self.run(self._report_if_dead(replica, replica.instance, process))
         self.plan_commit()
 
     async def _stack(self, arguments: dict[str, Any]) -> str:
@@ -202,7 +202,7 @@ class Server:
         hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING else ""
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
-    def _say(self, output: Output) -> None:
+    def _send_output(self, output: Output) -> None:
         last: Frame | None = None
         data = b""
         for peer, frame in output.frames:
@@ -244,7 +244,7 @@ class Server:
         self.weaver.stacks.take(id, text or "it is not connected")
         self.plan_commit()
 
-    async def _see_whether_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
+    async def _report_if_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
         """Report a process's death.
 
         The check is repeated, because a process closes its sockets before it is gone.
@@ -256,7 +256,7 @@ class Server:
                 self.plan_commit()
                 return
 
-    async def _keep_time(self) -> None:
+    async def _run_ticks(self) -> None:
         changed = 0.0
         while True:
             await asyncio.sleep(COMMIT_EVERY)
@@ -270,8 +270,8 @@ class Server:
                     self._push({"changes": changes})
             self.plan_commit()
             if self.callers or self._links:
-                self._last_company = now
-            elif now > self._last_company + self._linger:
+                self._last_peer_at = now
+            elif now > self._last_peer_at + self._linger:
                 _log.info("nobody has been here for %g s", self._linger)
                 self.ended.set()
 

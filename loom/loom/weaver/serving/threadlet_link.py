@@ -47,7 +47,7 @@ class ThreadletLink(Connection, Peer):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.server.add_link(self)
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self._give_up)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self._close_unless_introduced)
 
     def data_received(self, data: bytes) -> None:
         server = self.server
@@ -60,7 +60,7 @@ class ThreadletLink(Connection, Peer):
             self.splitter = Splitter(0)
             self.transport.pause_reading()
         if self._introduced is None and self.replica is not None:
-            self._know(self.replica)
+            self._introduce(self.replica)
         server.plan_commit()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,7 +68,7 @@ class ThreadletLink(Connection, Peer):
             self._hello_timer.cancel()
         self.server.drop_link(self, self.replica, self.process)
 
-    def _know(self, replica: Replica) -> None:
+    def _introduce(self, replica: Replica) -> None:
         self._introduced = replica
         self.splitter.limit = MAX_FRAME
         if self._hello_timer is not None:
@@ -77,6 +77,6 @@ class ThreadletLink(Connection, Peer):
         if ours and theirs and ours[0] == theirs[0]:
             self.process = find_process(replica.pid)
 
-    def _give_up(self) -> None:
+    def _close_unless_introduced(self) -> None:
         if self.replica is None:
             self.close()

@@ -88,7 +88,7 @@ class History:
         self._bytes: int = stored
         for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
             self._series.setdefault(replica, {})[metric] = _Series(id, upto)
-        self._begun: list[tuple[int, str, str, int]] = []
+        self._new_series: list[tuple[int, str, str, int]] = []
         self._full: list[tuple[_Series, _Row]] = []
         self._open_chunks: dict[int, _Series] = {}
         """The series of chunks that are not full, by the id of the chunk's row."""
@@ -175,7 +175,7 @@ class History:
             self._unwritten.pop(series, None)
             self._open_chunks.pop(series.chunk, None)
             self._full = [entry for entry in self._full if entry[0] is not series]
-            self._begun = [entry for entry in self._begun if entry[0] != series.id]
+            self._new_series = [entry for entry in self._new_series if entry[0] != series.id]
             (gone,) = self._db.execute(
                 "SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks WHERE series = ?", (series.id,)
             ).fetchone()
@@ -191,8 +191,8 @@ class History:
         Returns:
             The first row of the journal that is still needed.
         """
-        self._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", self._begun)
-        self._begun = []
+        self._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", self._new_series)
+        self._new_series = []
         if not self._journal_times or self._journal_times[-1][0] != journal_id:
             self._journal_times.append((journal_id, now))
         old = 0
@@ -220,7 +220,7 @@ class History:
             raise ProtocolMismatch(f"replica {replica!r} reports more than {MAX_METRICS} metrics, such as {name!r}")
         series = known[name] = _Series(self._next_series, journal_id - 1)
         self._next_series += 1
-        self._begun.append((series.id, replica, name, journal_id - 1))
+        self._new_series.append((series.id, replica, name, journal_id - 1))
         return series
 
     def _row(self, series: _Series) -> _Row:
