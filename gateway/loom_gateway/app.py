@@ -111,7 +111,7 @@ def create_app(
 
     Args:
         manager: the gateway's sessions.
-        access: checks the tokens of long-lived requests.
+        access: the gateway's access control.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         supervisor: the weaver's supervisor; by default one for the manager's folder and workers.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.

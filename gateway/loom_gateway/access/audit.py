@@ -90,7 +90,7 @@ class Audit:
         self.write("refused", who, key[0], code=error.code, message=str(error), **more)
 
     def tick(self) -> None:
-        """Write the number of uncounted refusals of each kind whose last line is `PERIOD` seconds old."""
+        """Write a line for each kind of refusal that has gone on, once its last line is `PERIOD` seconds old."""
         now = self._clock()
         for key, (count, last) in list(self._refused.items()):
             if now - last >= PERIOD:

@@ -101,7 +101,7 @@ class Tunnel:
         while not self._events.empty():
             event = self._events.get_nowait()
             if event["type"] == "websocket.disconnect":
-                self._events.put_nowait(event)
+                self._events.put_nowait(event)  # for the relay's task, which waits for it
                 return
             link.write(event["bytes"])
         self._room.set()

@@ -73,7 +73,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
             if event["type"] == "websocket.receive":
                 link.write(event.get("bytes") or b"")
             else:
-                self.queue.put_nowait(event)
+                self.queue.put_nowait(event)  # a disconnection, which the relay's task waits for
                 break
 
     def data_received(self, data: bytes) -> None:

@@ -42,6 +42,7 @@ def _written(parts: Sequence[Buffer], file: IO[bytes]) -> list[Buffer]:
     for part in parts:
         pieces = part if isinstance(part, Pieces) else (part,)
         read_only = part.read_only if isinstance(part, Pieces) else memoryview(part).readonly
+        # mmap takes only offsets that are multiples of the granularity.
         file.seek(-(-file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY)
         places.append((file.tell(), len(part), read_only))
         for piece in pieces:
@@ -53,5 +54,6 @@ def _written(parts: Sequence[Buffer], file: IO[bytes]) -> list[Buffer]:
 def _mapped(file: IO[bytes], start: int, length: int, read_only: bool) -> Buffer:
     if not length:
         return b""
+    # A writable part stays writable: a copy-on-write map takes its changes, and the file keeps the original.
     access = mmap.ACCESS_READ if read_only else mmap.ACCESS_COPY
     return memoryview(mmap.mmap(file.fileno(), length, access=access, offset=start))

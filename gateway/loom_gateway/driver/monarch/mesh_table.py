@@ -60,7 +60,7 @@ class MeshTable:
     """The meshes and ports of a session, by id."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, Entry] = {}  # iterated as a copy, because other threads change it
         self._endpoints: dict[tuple[int, str], Any] = {}  # by mesh and name
         self.ports: dict[int, Any] = {}
         """The Monarch ports that the client opened. They share the sequence of ids with the meshes."""

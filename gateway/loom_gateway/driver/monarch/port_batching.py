@@ -215,7 +215,7 @@ class _Batchers:
                 batcher.flush()
             except Exception:
                 logger.exception("what was sent to a port of the laptop is lost")
-            del batcher
+            del batcher  # the loop's variable would keep it alive
 
 
 _batchers = _Batchers()

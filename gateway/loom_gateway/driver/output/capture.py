@@ -58,7 +58,7 @@ def _enlarge(*pipes: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
-        set_pipe_size = 1031
+        set_pipe_size = 1031  # F_SETPIPE_SZ of linux/fcntl.h
         with contextlib.suppress(OSError):  # the user is over the kernel's limit of pipe memory
             for pipe in pipes:
                 fcntl.fcntl(pipe, set_pipe_size, PIPE_SIZE)

@@ -107,7 +107,7 @@ class RunThread:
         self._over = True
         self._gate.release()
         if self._interrupted:
-            _raise_in(threading.get_ident(), None)
+            _raise_in(threading.get_ident(), None)  # it may not have been raised yet
 
 
 def _raise_in(ident: int, exception: type[BaseException] | None) -> None:

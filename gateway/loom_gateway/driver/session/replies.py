@@ -89,7 +89,7 @@ class Replies:
         self._send = send
         self._flush = flush
         self._why_silent = why_silent
-        self._pending: dict[ReplyId, _Pending] = {}
+        self._pending: dict[ReplyId, _Pending] = {}  # iterated as a copy, because other threads change it
         self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
         self._flushed = 0.0  # time of the last flush
         self._flush_planned = False  # whether the loop will flush soon
