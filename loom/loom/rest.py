@@ -114,7 +114,7 @@ class Gateway:
         patience = takes(operation, given)
         named = [name for _, name, _, _ in Formatter().parse(path) if name]
         path = "/weaver/" + path.format_map({name: quoted(given.pop(name)) for name in named})
-        if operation == "stacks":  # a page of text
+        if operation == "stacks":  # the response is plain text
             with self._open(method, path, patience=patience) as response:
                 return response.read().decode()
         if method != "POST":

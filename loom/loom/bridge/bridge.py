@@ -1,4 +1,4 @@
-"""The bridge between a gateway and NATS."""
+"""`Bridge`: the bridge between a gateway and NATS."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Bridge:
                     await self._nats.flush()
                     self._confirmed = self._sent
             except NatsAway:
-                # Messages since the last flush may be lost; `_nats_is_back` has them published again.
+                # Messages since the last flush may be lost; `_nats_is_back` lets them be published again.
                 self._sent = self._confirmed
             except _AWAY as error:
                 self._sent = self._confirmed
@@ -166,7 +166,7 @@ class Bridge:
             case "snapshot":
                 self._weaver_is_back()
                 last = message["status"]["event"]
-                if self._confirmed is None or last < self._confirmed:  # the weaver has begun anew
+                if self._confirmed is None or last < self._confirmed:  # the weaver lost its store: ids start over
                     self._sent = self._confirmed = last
                 await self._publish(self._publisher.snapshot(message))
                 await self._publish_missed()

@@ -23,13 +23,13 @@ from loom.tls import client_context
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5
-"""Seconds that a server has to accept a connection."""
+"""Seconds that a server may take to accept a connection."""
 
 OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 """Seconds that connecting and closing may take."""
 
 PING_EVERY = 10
-"""Seconds between pings. A server that leaves two unanswered is away."""
+"""Seconds between pings. A server that leaves two unanswered counts as away."""
 
 MAX_UNREAD = 10_000
 """Messages of a subject that wait for the bridge; further ones are dropped."""

@@ -1,4 +1,4 @@
-"""`Injected`: a fault that was injected, its evidence, and how to remove it."""
+"""`Injected`: an injected fault, with its evidence and its removal."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class DemoTraining:
         yield from self._progress(summary.steps, summary.metrics)
 
     def _training(self, rows_every: int) -> FaultTolerantJob:
-        from loom.train import LiveConfig, digits  # here, as it imports Monarch: no other command waits for it
+        from loom.train import LiveConfig, digits  # imports Monarch, which no other command should wait for
 
         seconds = SECONDS_WITH_FAILURE if self._kill_pending else SECONDS
         return digits.digits_job(
@@ -148,7 +148,7 @@ class DemoTraining:
         try:
             found: JobStatus = self._job.run(status, NAME)
             return found
-        except WrongArguments:  # it has not begun, or is over
+        except WrongArguments:  # the job has not begun, or is over
             return None
 
     def _new_events(self, events: Sequence[JobEvent]) -> Iterator[Event]:

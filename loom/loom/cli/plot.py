@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 72, 16
 """Characters of the drawing, without its axes."""
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot of a pattern, by row and column (Unicode, block Braille Patterns)."""
+"""The bit of each dot in a pattern, by row and column (Unicode, block Braille Patterns)."""
 
 _EMPTY = 0x2800
 

@@ -29,7 +29,7 @@ class Frame:
     """The first element of the list."""
 
     def to_body(self) -> list[Any]:
-        """Return the frame as msgpack takes it: its kind, then its fields."""
+        """Return the frame as a list for msgpack: its kind, then its fields."""
         return [self.KIND, *(getattr(self, name) for name in self.__slots__)]
 
     @classmethod

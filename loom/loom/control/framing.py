@@ -17,7 +17,7 @@ MAX_FRAME = 16 << 20
 """Bytes of the largest frame, not counting its length field."""
 
 MAX_HELLO = 1 << 20
-"""Bytes of the largest frame from a peer that has not shown its key."""
+"""Bytes of the largest frame from a peer that has not authenticated yet."""
 
 _LENGTH = struct.Struct(">I")
 

@@ -13,7 +13,7 @@ from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optiona
 from loom.errors import ProtocolMismatch
 
 PROTOCOL = 1
-"""The version that both sides name in their first frame."""
+"""The protocol version in the first frame of both sides."""
 
 MAX_APPLIED = 1024
 """Applied commands that a threadlet remembers, and lists in its hello."""

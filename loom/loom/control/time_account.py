@@ -20,7 +20,7 @@ RESERVED_REASONS = frozenset(("compute", "lost", "detection", "respawn", "idle")
 """Reasons that a training cannot name, because Loom determines them."""
 
 OTHER = "other"
-"""The reason for time that is spent on more reasons than a process may name."""
+"""The reason for time under further reasons, once a process has named the maximum."""
 
 MAX_REASONS = 16
 """Reasons that one process may name."""

@@ -13,10 +13,10 @@ _by_code: dict[str, type[LoomError]] = {}
 
 
 class LoomError(Exception):
-    """Base of every exception that Loom raises.
+    """The base of every exception that Loom raises.
 
     Args:
-        code: of a case that has no class of its own.
+        code: of a case without a class of its own.
     """
 
     code = "error"
@@ -26,7 +26,7 @@ class LoomError(Exception):
     """Status of the HTTP response that reports this error."""
 
     exit_status = 1
-    """Exit code of a process that ends with this error. (`SessionLost.exit_code` is another process's.)"""
+    """Exit code of a process that ends with this error; `SessionLost.exit_code` is that of another process."""
 
     def __init_subclass__(
         cls,
@@ -49,7 +49,7 @@ class LoomError(Exception):
         if code:
             self.code = code
 
-    __str__ = Exception.__str__  # a KeyError's puts the text in quotes
+    __str__ = Exception.__str__  # KeyError's would put the text in quotes
 
     @classmethod
     def received(cls, message: str) -> LoomError:

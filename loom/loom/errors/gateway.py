@@ -57,7 +57,7 @@ class UnknownToken(NotFound, code="unknown_token", http_status=500, exit_status=
 
 
 class ProtocolMismatch(LoomError, code="protocol_mismatch", http_status=400):
-    """The two sides speak different major versions of Loom's protocol, or what came is not Loom's protocol."""
+    """The two sides speak different major versions of Loom's protocol, or the peer does not speak it at all."""
 
 
 class PythonVersionMismatch(LoomError, code="python_version"):

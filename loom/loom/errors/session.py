@@ -38,7 +38,7 @@ class ReadOnlySession(Denied, code="read_only_session", http_status=500, exit_st
 
 
 class SessionClosed(LoomError, code="session_closed"):
-    """The session was closed or detached from here; its proxies cannot be used any more."""
+    """The session was closed or detached from here, so that its proxies are unusable."""
 
 
 class SessionLost(LoomError, code="session_lost", http_status=410):

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MOST_DOUBLINGS = 64
-"""Every limit is below this power of two. A float would overflow after 1,023 doublings: two hours of attempts."""
+"""The most doublings of a wait: every limit is below 2**64.
+
+A float would overflow after 1,023, two hours of attempts.
+"""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class CommandApplier(StatusReporter):
         """Functions that faults run in each step."""
         self._injections: Injections | None = None
         if injectable:
-            from loom.threadlet.injections import Injections  # which takes longer than all else here
+            from loom.threadlet.injections import Injections  # imported only if needed, because it takes long
 
             self._injections = Injections(self._hooks, self._each_step, self._report_removed)
             self._inbox.at_once = self._inject_at_once
@@ -255,7 +255,7 @@ class CommandApplier(StatusReporter):
             change.when_decided(partial(self._decided, made.command.id, key))
 
     def _decided(self, id: str, key: str, settlement: Settlement) -> None:
-        # Called by any thread, also from within a handler of the update itself.
+        # Any thread may call this, even from within a handler of the update itself.
         with self._applying:
             made = self._deferring.get(id)
             if made is None:

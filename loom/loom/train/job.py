@@ -29,7 +29,7 @@ class FaultTolerantJob(JobSpec):
     """A `JobSpec` that can be started in a session's driver, which runs its controller."""
 
     def start(self, job: Any) -> Any:
-        """Start the job in a session's driver, where it goes on without this program.
+        """Start the job in a session's driver, which runs it without this program.
 
         Args:
             job: the session, a `loom.Job`.

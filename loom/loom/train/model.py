@@ -26,7 +26,7 @@ class TrainerModel:
     """The methods that a subclass of `loom.train.TrainerActor` overrides: at least `build` and `loss`."""
 
     seed = 0
-    """Seed of torch, before `build`."""
+    """The seed of torch, set before `build`."""
     device = "cpu"
     """The device of the model."""
     optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"sgd": sgd, "adamw": adamw}
@@ -36,12 +36,12 @@ class TrainerModel:
         self.before_step: list[Callable[[Batch], object]] = []
         """Called with each batch before the training on it, in the training thread."""
         self.after_loss: list[Callable[[Any], Any]] = []
-        """Called with each loss; each returns the loss to go on with."""
+        """Called with each loss; each returns the loss to continue with."""
         self.replica = ""
         """Name of the replica, such as ``train_0``; empty before the training begins."""
 
     def build(self) -> Any:
-        """Return the model, a ``torch.nn.Module``, which has to be the same in each process."""
+        """Return the model, a ``torch.nn.Module``. It has to be the same in each process."""
         raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
 
     def loss(self, model: Any, batch: Batch) -> Any:

@@ -63,7 +63,7 @@ class LiveConfig:
     sync_every: int = 1
     """Steps between two averagings; always 1 with `Averaging.GRADIENTS`."""
     optimizer: str = "sgd"
-    """One of `TrainerActor.optimizers`. A new optimizer begins with a fresh state."""
+    """A name in `TrainerActor.optimizers`. A new optimizer begins with a fresh state."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class TrainerActor(TrainerModel, Actor):
     def _warm_up(self) -> None:
         # Other groups train meanwhile: lower the priority of this thread, which the threads that it starts inherit.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        os.environ.setdefault("RUST_LOG", "warn")  # torchft's native part logs several lines a step
+        os.environ.setdefault("RUST_LOG", "warn")  # by default torchft logs several lines in each step
         import torch
         import torchft  # noqa: F401
 
@@ -59,7 +59,7 @@ class TrainerActor(TrainerModel, Actor):
         logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
         torch.set_num_threads(1)
         weight = torch.nn.Parameter(torch.zeros(1))
-        weight.sum().backward()  # the first of a process takes long
+        weight.sum().backward()  # the first backward pass of a process takes long
         torch.optim.SGD([weight]).step()
         self.warm_up()
 

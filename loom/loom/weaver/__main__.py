@@ -129,7 +129,7 @@ def _listen_as_before(host: str, port: int, before: WeaverAddress | None) -> soc
 
 
 def _listen_unix(folder: WeaverFolder) -> socket.socket:
-    folder.socket.unlink(missing_ok=True)  # of a weaver that was killed
+    folder.socket.unlink(missing_ok=True)  # a killed weaver leaves its socket
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder.socket))
     folder.socket.chmod(0o600)

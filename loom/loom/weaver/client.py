@@ -164,7 +164,7 @@ class WeaverClient:
             except OSError as error:
                 if loop.time() > until:
                     raise WeaverUnavailable(f"the weaver is away: {error.strerror or error}") from error
-                await asyncio.sleep(BETWEEN_ATTEMPTS)  # it is dead, and its supervisor is about to learn it
+                await asyncio.sleep(BETWEEN_ATTEMPTS)  # the weaver died, and its supervisor will notice soon
 
 
 class _Link(asyncio.Protocol):

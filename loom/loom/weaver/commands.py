@@ -117,7 +117,7 @@ class GivenCommand:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> GivenCommand:
-        """Return a command as it was stored."""
+        """Return a stored command."""
         rest = dict(stored)
         command = Command(rest.pop("id"), CommandKind(rest.pop("kind")), rest.pop("params"))
         return cls(command, **rest)

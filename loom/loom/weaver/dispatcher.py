@@ -71,7 +71,7 @@ class Dispatcher:
         self._known.add_command(given, acknowledgements)
         for replica in there:
             if replica.link is not None and replica.id in given.waiting:
-                self._outbox.send(replica, command)  # the same for all, so that the server packs it once
+                self._outbox.send(replica, command)  # one object for all replicas, so that the server packs it once
         self._outbox.urgent = True
         return given
 

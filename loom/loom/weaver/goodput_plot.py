@@ -41,7 +41,7 @@ def save_plot(record: GoodputRecord, path: str | Path) -> Path:
         MissingDependency: matplotlib is not installed.
     """
     require({"matplotlib": "matplotlib"}, "a plot of goodput", "plot")
-    from matplotlib.figure import Figure  # without pyplot: no window, and no state of a program's own plots
+    from matplotlib.figure import Figure  # pyplot could open a window, and disturb a program's own plots
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     over_time, in_all = figure.subplots(1, 2, width_ratios=[12, 1], sharey=True)

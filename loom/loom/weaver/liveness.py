@@ -16,7 +16,10 @@ from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
 _MAX_STALL_STACKS = 16
-"""When a collective hangs, every replica stalls at once; the stacks of a few say why."""
+"""Stacks of stalled replicas at a time.
+
+When a collective hangs, every replica stalls at once; a few stacks say why.
+"""
 
 
 @dataclass(frozen=True)

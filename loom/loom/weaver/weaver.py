@@ -88,7 +88,7 @@ class Weaver:
         """Record that a connection has ended."""
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
-            replica.heard = now  # the last that is heard of a process is that its sockets are closed
+            replica.heard = now  # the end of its connection is the last sign of a process
             self._liveness.unlink(replica, now)
 
     def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:

@@ -50,7 +50,7 @@ NOWHERE = Mark("plan", 0, 0)
 
 
 def _raising_value_errors(check: Callable[..., V]) -> Callable[..., V]:
-    """Return a function whose `WrongArguments` are the kind of error that pydantic finds the place of."""
+    """Return a function that raises `WrongArguments` as ValueError, for which pydantic reports the place."""
 
     @functools.wraps(check)
     def checked(*given: Any) -> V:

@@ -58,7 +58,7 @@ class Struck:
     over: float | None = None
     """When the fault was over."""
     detected: float | None = None
-    """Seconds from the fault until the first victim, or the killed part of Loom, was noticed."""
+    """Seconds from the fault until the first victim, or the killed component of Loom, was noticed."""
     recovered: float | None = None
     """Seconds until the last victim had recovered."""
     given_up: bool = False

@@ -75,7 +75,7 @@ class FoundCheckpoint:
         """Return the state, with its tensors on the CPU.
 
         Raises:
-            CheckpointBroken: the checkpoint is not whole any more, or was removed after newer ones were written.
+            CheckpointBroken: the checkpoint is no longer whole, or was removed after newer ones were written.
         """
         if reason := whats_wrong(self.path):
             raise CheckpointBroken(
@@ -117,7 +117,7 @@ class PendingCheckpoint:
         return error
 
     def wait(self, timeout: float | None = None) -> FoundCheckpoint:
-        """Wait until the checkpoint is written.
+        """Wait until the checkpoint is written; return it.
 
         Args:
             timeout: seconds to wait at most; None for as long as it takes.
@@ -202,7 +202,7 @@ class CheckpointStore:
         try:
             with Aside(self.folder) as aside:
                 (aside.path / _REST).write_bytes(rest)
-                writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest does
+                writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest syncs them
                 save_tensors(dict(tensors), storage_writer=writer, no_dist=True)
                 manifest = Manifest.of(aside.path, step, time.time())
                 manifest.write(aside.path)

@@ -58,7 +58,7 @@ class ReplicaGroup:
         self.ended: TrainerReport | None = None
         """The last report of a training that has ended: that of a failed member, or else of the first one."""
         self.failure = ""
-        """Why the group cannot be used any more; empty if it can."""
+        """Why the group is unusable; empty if it is usable."""
         self.silent = 0.0
         """Seconds in which the processes have not answered."""
         self._patience = job.silence
@@ -124,7 +124,7 @@ class ReplicaGroup:
         threading.Thread(target=work, args=args, name=f"group {self.number} {work.__name__}", daemon=True).start()
 
     def _fail(self, reason: str) -> None:
-        self.failure = self.failure or reason  # the first is the cause
+        self.failure = self.failure or reason  # the first failure is the cause
         self._changed()
 
     def _process_gone(self, rank: int) -> None:

@@ -20,7 +20,7 @@ class Operation(NamedTuple):
     has: str
     """A key that the object in the response has."""
     only: bool = False
-    """Whether the result is the value of that key, and not the whole object."""
+    """Whether the result is only the value of that key, and not the whole object."""
 
 
 OPERATIONS = {

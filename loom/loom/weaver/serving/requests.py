@@ -187,7 +187,7 @@ class RequestHandler:
         if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
             raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
         counts = [_count({"a count": count}, "a count", 0) for count in counts]
-        self._calls.pop(session, None)  # so that it is the last
+        self._calls.pop(session, None)  # reinsert it at the end: the first entry is dropped first
         self._calls[session] = {"bounds": list(BOUNDS), "counts": counts, "sum": total}
         if len(self._calls) > _MAX_SESSIONS:
             del self._calls[next(iter(self._calls))]

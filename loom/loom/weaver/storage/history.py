@@ -37,7 +37,7 @@ class Level(NamedTuple):
 
 
 LEVELS = (Level(3600.0, 10.0), Level(86_400.0, 60.0), Level(7 * 86_400.0, 600.0))
-"""Full history for an hour, ten seconds for a day, a minute for a week, and ten minutes after that."""
+"""Every point for an hour, one each 10 s for a day, each minute for a week, and each 10 minutes after that."""
 
 
 class _Series:
@@ -55,9 +55,9 @@ class _Series:
         self.open = array("d")
         """The points of the chunk that is not full."""
         self.chunk = 0
-        """The row in which that chunk is, in part; 0 while it is in none."""
+        """The id of the row that holds a part of that chunk; 0 while none does."""
         self.stored = 0
-        """Bytes of it in that row."""
+        """Bytes of that chunk in that row."""
 
 
 class History:

@@ -89,7 +89,7 @@ class Store:
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
-        """Drop a row, if there is one."""
+        """Drop a row, if it exists."""
         self._rows[table][key] = None
 
     def put_acknowledgement(self, command: str, replica: str, body: dict[str, Any]) -> None:
