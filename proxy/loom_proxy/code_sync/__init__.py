@@ -1,1 +1,1 @@
-"""Sending a project's folder to every host, and later only what has changed in it."""
+"""Shipping a project's folder to every host, and later only its changes."""

@@ -1,7 +1,7 @@
-"""`Job.sync`: ships a project folder to every host, for code that must be imported by name.
+"""`Job.sync`, which ships a project folder to every host for code that must be imported by name.
 
-What a synced folder defines travels by reference from then on, and everything else by value as before: see
-`SyncedFolders.by_name`.
+Classes and functions of a synced folder travel by reference from then on; others of the user's travel by value, as
+before. See `SyncedFolders.by_name`.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ WINDOW = 4
 """Messages that are on their way at a time."""
 
 ATTEMPTS = 3
-"""How often contents are sent again that the cluster has lost meanwhile."""
+"""Attempts to send contents that the cluster loses before the sync is complete."""
 
 QUICK = 0.5
-"""Seconds that a sync may take without showing anything."""
+"""Seconds that a sync may take without a progress display."""
 
 _SAMPLE = 16 << 10
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What `Job.sync` did."""
+    """The result of `Job.sync`."""
 
     name: str
-    """Under which name the session knows the folder."""
+    """The folder's name in the session."""
     files: int
-    """Files and links in the folder that are shipped."""
+    """Files and links of the folder that every host has now."""
     bytes: int
-    """Their size together."""
+    """Total size of those files."""
     sent_files: int
-    """Contents that had to be sent; files that are equal are sent once."""
+    """Contents that had to be sent; equal files are sent once."""
     sent_bytes: int
-    """Their size together, before compression."""
+    """Total size of the sent contents, before compression."""
     skipped: int
     """Files and folders that were left out; a folder counts as one."""
     digest: str
-    """Tells the state of the folder: SHA-256 over all paths and contents."""
+    """SHA-256 over all paths and contents, which identifies the state of the folder."""
     seconds: float
-    """How long it took."""
+    """Duration of the sync."""
     warnings: tuple[str, ...] = ()
-    """What may be other than you think, each a sentence."""
+    """Sentences about surprising effects, such as a file that was left out."""
 
 
 @dataclass
@@ -75,13 +75,13 @@ class _Folder:
 
     path: str
     roots: tuple[str, ...]
-    """Folders that are on ``sys.path`` in the cluster, as they are called here, absolute."""
+    """Absolute paths, on this machine, of the folders that are on ``sys.path`` in the cluster."""
     shipped: dict[str, int]
-    """Absolute path of each file, and the lowest id of proc meshes that have it."""
+    """The lowest id of proc meshes that have a module's file, by the file's absolute path."""
     digests: dict[str, str]
     """Digest of each module's file, by absolute path."""
     specs: dict[str, ModuleSpec]
-    """The spec of each module that was loaded here at that time, by absolute path: a reload makes a new one."""
+    """The spec of each module that was loaded here during the sync, by absolute path. A reload makes a new spec."""
 
 
 class SyncedFolders:
@@ -92,13 +92,15 @@ class SyncedFolders:
         self._folders: dict[str, _Folder] = {}
         self._lock = threading.Lock()
         self._names: dict[tuple[str, str], int | None] = {}
+        """The lowest id of proc meshes that have a module, by its name and file; None if it is not in a folder."""
 
     def by_name(self, module: str, procs: int | None) -> bool:
-        """Whether what a module defines travels by reference: it lies in a folder that the other side has.
+        """Return whether a module's code travels by reference, because the other side has its synced folder.
 
         Args:
-            procs: id of the proc mesh that it is for; those spawned before the sync do not have the file. None: the
-                driver, or a mesh that is being made.
+            module: name of the module.
+            procs: id of the proc mesh on the other side; meshes spawned before the sync do not have the folder.
+                None: the driver, or a mesh that is being made.
         """
         path = getattr(sys.modules.get(module), "__file__", None)
         if path is None or not self._folders or module == "__main__":
@@ -124,7 +126,7 @@ class SyncedFolders:
         exclude: Sequence[str] = (),
         progress: bool | None = None,
     ) -> SyncResult:
-        """Ship a folder to every host; the arguments and errors are those of `Job.sync`."""
+        """Ship a folder to every host, with the arguments and errors of `Job.sync`."""
         started = time.perf_counter()
         exclude = [exclude] if isinstance(exclude, str) else list(exclude)
         if not all(isinstance(line, str) for line in exclude) or not isinstance(name, (str, type(None))):
@@ -153,7 +155,7 @@ class SyncedFolders:
         sizes = [(file.path, file.size) for file in found.files]
         check_sizes(sizes, size_limit(), "LOOM_SYNC_LIMIT")
         bar.step("reading", sum(size for _, size in sizes))
-        # A package itself is imported by its own name, from the folder that it is in.
+        # A folder that is a package is imported by its own name, from the folder above it.
         is_package = any(file.path == "__init__.py" for file in found.files)
         prefix = os.path.basename(folder) + "/" if is_package else ""
         files = {prefix + file.path: file for file in found.files}
@@ -178,7 +180,7 @@ class SyncedFolders:
     def _ship(
         self, manifest: Manifest, files: Mapping[str, FoundFile], bar: _Bar
     ) -> tuple[dict[str, int], list[str]]:
-        """Have every host assemble the tree; return what was sent, digests and sizes, and warnings."""
+        """Give the tree to every host; return (sizes of the sent contents by digest, warnings)."""
         where = {entry.digest: files[entry.path] for entry in manifest.entries if not entry.target}
         sent: dict[str, int] = {}
         packed = manifest.pack()
@@ -200,7 +202,7 @@ class SyncedFolders:
         for pieces, parts in _batches(contents):
             if len(on_their_way) == WINDOW:
                 bar.arrived(*on_their_way.popleft())
-            # Without a place in the order: calls on meshes do not wait for it.
+            # Without an order key, so that calls on meshes do not wait for the contents.
             future = self._caller.ask(SendPieces(upload, pieces), parts, None)
             self._caller.flush()
             on_their_way.append((future, sum(piece[2] for piece in pieces)))
@@ -208,7 +210,7 @@ class SyncedFolders:
             bar.arrived(*sent)
 
     def _note(self, folder: str, base: str, manifest: Manifest, files: Mapping[str, FoundFile]) -> list[str]:
-        """Have the modules of a folder that every host has travel by reference; return warnings."""
+        """Let the modules of a folder that every host has travel by reference from now on; return warnings."""
         before = self._folders.get(manifest.name)
         since = self._caller.next_id()
         shipped: dict[str, int] = {}
@@ -230,7 +232,7 @@ _SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
 
 def _module_name(path: str, root: str) -> str | None:
-    """Under which name a file is imported from a folder on ``sys.path``; None if it does not lie in it."""
+    """Return the name under which a file is imported from a folder on ``sys.path``; None if it is not in it."""
     if not path.startswith(root + os.sep):
         return None
     path = path[len(root) + 1 :]
@@ -239,7 +241,7 @@ def _module_name(path: str, root: str) -> str | None:
 
 
 def _roots(base: str, folder: str, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Which folders of a tree go on ``sys.path``: the top, and what is on it here and shipped, such as ``src``."""
+    """Return the folders of a tree for ``sys.path``: the top, and shipped ones on it here, such as ``src``."""
     inside = [os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)]
     below = [os.path.relpath(path, base) for path in inside if path == folder or path.startswith(folder + os.sep)]
     below = ["" if path == "." else path.replace(os.sep, "/") for path in below]
@@ -248,7 +250,7 @@ def _roots(base: str, folder: str, entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _loaded(paths: Iterable[str]) -> dict[str, ModuleSpec]:
-    """The specs of the modules that are loaded from some files, by file."""
+    """Return the specs of the modules that are loaded from some files, by file."""
     wanted = set(paths)
     found = {}
     for module in list(sys.modules.values()):
@@ -259,7 +261,7 @@ def _loaded(paths: Iterable[str]) -> dict[str, ModuleSpec]:
 
 
 def _stale(before: _Folder, now: _Folder) -> list[str]:
-    """Warnings about modules that were changed since the last sync and are loaded here as they were."""
+    """Return warnings about modules that were changed since the last sync but not reloaded here."""
     stale = [
         spec.name
         for path, spec in now.specs.items()
@@ -279,7 +281,7 @@ _Piece = tuple[str, int, int, bool]
 
 
 def _batches(contents: Iterable[tuple[str, FoundFile]]) -> Iterator[tuple[list[_Piece], list[Buffer]]]:
-    """Pieces of contents and their bytes, in batches of about `BATCH` bytes before compression."""
+    """Yield pieces of contents and their bytes, in batches of about `BATCH` bytes before compression."""
     files = dict(contents)
     with contextlib.ExitStack() as opened:
         for batch in batches(((digest, file.size) for digest, file in files.items()), BATCH, BATCH_PIECES):
@@ -302,19 +304,13 @@ def _batches(contents: Iterable[tuple[str, FoundFile]]) -> Iterator[tuple[list[_
 
 
 def _shrinks(data: bytes) -> bool:
-    """Whether it is worth the time to compress data that begins like this."""
+    """Return whether data that begins like this is worth the time of compressing it."""
     sample = data[:_SAMPLE]
     return len(sample) > 64 and len(zlib.compress(sample, 1)) < 0.9 * len(sample)
 
 
 class _Bar:
-    """Shows what a sync does.
-
-    Args:
-        name: of the folder.
-        shown: whether to show it at all.
-        at_once: whether to show also what is quick.
-    """
+    """The progress display of a sync; ``at_once`` shows it even for a quick one."""
 
     def __init__(self, name: str, shown: bool, at_once: bool) -> None:
         self._name = name
@@ -324,14 +320,14 @@ class _Bar:
         self._progress = Progress(self._now, after=0.0 if at_once else QUICK) if shown else None
 
     def step(self, text: str, total: int = 0) -> None:
-        """Go on to another step; ``total`` is the bytes that it handles, if it does."""
+        """Go on to another step; ``total`` is the number of bytes that it handles, if any."""
         self._done = 0
         self._step = Step(f"syncing {self._name}: {text}", 0, total)
         if self._progress is not None:
             self._progress.tick()
 
     def advance(self, count: int) -> None:
-        """Note that bytes were handled; on any thread."""
+        """Note that so many bytes were handled. Any thread may call this."""
         with self._lock:
             self._done += count
 
@@ -343,13 +339,13 @@ class _Bar:
         return Step(f"{step.text} {done} of {human_size(int(step.total))}", self._done, step.total)
 
     def wait(self, future: FutureProxy[Any]) -> Any:
-        """The result of a future, of which nothing else is shown."""
+        """Return the result of a future, without a progress display of its own."""
         while True:
             with contextlib.suppress(WaitTimeout):
                 return future.get(EVERY)
 
     def arrived(self, future: FutureProxy[None], count: int) -> None:
-        """Wait until bytes have arrived."""
+        """Wait until so many bytes have arrived in the cluster."""
         self.wait(future)
         self.advance(count)
 

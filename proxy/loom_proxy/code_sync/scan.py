@@ -1,4 +1,4 @@
-"""Reading a project folder: which of its files are shipped, and what is in them."""
+"""Reading a project folder: the choice of files to ship, and their digests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loom.manifest import Entry
 _NEVER = frozenset({".git", "__pycache__"})
 
 _SETTLED = 2.0
-"""Seconds after which a file's time tells its content: some file systems keep times that coarse."""
+"""Seconds after which a file's modification time identifies its content: some file systems' clocks are coarse."""
 
 _READ = 1 << 20
 
@@ -29,21 +29,21 @@ class FoundFile(NamedTuple):
     """A file or a link of the folder."""
 
     path: str
-    """Relative to the folder, with slashes."""
+    """Path relative to the folder, with slashes."""
     place: str
-    """Absolute."""
+    """Absolute path."""
     size: int
     """Bytes; 0 for a link."""
     executable: bool
     target: str
-    """What a link leads to, relative to its own folder; empty for a file."""
+    """The target of a link, relative to the link's folder; empty for a file."""
     seen: tuple[int, int, int, int] = (0, 0, 0, 0)
     """A file's device, inode, time of modification (ns) and size."""
 
 
 @dataclass
 class Found:
-    """What is in a folder."""
+    """The contents of a folder that are shipped."""
 
     files: list[FoundFile] = field(default_factory=list)
     skipped: int = 0
@@ -55,9 +55,9 @@ class _Rules:
     """The patterns of one ``.gitignore``.
 
     Args:
-        lines: of the file.
-        below: path of its folder, which the paths that are asked for begin with.
-        above: path from its folder to the one that the paths are relative to.
+        lines: lines of the file.
+        below: the file's folder, relative to the synced folder, with a slash behind it.
+        above: for a file above the synced folder, the path from there to the synced folder.
     """
 
     def __init__(self, lines: Sequence[str], below: str = "", above: str = "") -> None:
@@ -69,7 +69,7 @@ class _Rules:
         self._patterns.reverse()
 
     def verdict(self, path: str, is_folder: bool) -> bool | None:
-        """Whether a file or folder is ignored; None where no pattern speaks of it."""
+        """Return whether a file or folder is ignored; None if no pattern matches it."""
         path = self._above + path[len(self._below) :]
         if is_folder:
             path += "/"
@@ -80,10 +80,10 @@ class _Rules:
 
 
 def _speaks_of(pattern: object, path: str) -> bool:
-    """Whether a pattern matches a path itself: not only a folder above it, seen to before, and not what is in it.
+    """Return whether a pattern matches a path itself, and not only a folder above it or the contents of a folder.
 
-    pathspec answers for files, whatever is above them. It marks the slash behind the folder that a pattern matches;
-    one that a pattern ends with unmarked, as that of ``a/**``, has to have something behind it.
+    pathspec also matches all files below a matching folder. It marks the slash behind that folder. An unmarked
+    slash at the end of a pattern, as in ``a/**``, needs a name behind it.
     """
     for match in pattern.regex.finditer(path):  # type: ignore[attr-defined]
         marked = match.groupdict().get("ps_d") is not None
@@ -105,7 +105,7 @@ def _rules_in(folder: str, below: str = "", above: str = "") -> list[_Rules]:
 
 
 def _rules_above(folder: str) -> list[_Rules]:
-    """Those of the folders above, up to the top of the repository; none if they ignore the folder itself."""
+    """Return the rules of the folders above, up to the top of the repository; none if they ignore the folder."""
     above: list[str] = []
     top = folder
     while not os.path.lexists(os.path.join(top, ".git")):
@@ -125,18 +125,18 @@ def _rules_above(folder: str) -> list[_Rules]:
 
 
 def find_files(folder: str, exclude: Sequence[str] = ()) -> Found:
-    """The files of a folder that are shipped.
+    """Return the files of a folder that are shipped.
 
-    Left out are what ``.gitignore`` files say (those in it, and those above it in the same repository), what
-    ``exclude`` says in the same language and above all of them, ``.git``, ``__pycache__``, ``*.pyc``, virtual
-    environments, and what is neither a file nor a folder nor a link.
+    Left out are files that ``.gitignore`` files name (in the folder, and above it in the same repository),
+    ``.git``, ``__pycache__``, ``*.pyc``, virtual environments, and everything but files, folders and links.
+    ``exclude`` overrides the ``.gitignore`` files.
 
     Args:
-        folder: absolute, without symbolic links.
-        exclude: lines as of a ``.gitignore`` in the folder; ``!pattern`` ships what is ignored.
+        folder: absolute path, without symbolic links.
+        exclude: lines in the language of a ``.gitignore`` in the folder; ``!pattern`` ships an ignored file.
 
     Raises:
-        NotAFolder: it is none.
+        NotAFolder: ``folder`` is no folder.
         UnreadableFile: a folder cannot be listed, or a name is not UTF-8.
         UnsafeLink: a link leads outside of the folder, or in circles.
     """
@@ -201,7 +201,7 @@ def _link(root: str, path: str, place: str) -> FoundFile:
     try:
         os.stat(place)
     except FileNotFoundError:
-        pass  # it dangles, which may be as it should
+        pass  # a dangling link may be intended
     except OSError as error:
         raise Invalid(
             f"the link {path} leads in circles, to {target}: remove it or exclude=[{path!r}]", code="unsafe_link"
@@ -217,7 +217,7 @@ def _link(root: str, path: str, place: str) -> FoundFile:
     if os.path.isabs(target):
         target = os.path.relpath(resolved, here)
     relative = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    if relative.split("/")[0] == "..":  # by way of a folder outside of it
+    if relative.split("/")[0] == "..":  # the link leads back inside by way of a folder outside
         target = os.path.relpath(resolved, here)
     _check_name(target)
     return FoundFile(path, place, 0, False, target)
@@ -235,14 +235,14 @@ def _unreadable(place: str, error: OSError) -> UnreadableFile:
 
 
 _digests: dict[tuple[int, int, int, int], str] = {}
-"""Digests of files by `FoundFile.seen`. Grows with the files that were synced."""
+"""Digests of files by `FoundFile.seen`. It grows with the number of synced files."""
 
 
 def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[Entry]:
-    """The manifest's entries for files, in order.
+    """Yield the manifest's entries for files, in order.
 
     Args:
-        advance: called with the number of bytes that were seen to.
+        advance: called with the number of bytes that were read or known already.
 
     Raises:
         UnreadableFile: a file cannot be read.
@@ -291,16 +291,17 @@ def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 class UnchangedFile:
-    """A file that is read; `check` tells whether it stayed the same meanwhile.
+    """A file that must not change while it is read; `check` raises an error if it has.
 
     Raises:
-        UnreadableFile: it cannot be opened.
+        FileChanged: the file was removed.
+        UnreadableFile: the file cannot be opened.
     """
 
     def __init__(self, file: FoundFile) -> None:
         self._path = file.path
         try:
-            # A FIFO put in its place meanwhile must not make this wait.
+            # Without waiting, since a FIFO may have taken the file's place.
             descriptor = os.open(file.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise FileChanged(f"{file.path} was removed while the folder was being read: sync again") from error
@@ -313,20 +314,20 @@ class UnchangedFile:
         return self._file.fileno()
 
     def read(self, count: int) -> bytes:
-        """Up to ``count`` bytes; none at the end."""
+        """Return up to ``count`` bytes; none at the end."""
         try:
             return self._file.read(count) or b""
         except OSError as error:
             raise _unreadable(self._path, error) from error
 
     def check(self) -> None:
-        """Raise `FileChanged` if the file is not what it was when it was opened."""
+        """Raise `FileChanged` if the file has changed since it was opened."""
         now, before = os.fstat(self.fileno()), self._before
         if (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
             raise self.changed()
 
     def changed(self) -> FileChanged:
-        """The error that says so."""
+        """Return the error for a file that has changed."""
         return FileChanged(f"{self._path} was changed while it was being read. Nothing was synced: sync again")
 
     def __enter__(self) -> UnchangedFile:

@@ -1,1 +1,1 @@
-"""`loom.KubernetesJob`: pods that Kubetorch deploys, and the way to them."""
+"""`loom.KubernetesJob`: pods that Kubetorch deploys, and connections to them."""

@@ -1,4 +1,4 @@
-"""`PodMesh`: the pods of one mesh of a job, and what Kubetorch does with them."""
+"""`PodMesh`: the pods of one mesh of a job, and their deployment and removal by Kubetorch."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from loom_proxy.kubernetes.pod_status import PodState, pod_states
 logger = logging.getLogger(__name__)
 
 LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")
-"""What runs in each pod, where Python finds it in the pod's installation of Loom."""
+"""Folder, module and name of the class in each pod, from the pod's installation of Loom."""
 
 REMOVE_WITHIN = 60.0
-"""Seconds for which the removal of pods is tried again where Kubetorch is not reached: after a dead link, the
-``kubectl`` that it has started may end only then."""
+"""Seconds of attempts to remove pods while Kubetorch is not reached.
+
+After a dead link, the ``kubectl`` that Kubetorch has started may take that long to end.
+"""
 
 AGAIN_AFTER = 0.5
+"""Seconds between two attempts to remove pods."""
 
 
 class PodMesh:
-    """The pods of one mesh, which are a ``kubetorch.Compute`` or have labels that are given.
+    """The pods of one mesh: a ``kubetorch.Compute``, or pods with given labels.
 
     Args:
-        deployed_as: what the class in the pods is called; Kubetorch puts the user's name before it.
-        service: DNS name, in the namespace, of their headless service; None: the one that Kubetorch makes.
+        name: name of the mesh.
+        of: the ``kubetorch.Compute`` or the labels.
+        namespace: namespace of the pods.
+        deployed_as: name of the class in the pods, before which Kubetorch puts the user's name.
+        service: DNS name, in the namespace, of the pods' headless service; None: the one that Kubetorch makes.
     """
 
     def __init__(self, name: str, of: Any, namespace: str, deployed_as: str, service: str | None = None) -> None:
@@ -54,16 +60,16 @@ class PodMesh:
         self.compute = of
         """A ``kubetorch.Compute``."""
         self.ours: bool = not of.selector_only
-        """Whether the job deploys them, or they are there already."""
+        """Whether the job deploys the pods; otherwise they run already."""
         self._deployed_as = deployed_as
         self._service = service
 
     @cached_property
     def remote(self) -> Any:
-        """What Kubetorch calls the class in the pods."""
+        """Kubetorch's proxy of the class in the pods."""
         from kubetorch.resources.callables.cls.cls import Cls
 
-        # As kubetorch.cls(LoomPod) makes it; the class itself is not needed here, nor what it imports.
+        # kubetorch.cls(LoomPod) makes the same, but would need the class here, and all that it imports.
         remote: Any = Cls(self._deployed_as, pointers=LOOM_POD, sync_dir=False)
         remote.reload_prefixes = []
         remote.compute = self.compute
@@ -81,10 +87,10 @@ class PodMesh:
 
     @property
     def pods_wanted(self) -> int:
-        """How many pods there are to be.
+        """The number of pods that the mesh has when it is complete.
 
         Raises:
-            DeploymentFailed: they are selected by labels, and no pod has them.
+            DeploymentFailed: the mesh selects pods by labels, and no pod has them.
         """
         if self.ours:
             return int(self.compute.replicas)
@@ -98,12 +104,15 @@ class PodMesh:
         return found
 
     def pods(self) -> list[PodState]:
-        """The pods, as Kubernetes sees them."""
+        """Return the states of the pods from Kubernetes."""
         _reach_controller()
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
-        """Whether it was deployed before, or may have been: what is not known to be ours is not removed."""
+        """Return whether the mesh was deployed before, or may have been.
+
+        If that is not known, True: pods that may belong to an earlier program are not removed.
+        """
         from kubetorch import globals as kubetorch_globals
 
         try:
@@ -118,7 +127,7 @@ class PodMesh:
             return True
 
     def complete_compute(self) -> None:
-        """Give pods that the job deploys the image and the headless service that they need."""
+        """Add an image and a headless service to a compute that the job deploys, if it has none."""
         compute = self.compute
         if not self.ours:
             return
@@ -127,14 +136,14 @@ class PodMesh:
 
             compute.image = gpu_image() if compute.gpus else cpu_image()
         if not compute.distributed_config:
-            # Monarch distributes; Kubetorch only makes the headless service.
+            # Only for the headless service, which Kubetorch makes with it. Monarch does the distribution.
             compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
 
     def deploy(self, init_args: Mapping[str, Any]) -> None:
-        """Deploy the pods, and `LoomPod` in them; pods that are as wanted stay, and get the class anew.
+        """Deploy the pods, and `LoomPod` in them. Pods that are already as wanted stay, and load the class again.
 
         Raises:
-            DeploymentFailed: Kubetorch or Kubernetes refuses; says why.
+            DeploymentFailed: Kubetorch or Kubernetes refuses; the text says why.
         """
         try:
             _reach_controller()
@@ -143,19 +152,19 @@ class PodMesh:
             raise DeploymentFailed(self._why_not(error)) from error
 
     def status(self) -> dict[str, Any]:
-        """What `LoomPod.status` gives, in any pod of the mesh.
+        """Return the result of `LoomPod.status` in any pod of the mesh.
 
         Raises:
-            NotLoaded: the pod has not loaded it yet.
-            Exception: Kubetorch's own, or of the name that it had in the pod.
+            NotLoaded: the pod has not loaded `LoomPod` yet.
+            Exception: an error of Kubetorch's, or one with the class name of the exception in the pod.
         """
         return answer(self.remote.status(stream_logs=False))
 
     def remove(self) -> None:
-        """End what runs in the pods, and remove them unless they were selected by labels.
+        """End worker and gateway in the pods, and remove the pods unless they were selected by labels.
 
         Raises:
-            DeploymentFailed: Kubetorch cannot remove them, or is not reached in `REMOVE_WITHIN` seconds.
+            DeploymentFailed: Kubetorch cannot remove the pods, or is not reached in `REMOVE_WITHIN` seconds.
         """
         import kubetorch
 
@@ -188,7 +197,7 @@ class PodMesh:
 
 
 def _reach_controller() -> None:
-    """See that Kubetorch's client can be used: it keeps the address of a port-forward that has ended."""
+    """Make Kubetorch's client usable, which keeps the address of a port-forward that may have ended."""
     from kubetorch import globals as kubetorch_globals
 
     client = kubetorch_globals.controller_client()

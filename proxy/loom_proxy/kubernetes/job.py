@@ -32,32 +32,32 @@ _KUBETORCH = {"kubetorch": "kubetorch"}
 
 
 class KubernetesJob:
-    """A job in Kubernetes: pods with a worker each, of which one has the gateway, and a session on them.
+    """A job in Kubernetes: pods with a worker each, one of which has the gateway, and a session on them.
 
-    Give ``compute`` to have pods deployed, ``selector`` to use pods that run Kubetorch's server already, ``meshes``
-    for several. Nothing happens before `apply`, `state` or ``with``. Afterwards it is used as the `Job` that it has
-    opened: ``hosts``, ``run``, ``events`` and all else of it are here, too.
+    Give ``compute`` to deploy pods, ``selector`` to use pods that run Kubetorch's server already, and ``meshes``
+    for several meshes. Nothing happens before `apply`, `state` or ``with``. Afterwards this object has all
+    attributes of the `Job` that it has opened, such as ``hosts``, ``run`` and ``events``.
 
-    While it is open, pods that were lost and come back without what Kubetorch was to load are deployed again.
+    While the job is open, it deploys lost pods again that come back without the class that Kubetorch loads.
 
-    Leaving it as a context manager closes the session, and removes the pods if it has deployed them; pods that were
-    there before stay, and all do after `detach`. `kill` removes them whenever it is called.
+    A ``with`` block closes the session at its end, and removes the pods if it has deployed them. Pods that ran
+    before stay; all stay after `detach`. `kill` always removes the pods.
 
     Args:
         compute: the pods, as a ``kubetorch.Compute``: each of its ``replicas`` is a host. Without an image it gets
-            Loom's own, `loom.images`; an image that it has must have torchmonarch and Loom in it.
-        selector: labels of pods that are there already.
-        name: of the job, in the namespace; default ``loom``. Kubetorch puts the user's name before it.
-        namespace: default Kubetorch's.
-        monarch_port: where each pod's worker listens.
-        sync_dirs: folders to ship to every host, as by `Job.sync`.
-        transport: ``"websocket"`` or ``"http"``, as for `loom.connect`; None tries both.
+            Loom's own, `loom.images`; an image of its own must contain torchmonarch and Loom.
+        selector: labels of pods that run already.
+        name: name of the job in the namespace; default ``loom``. Kubetorch puts the user's name before it.
+        namespace: namespace of the pods; default Kubetorch's.
+        monarch_port: port at which each pod's worker listens.
+        sync_dirs: folders to ship to every host with `Job.sync`.
+        transport: ``"websocket"`` or ``"http"``, see `loom.connect`; None tries both.
         meshes: several named meshes, each a ``kubetorch.Compute`` or a selector; ``state()`` has them by name. The
             gateway is in a pod of the first.
         service: DNS name, in the namespace, of the headless service of selected pods; default
             ``NAME-headless``. With several meshes a mapping from the mesh's name.
-        session: name of a living session to attach to, as for `loom.connect`.
-        token: of the gateway; default one that is made and kept for this user.
+        session: name of a living session to attach to, see `loom.connect`.
+        token: token of the gateway; default one that is made and kept for this user.
         session_linger: seconds that a session lives without a client.
         launch_timeout: seconds that the pods have to become ready.
 
@@ -100,7 +100,7 @@ class KubernetesJob:
         import kubetorch
 
         self.namespace: str = namespace or getattr(compute, "namespace", None) or kubetorch.config.namespace
-        """Where the pods are."""
+        """Namespace of the pods."""
         wanted_meshes = meshes or {"workers": compute if selector is None else dict(selector)}
         services = {next(iter(wanted_meshes)): service} if isinstance(service, str) else service or {}
         self._meshes = [
@@ -115,12 +115,12 @@ class KubernetesJob:
         self._linger = session_linger
         self._timeout = launch_timeout
         self._deployed = False
-        """Whether it has deployed pods that were not there before."""
+        """Whether this object has deployed pods that did not exist before."""
         self._job: Job | None = None
         self._detached = False
         self._removing = threading.Lock()
         self.synced: list[SyncResult] = []
-        """What became of ``sync_dirs``, in their order."""
+        """The results of syncing ``sync_dirs``, in their order."""
 
     def _deployed_as(self, mesh: str, meshes: int) -> str:
         return self._given_name if meshes == 1 else f"{self._given_name}-{mesh.replace('_', '-')}"
@@ -132,16 +132,16 @@ class KubernetesJob:
 
     @property
     def service_url(self) -> str:
-        """Where the gateway is reached, for `loom.connect`: through Kubetorch's nginx.
+        """The gateway's URL for `loom.connect`, by way of Kubetorch's nginx.
 
-        ``ws://…`` or ``wss://…`` where Kubetorch has an address of it, in ``KT_API_URL`` or within the cluster;
-        else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
+        The URL is ``ws://…`` or ``wss://…`` if Kubetorch knows nginx's address, from ``KT_API_URL`` or within the
+        cluster; else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
         """
         return f"{_nginx_url()}/{self.namespace}/{self._meshes[0].headless}:{GATEWAY_PORT}"
 
     @property
     def token(self) -> str:
-        """The token of the gateway, for other programs that are to join."""
+        """The token of the gateway, for other programs that join the session."""
         if self._token is None:
             self._token = token_for(self.namespace, self.name)
         return self._token
@@ -151,14 +151,14 @@ class KubernetesJob:
         """The open session.
 
         Raises:
-            LoomError: nothing has been applied yet.
+            LoomError: there is no session yet.
         """
         if self._job is None:
             raise LoomError("this KubernetesJob has no session yet: call apply(), or use it in a with statement")
         return self._job
 
     def __getattr__(self, name: str) -> Any:
-        # Not for what this class has itself, nor for what copy and pickle look for.
+        # Special methods, which copy and pickle look for, must not come from the job.
         if name.startswith("__") or "_job" not in self.__dict__:
             raise AttributeError(f"a KubernetesJob has no {name!r}")
         if self._job is None:
@@ -168,16 +168,16 @@ class KubernetesJob:
         return getattr(self.job, name)
 
     def apply(self) -> KubernetesJob:
-        """Deploy the pods, wait for them and open a session. Where that is done already, it does nothing.
+        """Deploy the pods, wait for them and open a session, unless this object has an open one.
 
-        Pods that an earlier program has deployed under this name are brought to what is wanted now; a change that
-        needs no new pods leaves the sessions in them alone.
+        Pods that an earlier program has deployed under this name are changed to the present arguments. A change
+        that needs no new pods leaves their sessions alone.
 
         Raises:
-            DeploymentFailed: pods cannot be deployed or do not become ready; says which, and why.
+            DeploymentFailed: pods cannot be deployed or do not become ready; the text says which, and why.
             PythonVersionMismatch: the pods' Python has another minor version.
             ProtocolMismatch: the pods' Loom has another major version.
-            LoomError: as `loom.connect`.
+            LoomError: an error of `loom.connect`.
         """
         if self._job is not None and not self._job.closed:
             return self
@@ -193,7 +193,7 @@ class KubernetesJob:
         return self
 
     def state(self) -> JobState:
-        """Return the host meshes by name, after `apply` if that has not been called yet."""
+        """Return the host meshes by name. Call `apply` first if there is no session yet."""
         return self.apply().job.state()
 
     def _deploy(self, mesh: PodMesh) -> None:
@@ -206,7 +206,7 @@ class KubernetesJob:
             self._deployed = True
 
     def _deploy_again(self, mesh: PodMesh) -> None:
-        """For pods that have been lost while the job is open, which `kill` waits for."""
+        """Deploy lost pods of an open job again. `kill` waits for this."""
         with self._removing:
             if self._job is not None and not self._job.closed:
                 mesh.deploy(self._init_args(mesh))
@@ -215,7 +215,7 @@ class KubernetesJob:
         return [pod for mesh in self._meshes for pod in mesh.pods()]
 
     def _init_args(self, mesh: PodMesh) -> dict[str, Any]:
-        """What `LoomPod` is made with, in the pods of a mesh."""
+        """Return the arguments of `LoomPod` in the pods of a mesh."""
         return {
             "mesh": mesh.name,
             "meshes": [
@@ -232,7 +232,7 @@ class KubernetesJob:
         """End the session, the workers and the gateway, and remove the pods, unless they were selected by labels.
 
         Raises:
-            DeploymentFailed: Kubetorch cannot remove some, or is not reached for a minute; call it again then.
+            DeploymentFailed: Kubetorch cannot remove some pods, or is not reached for a minute. Call `kill` again.
         """
         self._close_session()
         failures = []
@@ -240,21 +240,21 @@ class KubernetesJob:
             for mesh in self._meshes:
                 try:
                     mesh.remove()
-                except DeploymentFailed as failure:  # the pods of the others are to go nevertheless
+                except DeploymentFailed as failure:  # raised below, after the other meshes' pods are removed
                     failures.append(failure)
         if failures:
             raise failures[0]
         self._deployed = False
 
     def detach(self) -> None:
-        """Leave the pods and the session running, also when the ``with`` is left; see `Job.detach`."""
+        """Leave the pods and the session running, also after the ``with`` block; see `Job.detach`."""
         self._detached = True
         self.job.detach()
 
     def _close_session(self) -> None:
         job, self._job = self._job, None
         if job is not None:
-            with contextlib.suppress(LoomError):  # its pods may be gone
+            with contextlib.suppress(LoomError):  # the pods may be gone
                 job.close()
 
     def __enter__(self) -> KubernetesJob:
@@ -275,7 +275,7 @@ class KubernetesJob:
 
 
 def _nginx_url() -> str:
-    # Kubetorch starts its own kubectl again when it calls something, which a session does not wait for.
+    # Not Kubetorch's own port-forward: it restarts only at Kubetorch's next call, which a session may never make.
     from kubetorch import globals as kubetorch_globals
     from kubetorch.serving.utils import is_running_in_kubernetes
 

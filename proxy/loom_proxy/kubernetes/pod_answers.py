@@ -1,4 +1,4 @@
-"""What the pods of a job say of themselves, as `LoomPod.status` gives it, and what that means for the job."""
+"""Reports of a job's pods from `LoomPod.status`, and their consequences for the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 from loom.process.state import ProcessState
 
 _FINAL = frozenset({"ImportError", "MissingDependency", "WrongArguments"})
-"""Errors of a pod that comes back to life only with another image or other arguments."""
+"""Errors of a pod that only another image or other arguments can cure."""
 
 _NO_LOOM = re.compile(r"No module named '?loom(_gateway|_proxy)?\b")
 
@@ -20,14 +20,14 @@ _INSTALL = ". An image needs torchmonarch and Loom, as those of loom.images.cpu_
 
 
 class NotLoaded(LoomError):
-    """A pod that answers has no `LoomPod` yet. Kubetorch gives its answer, which says so, as a call's result."""
+    """A pod that answers has not loaded `LoomPod` yet. Kubetorch returns that answer as a call's result."""
 
 
 def answer(status: Any) -> dict[str, Any]:
-    """Return what `LoomPod.status` gave.
+    """Return a result of `LoomPod.status`, checked.
 
     Raises:
-        NotLoaded: it is what a pod says that has not loaded it.
+        NotLoaded: the result is from a pod that has not loaded `LoomPod`.
     """
     if not isinstance(status, dict) or "pods" not in status:
         detail = status.get("detail", status) if isinstance(status, dict) else status
@@ -48,7 +48,7 @@ def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
 
 
 def fails_again(status: Mapping[str, Any]) -> bool:
-    """Return whether a process of a pod has been started several times and does not run, or cannot be started."""
+    """Return whether a process of a pod does not run after several starts, or cannot be started."""
     for pod in status["pods"]:
         worker = pod["worker"]
         if worker["state"] == ProcessState.PORT_TAKEN or (not worker["listening"] and worker["starts"] > 2):
@@ -77,7 +77,7 @@ def check_versions(pod: Mapping[str, Any]) -> None:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether a pod has answered that it cannot run: nothing is gained by asking again."""
+    """Return whether a pod has answered that it cannot run, so that asking again is useless."""
     return not _FINAL.isdisjoint(_class_names(error))
 
 
@@ -88,7 +88,7 @@ def _class_names(error: BaseException) -> set[str]:
 
 def what_a_pod_says(error: BaseException) -> str:
     """Return the text of a final error: which pod, why, and what to do."""
-    reason = str(error).strip().partition("\n\n")[0]  # Kubetorch's client has the traceback behind it
+    reason = str(error).strip().partition("\n\n")[0]  # Kubetorch's client appends the traceback
     pod = f"pod {name}" if (name := getattr(error, "pod_name", None)) else "a pod"
     if missing := _NO_LOOM.search(str(error)):
         return (

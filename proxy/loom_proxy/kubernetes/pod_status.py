@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod: whether it is ready, and if not, why."""
+"""The state of a pod in Kubernetes: whether it is ready, and if not, why."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 
 class PodState(NamedTuple):
-    """One pod."""
+    """The state of one pod."""
 
     name: str
     address: str
-    """IP address; empty as long as it has none."""
+    """IP address; empty as long as the pod has none."""
     ready: bool
     why: str
-    """Why it is not ready; empty if it is."""
+    """The reason that the pod is not ready; empty if it is."""
 
     def __str__(self) -> str:
         return f"{self.name} is ready" if self.ready else f"{self.name}: {self.why}"
 
 
 def pod_states(pods: Iterable[Mapping[str, Any]]) -> list[PodState]:
-    """What the Kubernetes API says of pods, by name. Those that are going are left out."""
+    """Return the states of pods from the Kubernetes API, sorted by name, without pods that are being deleted."""
     return sorted(_state(pod) for pod in pods if not pod.get("metadata", {}).get("deletionTimestamp"))
 
 
@@ -34,7 +34,7 @@ def _state(pod: Mapping[str, Any]) -> PodState:
 
 
 def _why(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first reason that Kubernetes gives, the most telling first."""
+    """Return the most telling of the reasons that Kubernetes gives."""
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         state = container.get("state") or {}
         waiting, ended = state.get("waiting"), state.get("terminated")

@@ -1,4 +1,4 @@
-"""`PortForward`: a ``kubectl port-forward`` that is started again whenever it ends."""
+"""`PortForward`: a ``kubectl port-forward`` that restarts whenever it ends."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ START_TIMEOUT = 30.0
 """Seconds that the first ``kubectl`` has until it forwards."""
 
 END_TIMEOUT = 5.0
-"""Seconds that it has to end."""
+"""Seconds that a ``kubectl`` has to end."""
 
 RENEW_AFTER = 10.0
-"""Seconds for which a ``kubectl`` that forwards is left alone, though nobody answers through it."""
+"""Seconds for which a new ``kubectl`` is left alone, even if the gateway does not answer through it."""
 
 BACKOFF = Backoff(0.2, 5.0)
-"""Seconds before it is started again, until it forwards."""
+"""Seconds between restarts of a ``kubectl`` that does not forward."""
 
 _NAME = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _ADDRESS = re.compile(
@@ -43,18 +43,18 @@ child=$!
 { cat <&3; kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"; } >/dev/null 2>&1 &
 wait "$child"
 """
-"""Runs a command until it ends or standard input, whose other end this process holds, is closed."""
+"""A shell script that runs a command until it ends, or until standard input closes because this process has ended."""
 
 
 class KubeAddress(NamedTuple):
-    """What to forward a port to."""
+    """The address of a gateway in Kubernetes, to forward a port to."""
 
     namespace: str
     resource: str
-    """As kubectl names it, such as ``svc/loom-gateway``."""
+    """The resource in kubectl's form, such as ``svc/loom-gateway``."""
     port: int
     path: str = ""
-    """Of the gateway there, where something else has the port that leads to it."""
+    """The gateway's path, if a proxy such as nginx has the port."""
 
     def __str__(self) -> str:
         return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}:{self.port}{self.path}"
@@ -81,11 +81,11 @@ class PortForward:
     """A port of this machine that leads to one in Kubernetes, for as long as this process lives or until `close`.
 
     Args:
-        address: where it leads.
+        address: the address that the port leads to.
 
     Raises:
         MissingDependency: there is no ``kubectl``.
-        PortForwardFailed: it ends instead of forwarding; the text has what it said.
+        PortForwardFailed: ``kubectl`` ends instead of forwarding; the text has its output.
     """
 
     def __init__(self, address: KubeAddress) -> None:
@@ -97,7 +97,7 @@ class PortForward:
                 "give the ws:// or wss:// address of an ingress"
             )
         (self.port,) = free_ports(1)
-        """Of 127.0.0.1. It stays the same."""
+        """The forwarded port of 127.0.0.1. It stays the same across restarts."""
         self._command = ["sh", "-c", _UNTIL_STDIN_CLOSES, "sh", kubectl, "port-forward", "--address", "127.0.0.1"]
         self._command += ["-n", address.namespace, address.resource, f"{self.port}:{address.port}"]
         self.starts = 0
@@ -110,13 +110,14 @@ class PortForward:
 
     @property
     def url(self) -> str:
-        """The forwarded port, as a gateway's address."""
+        """The gateway's URL by way of the forwarded port."""
         return f"ws://127.0.0.1:{self.port}{self.address.path}"
 
     def renew(self) -> None:
-        """Start ``kubectl`` again, unless it is new: nobody answers through it.
+        """Restart ``kubectl``, unless it is new, because the gateway does not answer through it.
 
-        After a dead link it waits for its own connection, whose packets are sent again at ever longer intervals.
+        After a dead link ``kubectl`` waits for its own connection, whose packets TCP repeats at ever longer
+        intervals.
         """
         patience = RENEW_AFTER if self._kubectl.ready.done() else START_TIMEOUT
         if time.monotonic() - self._started > patience:
@@ -124,7 +125,7 @@ class PortForward:
             self._kubectl.cut()
 
     def close(self) -> None:
-        """End it."""
+        """Stop forwarding."""
         with self._lock:
             self._closing.set()
             self._kubectl.cut()
@@ -139,7 +140,7 @@ class PortForward:
         if line and not line.startswith("Handling connection"):
             logger.info("kubectl: %s", line)
             if "lost connection to pod" in line:
-                # kubectl goes on to listen, and every connection fails from then on.
+                # kubectl goes on listening, but every later connection fails.
                 self._kubectl.cut()
 
     def _await_first(self) -> None:

@@ -1,4 +1,4 @@
-"""Shows, while a job's pods are waited for, how many are ready and why the others are not."""
+"""The progress display of a wait for pods: how many are ready, and why the others are not."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from loom_proxy.display.progress import AFTER, Progress, Step, wanted
 from loom_proxy.kubernetes.pod_status import PodState
 
 LOOK_EVERY = 1.0
-"""Seconds between two questions to Kubernetes."""
+"""Seconds between two requests to Kubernetes."""
 
 NAMED = 3
-"""Pods of which it is said why they are not ready."""
+"""Pods for which the display gives the reason that they are not ready."""
 
 
 @contextlib.contextmanager
 def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> Iterator[None]:
-    """Show, while the block runs, what the pods do.
+    """Show the states of pods while the block runs.
 
     Args:
-        what: says what is waited for.
-        pods: asks Kubernetes for them.
+        what: returns the text of the current step.
+        pods: asks Kubernetes for the pods' states.
     """
     if not wanted(None):
         yield

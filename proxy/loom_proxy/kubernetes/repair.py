@@ -1,4 +1,4 @@
-"""While a job is open, sees to pods that come back without what Kubetorch should have loaded in them."""
+"""Repair of an open job's pods that come back without the class that Kubetorch should have loaded in them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from loom_proxy.kubernetes.rollout import PodStart
 logger = logging.getLogger(__name__)
 
 PATIENCE = 30.0
-"""Seconds that a lost host has to come back by itself, as it does unless Kubetorch leaves its pod empty."""
+"""Seconds that a lost host has to come back by itself, as it does unless its pod has not loaded the class."""
 
 
 def look_after_pods(job: Job, start: Callable[[], PodStart]) -> threading.Thread:
-    """Look after the pods of an open job, on a thread that this returns, until the job is closed.
+    """Look after the pods of an open job until it is closed; return the thread that does so.
 
     Args:
-        job: the session, which tells of hosts that are lost and come back.
-        start: makes a start of all pods, which deploys those again that are without their class.
+        job: the session, whose events report lost hosts and hosts that are back.
+        start: makes a start of all pods, which deploys pods without their class again.
     """
     thread = threading.Thread(target=_look_after, args=(job, start), name=f"pods of {job.session}", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""`PodStart`: waits until the pods of a job can be used; deploys those again that are without their class."""
+"""`PodStart`: the wait until a job's pods can be used, which deploys pods again that have not loaded their class."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ from loom_proxy.kubernetes.pod_status import PodState
 logger = logging.getLogger(__name__)
 
 ASK_EVERY = 1.0
-"""Seconds between two questions to the pods."""
+"""Seconds between two requests to the pods."""
 
 UNLOADED_FOR = 30.0
-"""Seconds that all pods of a mesh are ready, and one says that it has not loaded its class, before they are
-deployed again. Kubetorch loads it once a deployment: where that failed the pod stays ready, and without it."""
+"""Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again.
+
+Kubetorch loads the class once in each deployment. A pod in which that failed stays ready, but without the class.
+"""
 
 MOST_AGAIN = 2
-"""How often a mesh is deployed again."""
+"""The number of times that a mesh may be deployed again."""
 
 
 class PodStart:
-    """The start of a job's pods that have been deployed.
+    """The start of a job's deployed pods.
 
     Args:
-        meshes: of the job; a pod of the first has the gateway.
-        timeout: seconds from now; what is wrong then is the error.
-        deploy: deploys a mesh again. Workers and gateways, which run already, are to survive it.
-        stopped: whether nobody wants them any more, which ends the wait.
+        meshes: meshes of the job; a pod of the first has the gateway.
+        timeout: seconds from now until a pod that cannot be used is an error.
+        deploy: deploys a mesh again, without ending workers and gateways that run already.
+        stopped: returns whether the job was closed, which ends the wait.
     """
 
     def __init__(
@@ -54,13 +56,13 @@ class PodStart:
         self._stopped = stopped
         self._meshes = [_MeshStart(mesh) for mesh in meshes]
         self.doing = "starting the workers and the gateway"
-        """What it does now, for those who wait."""
+        """The current step, for the progress display."""
 
     def wait(self) -> None:
         """Wait until the workers of all pods and the gateway listen.
 
         Raises:
-            DeploymentFailed: a pod cannot, or they take longer; says which, and why.
+            DeploymentFailed: a pod cannot start, or the time is up; the text says which pod, and why.
             PythonVersionMismatch, ProtocolMismatch: a pod has other versions than this program.
         """
         first = self._meshes[0].mesh
@@ -78,10 +80,10 @@ class PodStart:
             time.sleep(ASK_EVERY)
 
     def _look(self) -> tuple[dict[str, Any], str]:
-        """What the pods say of themselves, and what is wrong with it."""
+        """Return the status that the pods report, and a text about any problem."""
         status: dict[str, Any] = {"pods": [], "gateway": None}
         for one in self._meshes:
-            # Any pod answers for all; one that nobody knows of is asked in its own mesh.
+            # Any pod reports on all that it knows; a pod that it does not know is asked in its own mesh.
             if one.is_complete(status):
                 continue
             try:
@@ -111,37 +113,39 @@ class PodStart:
         before, self.doing = self.doing, what
         try:
             self._deploy(mesh)
-        except DeploymentFailed as error:  # the pods are as they were
+        except DeploymentFailed as error:  # not fatal: the pods are as they were
             logger.warning("%s", error)
         self.doing = before
 
 
 class _MeshStart:
-    """The start of one mesh's pods: whether they load their class."""
+    """The start of one mesh's pods, and whether they load their class."""
 
     def __init__(self, mesh: PodMesh) -> None:
         self.mesh = mesh
         self.pods = mesh.pods_wanted
         self.again = 0
-        """How often it has been deployed again."""
+        """The number of times that the mesh was deployed again."""
         self.overdue = False
-        """Whether a pod has been without the class for long."""
+        """Whether a pod has been without the class for `UNLOADED_FOR` seconds."""
         self.problem = ""
-        """How a pod has failed to answer last."""
+        """The last failure of a pod to answer."""
         self.addresses: set[str] = set()
         """Addresses of pods that have had the class."""
         self._ready: set[str] = set()
+        """Names of the pods that were ready at the last failure."""
         self._since: float | None = None
+        """When `_ready` last changed, by `time.monotonic`."""
 
     def is_complete(self, status: Mapping[str, Any]) -> bool:
-        """Whether all of its pods are in what a pod says of the job."""
+        """Return whether a pod's report on the job has all pods of this mesh."""
         known = [pod for pod in status["pods"] if pod["mesh"] == self.mesh.name]
         return len(known) >= self.pods
 
     def failed(self, error: Exception) -> None:
-        """Take note of how a pod has failed to answer."""
+        """Note that a pod has failed to answer, and how."""
         if not isinstance(error, NotLoaded):
-            # It has the class, or is not there: deploying again changes nothing.
+            # The pod has the class, or does not exist: deploying again changes nothing.
             self._since, self.overdue = None, False
             self.problem = f"{type(error).__name__}: {error}"
             return
@@ -168,6 +172,6 @@ class _MeshStart:
             return []
 
     def begin_again(self) -> None:
-        """Take note that the mesh is deployed again now."""
+        """Note that the mesh is deployed again now."""
         self.again += 1
         self._since, self.overdue = None, False

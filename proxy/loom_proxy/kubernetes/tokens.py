@@ -1,4 +1,4 @@
-"""The tokens of the jobs that this user has deployed, so that another program can join them."""
+"""The tokens of this user's jobs, kept so that another program can join them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from loom.token_file import generate_token
 
 
 def token_for(namespace: str, service: str) -> str:
-    """The token of a job's gateway; a new one for a new job.
+    """Return the token of a job's gateway; a new one for a new job.
 
-    It is kept where only this user can read it, as the pods know no more than its hash.
+    The token is kept in a file that only this user can read. The pods know only its hash.
     """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(state) / "loom" / "kubernetes"

@@ -1,1 +1,1 @@
-"""The weaver, seen from the laptop."""
+"""The laptop's side of the weaver: views of replicas and devices, and commands to them."""

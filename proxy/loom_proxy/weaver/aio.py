@@ -15,7 +15,7 @@ from loom_proxy.weaver.feed import WeaverFeed
 class AsyncWeaverProxy:
     """The weaver of a gateway, for coroutines: every method of `WeaverProxy`, awaited or iterated over.
 
-    Commands return what their replicas made of them, not a `CommandProxy`; bound the wait with `asyncio.wait_for`.
+    Commands return their replicas' acknowledgements, not a `CommandProxy`; bound the wait with `asyncio.wait_for`.
     ``inject`` returns an `InjectionProxy`, which can be awaited.
     """
 
@@ -32,11 +32,11 @@ class AsyncWeaverProxy:
         kind: str | None = None,
         replica: str | None = None,
     ) -> AsyncIterator[WeaverEvent]:
-        """Read what happened, the oldest first; see `WeaverProxy.events`."""
+        """Read events, the oldest first; see `WeaverProxy.events`."""
         return self._feed.events_async(after, follow, limit=limit, kind=kind, replica=replica)
 
     def watch(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
-        """Read what there is, then each change as it happens; see `WeaverProxy.watch`."""
+        """Read the present state, then each change as it happens; see `WeaverProxy.watch`."""
         return self._feed.watch_async(timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""`WeaverProxy`, which is `Job.weaver`: every replica and device, what happened to them, and commands to them.
+"""`WeaverProxy`, the class of `Job.weaver`: views of every replica and device, their events, and commands.
 
 ::
 
@@ -44,16 +44,16 @@ Target = str | Sequence[str]
 class WeaverProxy:
     """The weaver of a gateway.
 
-    Every method raises `WeaverUnavailable` while the weaver is away, `ScopeError` where the token is not for it
-    (commands need ``operate``), and what a `Gateway` raises.
+    Every method raises `WeaverUnavailable` while the weaver is away, `ScopeError` if the token does not allow it
+    (commands need ``operate``), and the errors of `Gateway`.
 
     Args:
-        url: of the gateway.
-        token: to show.
-        ca: as `loom.tls.client_context`.
-        transport: how `watch` and `events` learn of what is new: ``"websocket"``; ``"http"``, which asks every
-            second; or ``"auto"``: HTTP where there is no WebSocket.
-        session: asks the weaver; None: REST does.
+        url: URL of the gateway.
+        token: token to show to the gateway.
+        ca: file of the authority that vouches for the gateway; see `loom.tls.client_context`.
+        transport: transport of updates for `watch` and `events`: ``"websocket"``; ``"http"``, which polls every
+            second; or ``"auto"``: HTTP if there is no WebSocket.
+        session: the session that carries requests to the weaver; None uses REST.
     """
 
     def __init__(
@@ -112,27 +112,28 @@ class WeaverProxy:
         kind: str | None = None,
         replica: str | None = None,
     ) -> Iterator[WeaverEvent]:
-        """Read what happened, the oldest first.
+        """Read events, the oldest first.
 
         Args:
-            after: begin after the event with this id, 0 for the oldest that is kept. None: with the newest.
-            follow: go on with new ones as they happen, for ever, without a gap if the connection is lost.
-            limit: how many of the newest, if ``after`` is None.
-            kind: only those of this kind.
-            replica: only those about this replica.
+            after: begin after the event with this id; 0 begins with the oldest event that is kept. None reads the
+                newest events.
+            follow: go on with new events as they happen, for ever, without a gap if the connection is lost.
+            limit: number of the newest events, if ``after`` is None.
+            kind: read only events of this kind.
+            replica: read only events about this replica.
         """
         return self._feed.events(after, follow, limit=limit, kind=kind, replica=replica)
 
     def watch(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
         """Read a `Snapshot` of every replica and device, then each change as it happens.
 
-        A change is a `WeaverEvent`, a `Delta` of what replicas have reported, or `Away` if the weaver or the
-        gateway does not answer, which a new `Snapshot` follows.
+        A change is a `WeaverEvent`, a `Delta` of the replicas' reports, or `Away` if the weaver or the gateway does
+        not answer. A new `Snapshot` follows each `Away`.
 
-        An event with an id that came before is that event with something added to it, such as a stack.
+        An event may come again with the same id and more data, such as a stack.
 
         Args:
-            timeout: stop after so many seconds in which nothing comes; None goes on for ever.
+            timeout: stop after so many seconds without a change; None goes on for ever.
         """
         return self._feed.watch(timeout)
 
@@ -159,11 +160,11 @@ class WeaverProxy:
         """Return the history of a metric, the oldest first.
 
         Args:
-            replica: its id.
-            metric: its name.
-            since: seconds since the epoch; None: from the beginning.
-            until: likewise; None: until now.
-            points: how many at most; if there are more, they are means.
+            replica: id of the replica.
+            metric: name of the metric.
+            since: start in seconds since the epoch; None: from the beginning.
+            until: end in seconds since the epoch; None: until now.
+            points: number of points at most; a longer history is averaged.
 
         Raises:
             UnknownReplica, WrongArguments: there is no such replica, or it reports no such metric.
@@ -173,10 +174,10 @@ class WeaverProxy:
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
-        """Return where the time of each job went, by its name: the group, or ``GROUP@SESSION`` for a session's.
+        """Return the time accounting of each job, by the job's name: its group, or ``GROUP@SESSION`` in a session.
 
         Args:
-            job: only this one, if there is one of the name.
+            job: name of the only job to return, if there is one of the name.
         """
         return {one["job"]: GoodputRecord.from_body(one) for one in self._way.ask("goodput", job=job)}
 
@@ -202,12 +203,12 @@ class WeaverProxy:
         Args:
             kind: ``update_config``, ``pause``, ``resume``, ``stop``, ``drain``, ``deactivate_device`` or
                 ``reactivate``.
-            params: of the command.
+            params: parameters of the command.
             target: the replicas.
-            wait: seconds that the call waits for acknowledgements, so that none is asked for again.
+            wait: seconds that the call itself waits for acknowledgements, which may save a later request.
 
         Raises:
-            WrongArguments: it makes no sense.
+            WrongArguments: the kind, a parameter or the target makes no sense.
         """
         command = {"kind": kind, "params": params or {}, "target": target if isinstance(target, str) else [*target]}
         return CommandProxy(self._way, self._way.ask("command", **command, wait=wait))
@@ -216,7 +217,7 @@ class WeaverProxy:
         """Return a command that was given earlier, or by another program.
 
         Raises:
-            UnknownCommand: there is none with the id, or it was done long ago.
+            UnknownCommand: there is no command with the id, or it was done long ago.
         """
         return CommandProxy(self._way, self._way.ask("command_state", id=id))
 
@@ -240,11 +241,11 @@ class WeaverProxy:
         return self.command("stop", target=target)
 
     def drain(self, target: Target = "*") -> CommandProxy:
-        """Make replicas finish what they do, and leave."""
+        """Make replicas finish their present work, and leave."""
         return self.command("drain", target=target)
 
     def deactivate_device(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Take a device out of use, and tell replicas; those on it unless ``target`` names others.
+        """Take a device out of use, and notify replicas: those on it, unless ``target`` names others.
 
         Raises:
             UnknownDevice: no replica has registered it.
@@ -252,7 +253,7 @@ class WeaverProxy:
         return self._device_command("deactivate_device", device_uuid, target)
 
     def reactivate(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Put a device into use again, and tell replicas; those on it unless ``target`` names others.
+        """Put a device into use again, and notify replicas: those on it, unless ``target`` names others.
 
         Raises:
             UnknownDevice: no replica has registered it.
@@ -266,10 +267,10 @@ class WeaverProxy:
         return self.command(kind, {"device": device}, target)
 
     def report_device_failure(self, device_uuid: str, reason: str = "") -> WeaverEvent:
-        """Report that a device has failed. Its replicas are notified; their groups' policies say what else is done.
+        """Report that a device has failed. Its replicas are notified; their groups' policies may do more.
 
         Returns:
-            The event that shows it: ``data`` has the ``device``, the ``replicas``, and what was done with each.
+            The event of the failure: ``data`` has the ``device``, the ``replicas``, and the action for each.
 
         Raises:
             UnknownDevice: no replica has registered it.
@@ -285,11 +286,11 @@ class WeaverProxy:
             fault: one of `loom.chaos.FAULTS`.
             target: replicas as for a command; for ``dead_driver`` a session; ``"*"`` for the gateway and the
                 weaver.
-            duration: seconds until it is removed; None: as long as its kind lasts.
-            params: of the fault.
+            duration: seconds until the fault is removed; None: as long as its kind lasts.
+            params: parameters of the fault.
 
         Raises:
-            WrongArguments: it makes no sense.
+            WrongArguments: the fault, its duration or a parameter makes no sense.
             UnknownReplica, UnknownSession: the target names none that lives.
             NotInjectable: the target is not marked as injectable.
         """
@@ -298,33 +299,33 @@ class WeaverProxy:
         return InjectionProxy(self._way, self._way.ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:
-        """Remove a fault before its time is over, also one that another program injected.
+        """Remove a fault before its time is over, even if another program injected it.
 
         Raises:
-            UnknownInjection: none was injected with the id.
+            UnknownInjection: no fault was injected with the id.
             UnknownReplica: no replica that lives could remove it.
         """
         return CommandProxy(self._way, self._way.ask("remove_fault", injection=id))
 
     def set_policy(self, group: str, action: str) -> dict[str, str]:
-        """Choose what is done with the replicas of a group when one of their devices fails.
+        """Choose the action for the replicas of a group when one of their devices fails.
 
         Args:
             group: a group, or a glob; ``"*"`` for all.
-            action: ``notify`` (as always), ``pause``, ``stop`` or ``respawn``.
+            action: ``notify`` (the default), ``pause``, ``stop`` or ``respawn``.
 
         Returns:
-            As `policies`.
+            The action of each group that has a policy.
         """
         found: dict[str, str] = self._way.ask("policy", group=group, action=action)
         return found
 
     def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:
-        """Call a function for each replica that has to be put elsewhere because its group's policy is ``respawn``.
+        """Call a function for each replica that needs another place because its group's policy is ``respawn``.
 
-        The function gets the event ``respawn_wanted``, beginning with the next one: ``data`` has ``session``,
-        ``procs``, ``rank`` and ``group`` of the replica, the ``reason``, and the ``device`` if it has failed. It
-        runs on a thread of its own, and what it raises is logged.
+        The function gets each later event ``respawn_wanted``: ``data`` has ``session``, ``procs``, ``rank`` and
+        ``group`` of the replica, the ``reason``, and the ``device`` if that has failed. The function runs on a
+        thread of its own, and its exceptions are logged.
 
         Returns:
             A function that removes the callback.

@@ -1,4 +1,4 @@
-"""`CommandProxy` and `InjectionProxy`: commands and faults that were given to replicas, to wait for."""
+"""`CommandProxy` and `InjectionProxy`: handles of commands to replicas and of injected faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loom_proxy.futures.timeouts import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
 
 ASK_FOR = 5.0
-"""Seconds that one request waits for acknowledgements at most: an interrupt is held up no longer."""
+"""Seconds that one request waits for acknowledgements at most, and so the longest delay of an interrupt."""
 
 AWAY = 600.0
 """Seconds for which a wait goes on while the weaver or the gateway is away."""
@@ -25,7 +25,7 @@ ASK_AGAIN = 0.5
 
 
 class _Absence(NamedTuple):
-    """A time in which the weaver, or the gateway, does not answer."""
+    """An absence of the weaver or the gateway, during which neither answers."""
 
     since: float
     error: LoomError
@@ -42,7 +42,7 @@ class CommandProxy:
         self._state = CommandState.from_body(answer)
         self._away: _Absence | None = None
         self.id: str = self._state.id
-        """By which other programs find the command; see `WeaverProxy.command_of`."""
+        """The id by which other programs find the command; see `WeaverProxy.command_of`."""
         self.replicas: tuple[str, ...] = self._state.replicas
         """The replicas that the command is for. Empty if the target names none that lives."""
 
@@ -51,7 +51,7 @@ class CommandProxy:
         return self._state.done
 
     def outcomes(self) -> dict[str, Acknowledgement]:
-        """Return the acknowledgement of each replica; of one that has not answered, one that is ``waiting``."""
+        """Return each replica's acknowledgement, which is ``waiting`` if the replica has not answered."""
         if not self._state.done:
             self._ask(0.0)
         return dict(self._state.outcomes)
@@ -67,8 +67,8 @@ class CommandProxy:
             The acknowledgement of each replica, by its id.
 
         Raises:
-            WaitTimeout: not all have answered. `outcomes` has those that did.
-            WeaverUnavailable, GatewayUnreachable: it was away when the time was over.
+            WaitTimeout: not all replicas have answered. `outcomes` has the acknowledgements of those that have.
+            WeaverUnavailable, GatewayUnreachable: the weaver or the gateway was away when the time was over.
         """
         check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -90,7 +90,7 @@ class CommandProxy:
         return dict(self._state.outcomes)
 
     def _ask_patiently(self, wait: float) -> None:
-        """Ask once. If nobody answers, return after a moment all the same, until that has been so for `AWAY`."""
+        """Ask once. Without an answer, return after a moment; raise the error once that has lasted for `AWAY`."""
         try:
             self._ask(wait)
         except (WeaverUnavailable, *TRANSIENT) as error:
@@ -116,7 +116,7 @@ class CommandProxy:
 
 
 class InjectionProxy(CommandProxy):
-    """A fault that was injected. ``get`` waits until each replica that it hits has reported it."""
+    """An injected fault. ``get`` waits until each replica that it hits has reported it."""
 
     def __init__(self, way: AsksWeaver, answer: dict[str, Any]) -> None:
         super().__init__(way, answer)
@@ -124,7 +124,7 @@ class InjectionProxy(CommandProxy):
 
     @property
     def evidence(self) -> dict[str, Mapping[str, Any]]:
-        """What shows that the fault is there, by replica; for a process of Loom under the empty name."""
+        """The evidence that the fault is in place, by replica; for a process of Loom, under the empty name."""
         found = {id: one.evidence for id, one in self.outcomes().items() if one.ok}
         return {"": self._piece, **found} if self._piece else found
 
@@ -132,6 +132,6 @@ class InjectionProxy(CommandProxy):
         """Remove the fault before its time is over. The command is done when one replica has removed it.
 
         Raises:
-            UnknownReplica: no replica that lives could do it.
+            UnknownReplica: no replica that lives could remove the fault.
         """
         return CommandProxy(self._way, self._way.ask("remove_fault", injection=self.id))

@@ -1,4 +1,4 @@
-"""`WeaverFeed`: what happens to replicas and devices, over the weaver's WebSocket or by polling."""
+"""`WeaverFeed`: events and updates of replicas and devices, over the weaver's WebSocket or by polling."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class WeaverFeed:
         self._look = look
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
-        """Read what there is, then each change as it happens."""
+        """Read the present state, then each change as it happens."""
         if self._transport != "http":
             try:
                 yield from self._socket().updates(timeout)
                 return
-            except NoUpgrade:  # which only the first connection raises
+            except NoUpgrade:  # only the first connection raises it, so nothing is read twice
                 if self._transport != "auto":
                     raise
         yield from poll(self._look, self.after, timeout)
 
     async def watch_async(self, timeout: float | None) -> AsyncIterator[WeaverUpdate]:
-        """Do what `watch` does, on an event loop."""
+        """Read the present state, then each change as it happens, on an event loop."""
         if self._transport != "http":
             try:
                 async for update in self._socket().updates_async(timeout):
@@ -62,7 +62,7 @@ class WeaverFeed:
             yield polled_update
 
     def events(self, after: int | None, follow: bool, *, limit: int, **wanted: str | None) -> Iterator[WeaverEvent]:
-        """Read what happened, the oldest first."""
+        """Read events, the oldest first; with ``follow``, go on with new ones."""
         reader = _Reader(self, wanted)
         yield from reader.first(after, limit)
         if follow:
@@ -72,7 +72,7 @@ class WeaverFeed:
     async def events_async(
         self, after: int | None, follow: bool, *, limit: int, **wanted: str | None
     ) -> AsyncIterator[WeaverEvent]:
-        """Do what `events` does, on an event loop."""
+        """Read events on an event loop, the oldest first; with ``follow``, go on with new ones."""
         reader = _Reader(self, wanted)
         for event in await asyncio.to_thread(list, reader.first(after, limit)):
             yield event
@@ -94,13 +94,13 @@ class WeaverFeed:
                 return
 
     def _socket(self) -> WeaverWatch:
-        from loom_proxy.weaver.watch import WeaverWatch  # which few programs need, and takes a while
+        from loom_proxy.weaver.watch import WeaverWatch  # imported late: it takes a while, and few programs need it
 
         return WeaverWatch(self._url, self._token, self._ca)
 
 
 class _Reader:
-    """Reads events of a ``kind`` or a ``replica`` without a gap, first by requests and then from updates."""
+    """A reader of events of a ``kind`` or a ``replica`` without a gap, first by requests and then from updates."""
 
     def __init__(self, feed: WeaverFeed, wanted: dict[str, str | None]) -> None:
         self._feed = feed
@@ -117,7 +117,7 @@ class _Reader:
 
     def new(self, update: WeaverUpdate) -> Iterator[WeaverEvent]:
         """Read the events of an update that have not been read yet."""
-        if isinstance(update, Snapshot):  # of a new connection: there may have been events before it
+        if isinstance(update, Snapshot):  # a new connection begins: events may have been missed before it
             yield from self._noted(self._feed.after(self._last, **self._wanted))
         elif isinstance(update, WeaverEvent) and update.id > self._last:
             if all(value in (None, getattr(update, name)) for name, value in self._wanted.items()):

@@ -1,4 +1,4 @@
-"""Watching the weaver where there are no WebSockets: by asking every second."""
+"""Watching the weaver without a WebSocket, by asking every second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnav
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 
 EVERY = 1.0
-"""Seconds between two questions."""
+"""Seconds between two requests."""
 
 _TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
 
@@ -19,7 +19,7 @@ def poll(
     events: Callable[[int], Iterator[WeaverEvent]],
     timeout: float | None = None,
 ) -> Iterator[WeaverUpdate]:
-    """Yield what there is, and then what changes, until nothing has come for ``timeout`` seconds.
+    """Yield the present state, and then each change, until there was none for ``timeout`` seconds.
 
     Raises:
         LoomError: the first look fails.

@@ -1,4 +1,4 @@
-"""`SessionWeaver`: asks the weaver through a session, whose driver has a connection with it."""
+"""`SessionWeaver`: requests to the weaver through a session, whose driver is connected to it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from loom.wire.bodies import AskWeaver
 from loom_proxy.session.caller import Caller
 
 ANSWER_TIMEOUT = 10.0
-"""Seconds that an answer may take, besides those of what is asked."""
+"""Seconds that an answer may take on top of those for which the operation itself waits."""
 
 BY_GATEWAY = frozenset(("inject", "remove_fault"))
-"""Operations that a session does not pass on: faults of drivers and of the gateway are the gateway's to inject, and
-its audit names who injected what."""
+"""Operations that always go to the gateway, which injects faults of drivers and its own, and audits all faults."""
 
 
 class SessionWeaver:
-    """The weaver, asked through a session; when that is over, by REST.
+    """The weaver, asked through a session, or by REST when the session is over.
 
     Args:
         caller: sends the session's operations.
@@ -31,7 +30,7 @@ class SessionWeaver:
         self._gateway = gateway
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """See `loom.weaver.serving.operations.AsksWeaver`.
+        """Ask for an operation and return its answer; see `loom.weaver.serving.operations.AsksWeaver`.
 
         Raises:
             GatewayUnreachable: no answer comes, for instance while the session's connection is lost.
@@ -41,12 +40,12 @@ class SessionWeaver:
         given = {name: value for name, value in arguments.items() if value is not None}
         timeout = ANSWER_TIMEOUT + takes(operation, given)
         try:
-            # Without an order key: it does not wait behind large calls.
+            # Without an order key, so that the request does not wait behind large calls.
             return self._caller.ask(AskWeaver(operation, given, timeout), key=None).get(timeout)
         except WaitTimeout:
             raise GatewayUnreachable(f"no answer from the weaver over the session within {timeout:g} s") from None
         except LoomError:
-            # A question that the end of the session cut off is asked again; a command would be given twice.
+            # The session ended before the answer. A read is repeated by REST; a command might be given twice.
             if self._caller.error is None or OPERATIONS[operation].method != "GET":
                 raise
             return self._gateway.ask(operation, **arguments)

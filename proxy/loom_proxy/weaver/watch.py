@@ -1,7 +1,7 @@
-"""Watching the weaver over ``/ws/v1/weaver``, for as long as it takes.
+"""Watching the weaver over ``/ws/v1/weaver``, across lost connections.
 
-A connection that is lost is made again by itself. Where a program reads too slowly the gateway ends the connection,
-and the next one begins with a snapshot, so that what was missed are only the steps in between.
+A lost connection reconnects by itself. If a program reads too slowly, the gateway ends the connection; the next one
+begins with a snapshot, so that the program misses only the steps in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 _silent = logging.getLogger(f"{__name__}.socket")
 _silent.setLevel(logging.CRITICAL)
-"""The logger of websockets, silent: it would print a traceback for a lost connection, which is an update here."""
+"""The logger for websockets. It is silent, since it would print a traceback for each lost connection."""
 
 OPEN_TIMEOUT = 10.0
 """Seconds that a gateway has to accept the connection."""
@@ -39,7 +39,7 @@ _TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
 
 
 class _Attempts:
-    """Connections one after the other, until nothing has come for so many seconds."""
+    """The attempts to connect, one after the other, until nothing has come for ``timeout`` seconds."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -57,10 +57,10 @@ class _Attempts:
         return None if self._timeout is None else max(0.0, self._until - time.monotonic())
 
     def lost(self, error: Exception) -> tuple[Away | None, float]:
-        """Return why there is no connection, and the seconds to wait; None if there is no time for another attempt.
+        """Return an `Away` and the seconds to wait; None in its place if there is no time for another attempt.
 
         Raises:
-            LoomError: it was the first attempt, or the gateway has ended the connection for good.
+            LoomError: the first attempt failed, or the gateway has ended the connection for good.
         """
         if isinstance(error, ConnectionClosed):
             error = _closed(error)
@@ -71,7 +71,7 @@ class _Attempts:
 
 
 class WeaverWatch:
-    """Where and how to watch."""
+    """A watch of the weaver of one gateway."""
 
     def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
         self.url = _watch_url(url)
@@ -87,15 +87,15 @@ class WeaverWatch:
         }
 
     def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
-        """What there is, and then what changes.
+        """Yield the present state, and then each change.
 
         Args:
-            timeout: stop after so many seconds in which nothing comes; None goes on for ever.
+            timeout: stop after so many seconds without a change; None goes on for ever.
 
         Raises:
-            NoUpgrade: what answers gives no WebSocket.
+            NoUpgrade: the program at the URL gives no WebSocket.
             GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: the first connection fails.
-            TokenRevoked: the token is not good any more.
+            TokenRevoked: the token was revoked or has expired.
         """
         attempts = _Attempts(timeout)
         while True:
@@ -117,13 +117,13 @@ class WeaverWatch:
             time.sleep(wait)
 
     async def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
-        """Do what `updates` does, on an event loop."""
+        """Yield the present state, and then each change, on an event loop; see `updates`."""
         updates: AsyncIterator[WeaverUpdate] = self._watch(_read, timeout)
         async for update in updates:
             yield update
 
     async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the messages as they come, and one of type ``away`` when the connection is lost."""
+        """Yield the gateway's messages as they come, and one of type ``away`` when the connection is lost."""
         async for message in self._watch(_read_json):
             yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
 
@@ -196,11 +196,7 @@ def _read_json(text: str | bytes) -> dict[str, Any] | None:
 
 
 def _closed(closed: ConnectionClosed) -> LoomError:
-    """Why the connection has ended.
-
-    Raises:
-        LoomError: for good.
-    """
+    """Return why the connection has ended; raise the error if it has ended for good."""
     came = closed.rcvd
     if came is None or came.code != _REFUSED:
         return GatewayUnreachable(f"the connection to the gateway is lost: {closed}")
