@@ -1,7 +1,8 @@
 """Loom's wire protocol, sans-IO: bytes in, messages out.
 
-Nothing here opens a socket or reads a clock, so that the driver, the proxy and the tests share one
-implementation. From the outside in:
+The core opens no socket and reads no clock, so that the driver, the proxy and the tests share one implementation.
+`loom.wire.sender`, `loom.wire.sockets` and `loom.wire.waker` are the exceptions: they serve sockets. From the
+outside in:
 
 - `loom.wire.frames` lays messages out as bytes. One WebSocket binary message is one frame.
 - `loom.wire.mux` cuts large messages into chunks that share the connection, and puts them together again.

@@ -1,9 +1,9 @@
 """Large data in payloads: arrays, tensors and byte strings.
 
-Each is taken apart into a *recipe*, a small pickle of everything but the data, and the data itself, which travels
-beside the payload's pickle and is not copied into it. Only who uses an object puts it together again: who passes it
-on, as the driver does, holds what was `Carried`, needs neither numpy nor torch for that, and lets its other threads
-run while a gigabyte is pickled.
+Each object is taken apart into a *recipe*, a small pickle of everything but the data, and the data itself, which
+travels next to the payload's pickle and is not copied into it. Only the program that uses an object puts it
+together again. The driver passes it on as a `Carried` object, for which it needs neither numpy nor torch, and lets
+its other threads run while a gigabyte is pickled.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ IN_BAND = 16 << 10
 """Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
 
 _DEPTH = 4
+"""Levels of tuples, lists and dicts in which large data is searched for."""
 _MOST_ITEMS = 4096
+"""Items of the longest tuple, list or dict that is searched."""
 _SCALARS = frozenset({type(None), bool, int, float, complex, str})
 
 _state = threading.local()
+"""Whether this thread is `passing_on` objects."""
 
 
 class Carried:
-    """An object taken apart; pickled, it is the object again where it is unpickled.
+    """An object taken apart. Pickling and unpickling it gives the object again.
 
     Args:
         recipe: pickle of the object without its data.
-        parts: its data, one buffer for each that the recipe asks for.
+        parts: the data, one buffer for each that the recipe needs.
     """
 
     def __init__(self, recipe: Buffer, parts: Sequence[Buffer | Pieces]) -> None:
@@ -44,7 +47,7 @@ class Carried:
         self.parts = parts
 
     def value(self) -> Any:
-        """The object. Its data is that of the parts where they are in one piece and may be written to."""
+        """Return the object. It shares the data of parts that `whole` returns without a copy."""
         return pickle.loads(self.recipe, buffers=[whole(part) for part in self.parts])
 
     def __reduce__(self) -> Any:
@@ -53,7 +56,7 @@ class Carried:
 
 
 class _Piece:
-    """A piece of data that is in the pickle. Pickling it runs Python code, so that other threads get their turn."""
+    """A piece of data in a pickle. Pickling it runs Python code, so that other threads get their turn."""
 
     __slots__ = ("view",)
 
@@ -65,7 +68,7 @@ class _Piece:
 
 
 def _piece(data: bytes) -> bytes:
-    # Does nothing but to be Python code: unpickling in C would keep every other thread waiting to the end.
+    # Needed only as Python code: unpickling in C alone would keep every other thread waiting to the end.
     return data
 
 
@@ -74,13 +77,13 @@ def _rebuild(recipe: bytes, cut: Sequence[tuple[bool, Sequence[bytes]]]) -> Any:
 
 
 def carried_or_value(carried: Carried) -> Any:
-    """What takes the place of an object that was taken apart: see `passing_on`."""
+    """Return the object, or the `Carried` itself while this thread is `passing_on` objects."""
     return carried if getattr(_state, "passing_on", False) else carried.value()
 
 
 @contextlib.contextmanager
 def passing_on() -> Iterator[None]:
-    """Leave taken apart what this thread unpickles meanwhile."""
+    """Leave the objects that this thread unpickles in the block taken apart."""
     before = getattr(_state, "passing_on", False)
     _state.passing_on = True
     try:
@@ -90,9 +93,9 @@ def passing_on() -> Iterator[None]:
 
 
 def whole(part: Buffer | Pieces) -> Buffer:
-    """A part as one buffer: ``bytes`` if it is read-only in its object, else one that can be written to.
+    """Return a part as one buffer: ``bytes`` if it is read-only in its object, else a writable one.
 
-    A view that cannot be written to is one of received bytes, and says nothing about its object.
+    A read-only view is a view of received bytes, whose object may be writable all the same. So it is copied.
     """
     if isinstance(part, Pieces):
         if not part.read_only:
@@ -117,12 +120,13 @@ def _cut(part: Buffer | Pieces) -> Iterator[memoryview]:
 
 
 def take_apart_near_top(obj: Any, least: int = IN_BAND) -> Any:
-    """Take large data apart in an object: itself, or what is in it through nothing but tuples, lists and dicts.
+    """Take large data in an object apart: the object itself, or items in its tuples, lists and dicts.
 
-    Not what other objects hold: they could not be unpickled where it stays taken apart.
+    Data in other objects stays, since unpickling those needs the data whole.
 
     Args:
-        least: bytes of an array or a byte string that is taken apart.
+        obj: the object.
+        least: bytes of the smallest array or byte string to take apart.
     """
     return _near_top(obj, least, _DEPTH, {})
 
@@ -131,7 +135,7 @@ def _near_top(obj: Any, least: int, depth: int, seen: dict[int, Any]) -> Any:
     kind = type(obj)
     if kind in _SCALARS:
         return obj
-    if id(obj) in seen:  # what is there twice stays one object
+    if id(obj) in seen:  # an object that is there twice must stay one object
         return seen[id(obj)]
     apart = obj
     if kind is tuple or kind is list:
@@ -151,11 +155,11 @@ def _near_top(obj: Any, least: int, depth: int, seen: dict[int, Any]) -> Any:
 
 
 def take_apart(obj: Any, least: int = IN_BAND) -> Carried | None:
-    """Take an object apart, if it is of a kind that can be: else None, and the object pickles as it always did.
+    """Take an object apart; return None for kinds that cannot be, which pickle in the usual way.
 
-    Taken apart are ``bytes``, ``bytearray`` and numpy arrays of at least ``least`` bytes, and dense tensors in main
-    memory of whatever size, so that who passes them on need not import torch. A tensor keeps its strides if it has
-    no gaps; of one with gaps, such as a column of a matrix, only what belongs to it travels.
+    This takes apart ``bytes``, ``bytearray`` and numpy arrays of at least ``least`` bytes, and dense tensors in
+    main memory of any size, so that the driver can pass them on without torch. A tensor without gaps keeps its
+    strides; of one with gaps, such as a column of a matrix, only the elements travel.
     """
     kind = type(obj)
     if kind is bytes or kind is bytearray:
@@ -186,7 +190,7 @@ def _taken_apart(obj: Any) -> Carried:
 
 
 class _LargeBytes:
-    """Has a large byte string pickled as a buffer."""
+    """A large byte string that pickles as a buffer."""
 
     __slots__ = ("data",)
 
@@ -225,7 +229,7 @@ def _tensor(obj: Any) -> Carried | None:
         size, stride = tuple(data.shape), data.stride()
         try:
             view = _memory_of(data)
-        except RuntimeError:  # no memory of its own: a tensor inside torch.func, for example
+        except RuntimeError:  # the tensor has no memory of its own, for example inside torch.func
             return None
     return _taken_apart(_Tensor((view, data.dtype, size, stride, obj.requires_grad, is_parameter)))
 
@@ -242,7 +246,7 @@ class _Tensor:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether the elements lie in memory without gaps, in whatever order, each once."""
+    """Return whether the elements lie in memory without gaps, each once, in any order."""
     span = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 0:
@@ -260,7 +264,7 @@ def _memory_of(tensor: Any) -> Any:
     if not size:
         return bytearray()
     memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    memory.owner = tensor  # lives as long as what looks at its memory
+    memory.owner = tensor  # keeps the tensor alive as long as any view of its memory
     return memory
 
 

@@ -1,4 +1,4 @@
-"""Batches: the frames in one HTTP body, each behind its length (4 bytes, big endian), as on a driver's socket."""
+"""Batches: the frames of one HTTP body, each behind its length (4 bytes, big endian), as on a driver's socket."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ TUNNELS = "/api/v1/tunnel"
 """Path of the gateway's tunnels."""
 
 CONTENT_TYPE = "application/vnd.loom.frames"
-"""What says that a body is a batch, and no middlebox's page."""
+"""Content type of a batch, which tells it from a middlebox's page."""
 
 ENDED_HEADER = "Loom-Ended"
-"""Header of the answer after which the gateway has no more to say."""
+"""Header of the gateway's last answer in a tunnel."""
 
 MAX_BATCH = LENGTH.size + MAX_FRAME
 """Bytes of the largest batch: one frame of the largest size."""
 
 
 def split_batch(data: Buffer) -> list[memoryview]:
-    """The frames of a batch, as views of it.
+    """Return the frames of a batch, as views of its bytes.
 
     Raises:
         ProtocolMismatch: the lengths do not add up.

@@ -1,15 +1,15 @@
 """Payloads: Python objects to bytes and back, at the two ends only.
 
 A payload is a pickle (protocol 5, by cloudpickle) followed by the buffers that it refers to, so that arrays and
-large byte strings are not copied into the pickle. What travels how:
+large byte strings are not copied into the pickle. Objects travel in these ways:
 
 - plain data, and classes and functions of installed packages and synced folders: by reference, as with any pickle;
 - classes and functions of ``__main__``, of a notebook, and of modules outside ``site-packages`` (the user's own
   project folder): by value, so that the cluster need not have them;
-- meshes: as references, `Reference`, that the driver swaps for the real meshes.
+- meshes: as a `Reference`, which the driver replaces by the real mesh.
 
-`Encoder` and `Decoder` are in one module with the functions that their pickles name: what one writes the other has
-to find under the same name.
+`Encoder` and `Decoder` share a module with the functions that their pickles name, since the decoder must find each
+function under the name that the encoder wrote.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from loom.wire.messages import Buffer
 from loom.wire.mux import Pieces
 
 _PLAIN_PICKLE = 512
-"""A pickle shorter than this many bytes is looked through for names of ours before anything is set up for them."""
+"""Bytes below which a pickle is first searched for `_OURS`: without it, decoding needs no set-up."""
 
 _OURS = b"loom"
+"""Part of every name that a pickle needs a `Decoder` for."""
 
 _STACK_GLOBAL = b"\x93"
-"""The opcode that names something; one in a number or a text is taken for it, and does no harm."""
+"""The opcode that names a class or function. The same byte in a number or text also counts, which does no harm."""
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str})
 _BYTES = frozenset({bytes, bytearray})
@@ -53,54 +54,55 @@ _OWN_PACKAGES = frozenset({"loom", "loom_proxy", "loom_gateway"})
 
 
 class Reference(NamedTuple):
-    """What stands for a mesh inside a payload: the id that it has in the session."""
+    """The stand-in for a mesh in a payload: the mesh's id in the session."""
 
     mesh: int
 
 
 class Made(NamedTuple):
-    """What stands for a mesh in a result: one that the cluster has made and that the laptop does not know yet."""
+    """The stand-in for a returned mesh, which the cluster has made and the laptop may not know yet."""
 
     kind: str
     """``hosts``, ``procs``, ``actors`` or ``values``."""
     mesh: int
-    """Its id; negative where the driver gave it, since the positive ones are the laptop's to give."""
+    """The mesh's id. An id that the driver chose is negative, since the laptop chooses the positive ones."""
     name: str
     shape: tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
     """Labels, offset, sizes and strides."""
     root: int = 0
-    """The id of the mesh that it is a part of; its own where it is whole."""
+    """The id of the whole mesh, if this is a part of one; else the mesh's own id."""
     class_name: str = ""
     endpoints: dict[str, Any] | None = None
-    """For an actor mesh, the parameters of each endpoint."""
+    """The parameters of each endpoint of an actor mesh."""
     values: list[Any] | None = None
-    """For a value mesh, the values, row by row."""
+    """The values of a value mesh, row by row."""
 
 
 _APART = frozenset({"Carried", "ndarray", "Tensor", "Parameter"})
-"""Names of the types that `loom.wire.arrays` may have taken apart, or may take apart."""
+"""Names of the types that `loom.wire.arrays` takes apart, and of its own."""
 
 _resolving = threading.local()
+"""The ``resolver``, ``maker`` and further ``parts`` of the payload that a thread unpickles."""
 
 
 def _unpack(recipe: bytes, count: int) -> Any:
-    """Unpickle an object that was taken apart; its data is in the next ``count`` parts of the payload."""
+    """Unpickle an object that was taken apart, whose data is in the next ``count`` parts of the payload."""
     return carried_or_value(Carried(recipe, [next(_resolving.parts) for _ in range(count)]))
 
 
 def _unpack_inside(recipe: bytes, count: int) -> Any:
-    """As `_unpack`, inside another object, which needs it whole to be unpickled itself."""
+    """Unpickle and make whole an object inside another object, whose own unpickling needs it whole."""
     return Carried(recipe, [next(_resolving.parts) for _ in range(count)]).value()
 
 
 def _resolve(mesh: int) -> Any:
-    """Unpickle a `Reference`: the mesh itself where a `Decoder` knows it."""
+    """Unpickle a `Reference`; return the mesh itself if the `Decoder` has a resolver."""
     resolver: Callable[[int], Any] | None = getattr(_resolving, "resolver", None)
     return Reference(mesh) if resolver is None else resolver(mesh)
 
 
 def _resolve_made(*fields: Any) -> Any:
-    """Unpickle a `Made`: a proxy of the mesh where a `Decoder` makes them."""
+    """Unpickle a `Made`; return a proxy of the mesh if the `Decoder` has a maker."""
     maker: Callable[[Made], Any] | None = getattr(_resolving, "maker", None)
     made = Made(*fields)
     return made if maker is None else maker(made)
@@ -123,7 +125,7 @@ def _is_project_file(path: str) -> bool:
 
 
 def travels_by_value(module_name: str) -> bool:
-    """Whether what a module defines is shipped by value: it is the user's own and not an installed package."""
+    """Return whether a module's code is shipped by value, because it is the user's own and not installed."""
     if module_name.partition(".")[0] in _OWN_PACKAGES:
         return False
     module = sys.modules.get(module_name)
@@ -139,7 +141,7 @@ def _is_plain(obj: Any, depth: int = 8) -> bool:
         return len(obj) < IN_BAND
     if depth == 0:  # perhaps an object that contains itself
         return False
-    # Loops, and no call for what is plain by its type: this looks at the arguments and the result of every call.
+    # Loops instead of calls for plain types, since this checks the arguments and the result of every call.
     if kind is tuple or kind is list:
         if len(obj) > 16:
             return False
@@ -175,15 +177,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         reduced = super()._dynamic_function_reduce(func)
-        # Monarch, where it is imported, has cloudpickle add a loader that asks the root client for the source. That
-        # is another program than this one, and has none.
+        # If Monarch is imported, cloudpickle adds its loader, which asks the root client for the source. This
+        # program is not the root client, which has no source of it.
         names = reduced[2][1]["__globals__"]
         if type(names.get("__loader__")).__module__.startswith("monarch."):
             del names["__loader__"]
         return reduced
 
     def reducer_override(self, obj: Any) -> Any:
-        # Not persistent_id: the pickler would call it for every int of a list.
+        # Not persistent_id, which the pickler would call for every int of a list.
         reference = getattr(type(obj), "__loom_reference__", None)
         if reference is not None:
             return _resolve, (reference(obj, self._encoder.session),)
@@ -194,7 +196,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             by_name = self._encoder.by_name
             if by_name is not None and _has_name(obj, lambda module: by_name(module, self._procs)):
-                # Not by cloudpickle, which may have been told for another session to ship the module by value.
+                # Not by cloudpickle, in which another session may have registered the module to travel by value.
                 return (subimport, (obj.__name__,)) if isinstance(obj, types.ModuleType) else NotImplemented
             self._encoder.before_code(obj)
         elif type(obj).__name__ in _APART:
@@ -208,7 +210,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _has_name(obj: Any, known: Callable[[str], bool]) -> bool:
-    """Whether code can be imported by the name that it has, from a module that is known on the other side."""
+    """Return whether code can be imported by its name from a module that the other side knows."""
     if isinstance(obj, types.ModuleType):
         return known(obj.__name__) and sys.modules.get(obj.__name__) is obj
     module = getattr(obj, "__module__", None)
@@ -216,13 +218,14 @@ def _has_name(obj: Any, known: Callable[[str], bool]) -> bool:
 
 
 class Encoder:
-    """Turns objects into payloads for one peer.
+    """An encoder of objects into payloads for one peer.
 
     Args:
         ship_project: ship the user's own modules by value (the laptop's side) instead of by reference.
         peer_python: the peer's ``(major, minor)``; code by value is refused if this Python's differs.
-        session: what a mesh has to belong to; it is asked with ``__loom_reference__(session)``.
-        swaps: by exact type, what to pickle instead of an object: a `Made`, or what ``__reduce__`` would return.
+        session: the session that meshes must belong to, which ``mesh.__loom_reference__(session)`` checks.
+        swaps: by exact type, functions that return a replacement to pickle: a `Made`, or a result of
+            ``__reduce__``.
     """
 
     def __init__(
@@ -235,7 +238,7 @@ class Encoder:
         self.session = session
         self.swaps = swaps or {}
         self.by_name: Callable[[str, int | None], bool] | None = None
-        """Whether a module is to travel by reference whatever else holds, to the proc mesh of an id."""
+        """Returns whether a module travels by reference, before all other rules, to the proc mesh with an id."""
         self._ship_project = ship_project
         self._peer_python = peer_python
         self._mismatch = peer_python is not None and tuple(peer_python) != python_version()
@@ -257,11 +260,12 @@ class Encoder:
         """Pickle an object into the parts of a payload.
 
         Args:
-            what: names the object in an error.
-            procs: id of the proc mesh that it is for, if it is for one.
+            obj: the object.
+            what: name of the object in errors.
+            procs: id of the proc mesh that receives the object, if one does.
 
         Raises:
-            UnpicklableError: naming the attribute that is in the way, inside ``what``.
+            UnpicklableError: the object cannot be pickled; the text names the attribute at fault inside ``what``.
             PythonVersionMismatch: code would have to travel by value to another minor version of Python.
         """
         if _is_plain(obj):
@@ -290,10 +294,10 @@ class Encoder:
     def _blame(
         self, obj: Any, path: str, error: Exception, seen: dict[int, Any]
     ) -> tuple[str, Any, Exception] | None:
-        """The innermost part of an object that cannot be pickled, and the path to it.
+        """Return the path to the innermost part of an object that cannot be pickled, the part, and its error.
 
-        None if the object fails only since it leads back to what contains it (``seen``): a method that names its
-        class is not what is wrong with the class.
+        None if the object fails only because it leads back to an object that contains it (``seen``): a method that
+        names its class is not the fault of the class.
         """
         seen[id(obj)] = obj
         to_blame = True
@@ -305,7 +309,7 @@ class Encoder:
                 continue
             try:
                 self._pickle(child)
-            except Exception as deeper:  # noqa: BLE001 - the same pickling as above, of a part
+            except Exception as deeper:  # noqa: BLE001 - the pickling that failed for the whole, now of a part
                 found = self._blame(child, path + name, deeper, seen)
                 if found is not None:
                     return found
@@ -342,12 +346,12 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Decoder:
-    """Turns payloads back into objects.
+    """A decoder of payloads back into objects.
 
     Args:
-        resolver: gives the mesh for an id; without one, meshes stay `Reference`s.
-        maker: gives the proxy for a `Made`; without one, they stay what they are.
-        passing_on: leave arrays and tensors taken apart, as `loom.wire.arrays.Carried`: for who passes them on.
+        resolver: returns the mesh with an id; without it, meshes stay `Reference`s.
+        maker: returns the proxy for a `Made`; without it, those stay `Made`.
+        passing_on: leave arrays and tensors taken apart, as `loom.wire.arrays.Carried`, to be passed on.
     """
 
     def __init__(
@@ -364,8 +368,8 @@ class Decoder:
         """Unpickle the parts of a payload.
 
         Raises:
-            UnpicklableError: something that the pickle names cannot be imported or rebuilt here.
-            LoomError: whatever the resolver raised.
+            UnpicklableError: a class or function that the pickle names cannot be imported, or an object rebuilt.
+            LoomError: the resolver's own error.
         """
         if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _OURS not in bytes(parts[0]):
             try:
@@ -374,11 +378,11 @@ class Decoder:
                 raise
             except Exception as error:
                 raise _cannot_unpickle(what, error) from error
-        outer = getattr(_resolving, "resolver", None)  # of the payload that this one is unpickled in
+        outer = getattr(_resolving, "resolver", None)  # unpickling one payload may unpickle another
         outer_maker = getattr(_resolving, "maker", None)
         outer_parts = getattr(_resolving, "parts", None)
         _resolving.resolver, _resolving.maker = self._resolver, self._maker
-        # What asks for a part gets the next one: objects are unpickled in the order in which they were pickled.
+        # Each `_unpack` takes the next parts: objects are unpickled in the order in which they were pickled.
         _resolving.parts = beside = iter(parts[1:])
         try:
             if self._passing_on:
@@ -395,7 +399,7 @@ class Decoder:
 
 
 def plain_payload(parts: Sequence[Buffer]) -> bytes | None:
-    """The pickle of a payload that names no class and no function: it can be passed on as it is. Else None."""
+    """Return the pickle of a payload if it names no class or function, so that it can be passed on; else None."""
     if len(parts) != 1:
         return None
     pickled = bytes(parts[0])
@@ -414,10 +418,10 @@ _plain_decoder = Decoder()
 
 
 def dumps(obj: Any) -> list[Buffer]:
-    """`Encoder.dumps` where everything importable travels by reference."""
+    """Pickle an object with an `Encoder` for which all importable code travels by reference."""
     return _plain_encoder.dumps(obj)
 
 
 def loads(parts: Sequence[Buffer]) -> Any:
-    """`Decoder.loads` without meshes."""
+    """Unpickle a payload with a `Decoder` that leaves references to meshes as they are."""
     return _plain_decoder.loads(parts)

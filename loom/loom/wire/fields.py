@@ -1,4 +1,4 @@
-"""Checks that what a peer sent fits the annotation of a field."""
+"""Checks of a peer's values against the annotations of fields."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FITS: dict[str, Check] = {
         _is_map(value) and all(_is_sequence(numbers) and _all_are(int, numbers) for numbers in value.values())
     ),
 }
-"""What a value has to be, by the annotation of its field. An ``Id`` may be negative, an ``int`` may not."""
+"""The check of a value, by the annotation of its field. An ``Id`` may be negative, an ``int`` may not."""
 
 
 _CHECKS: dict[type, tuple[tuple[str, Check], ...]] = {}
@@ -59,11 +59,11 @@ def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
 
 
 def check_fields(body: Any, title: str) -> None:
-    """Check each field of a dataclass that was made of what a peer sent.
+    """Check each field of a dataclass whose values a peer sent.
 
     Args:
-        body: the dataclass.
-        title: what error messages call it.
+        body: an instance of the dataclass.
+        title: name of the body in error messages.
 
     Raises:
         ProtocolMismatch: a field has a value that its annotation does not allow.

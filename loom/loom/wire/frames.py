@@ -1,4 +1,4 @@
-"""Frames: how messages are laid out as bytes.
+"""Frames: the layout of messages as bytes.
 
 A frame is the length of its header (4 bytes, big endian), the header (msgpack) and the payload bytes of all its
 messages, back to back::
@@ -22,20 +22,20 @@ from loom.errors import ProtocolMismatch
 from loom.wire.messages import Buffer, Message, new_message
 
 MAX_FRAME = 4 << 20
-"""Bytes of the largest frame that a peer has to accept. Larger messages travel in chunks."""
+"""Bytes of the largest frame that a peer must accept. Larger messages travel in chunks."""
 
 MAX_HEADER = 1 << 20
 """Bytes of the largest header of a frame."""
 
 _LENGTH = struct.Struct(">I")
 
-# `packb` makes a packer, with a buffer of 256 KiB, for each frame, which takes as long as all else here. One packer
-# may serve every thread if it is the one in C, which runs no Python code meanwhile; the one in Python may not.
+# `packb` makes a packer with a buffer of 256 KiB for each frame, which takes as long as the rest of a frame.
+# Threads may share one packer only if it is the one in C, which runs no Python code between its steps.
 _pack = msgpack.Packer().pack if msgpack.Packer.__module__ == "msgpack._cmsgpack" else msgpack.packb
 
 
 class Frame(NamedTuple):
-    """A decoded frame. The parts of its messages are views of the bytes that it was decoded from."""
+    """A decoded frame. The parts of its messages are views of the received bytes."""
 
     seq: int
     ack: int
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0) -> list[Buffer]:
-    """Lay out a frame, as the buffers to write one after the other. Payload is not copied."""
+    """Return a frame as buffers to write one after the other. Payload is not copied."""
     heads: list[tuple[int, int, Sequence[Any], Sequence[int]]] = []
     buffers: list[Buffer] = [b""]
     for kind, ident, body, parts in messages:
@@ -59,7 +59,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
 
 
 def decode_frame(data: Buffer) -> Frame:
-    """Read a frame.
+    """Decode a frame.
 
     Raises:
         ProtocolMismatch: the bytes are not a frame, or their lengths do not add up.
@@ -83,7 +83,7 @@ def decode_frame(data: Buffer) -> Frame:
         messages = []
         size_of_all = len(view)
         for kind, ident, body, lengths in heads:
-            # Looked at here first: a function call for each number would double what a small message costs.
+            # Checked inline first: a function call for each number would double the cost of a small message.
             if type(kind) is not int or type(ident) is not int or kind < 0 or ident < 0:
                 _check_counts(kind, ident)
             if type(body) is not tuple:

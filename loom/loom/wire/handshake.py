@@ -1,8 +1,8 @@
-"""The first exchange on a connection: `Hello` from the client, then `Welcome` from the driver or a refusal.
+"""The handshake of a connection: `Hello` from the client, then `Welcome` from the driver or a refusal.
 
 The protocol's version is ``major.minor``. Sides of different majors refuse each other in a sentence that names
-both versions; what a minor adds is negotiated as capabilities: the client offers what it knows, the driver
-answers with what both know.
+both versions. Additions of a minor version are negotiated as capabilities: the client offers those it knows, and
+the driver answers with those that both know.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PROTOCOL = (1, 0)
 """Version of the protocol that this side speaks, as ``(major, minor)``."""
 
 CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining")
-"""What this side can do beyond the bare protocol."""
+"""This side's abilities beyond the bare protocol."""
 
 T = TypeVar("T", bound="_Body")
 
 
 def python_version() -> tuple[int, int]:
-    """Major and minor version of this Python, which decide whether code can travel by value."""
+    """Return the major and minor version of this Python, which decide whether code can travel by value."""
     return sys.version_info[0], sys.version_info[1]
 
 
 class _Body:
-    """A dataclass that travels as the body of a message: unknown fields of a newer peer are ignored."""
+    """A dataclass that travels as the body of a message. Unknown fields of a newer peer are ignored."""
 
     KIND: ClassVar[Kind]
 
@@ -57,7 +57,7 @@ class _Body:
 
 @dataclass(frozen=True)
 class Hello(_Body):
-    """What a client says first."""
+    """A client's first message."""
 
     KIND: ClassVar[Kind] = Kind.HELLO
 
@@ -69,13 +69,13 @@ class Hello(_Body):
     session: str | None = None
     """Name of the session to attach to, or None for a new one."""
     persist: bool = False
-    """Whether the session is to live on without a client for as long as it takes."""
+    """Whether the session lives on without a client until it is closed."""
     mode: str = "drive"
-    """``drive``, or ``watch``: to see what happens and change nothing, beside the client that drives."""
+    """``drive``; or ``watch``, to see events and change nothing, next to the client that drives."""
     take_over: bool = False
     """Whether to disconnect the client that drives the session, if there is one."""
     stream: str = ""
-    """Name of the stream that this connection resumes, as a `Welcome` gave it; empty for a new stream."""
+    """Name, from a `Welcome`, of the stream that this connection resumes; empty for a new stream."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
     received_bulk: int = 0
@@ -86,7 +86,7 @@ class Hello(_Body):
 
 @dataclass(frozen=True)
 class Welcome(_Body):
-    """What a driver answers when the session is open."""
+    """A driver's answer when the session is open."""
 
     KIND: ClassVar[Kind] = Kind.WELCOME
 
@@ -97,7 +97,7 @@ class Welcome(_Body):
     capabilities: Sequence[str] = CAPABILITIES
     python: Sequence[int] = field(default_factory=python_version)
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of loom, torchmonarch and, where it is installed, torch in the cluster."""
+    """Versions of loom, torchmonarch and, if it is installed, torch in the cluster."""
     next_id: int = 1
     """The first id that the client may use."""
     mode: str = "drive"
@@ -105,15 +105,15 @@ class Welcome(_Body):
     stream: str = ""
     """Name of the stream, for a `Hello` that resumes it."""
     linger: float = 0.0
-    """Seconds that the session lives on without a client; 0 for ever."""
+    """Seconds that the session lives on without a client; 0 means for ever."""
     received: int = 0
     """Number of the last frame received on an earlier connection of this stream."""
     max_message: int = MAX_MESSAGE
-    """Bytes of the largest message that the driver takes."""
+    """Bytes of the largest message that the driver accepts."""
     received_bulk: int = 0
     """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """The numbers of the worker hosts that each named mesh has; empty from a driver that knows no names."""
+    """The indexes of each named mesh's worker hosts; empty from a driver that knows no names."""
 
 
 def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:
@@ -132,7 +132,7 @@ def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:
 
 
 def python_mismatch(what: str, here: Sequence[int], there: Sequence[int]) -> PythonVersionMismatch:
-    """The error for code that would have to travel by value between different minor versions of Python."""
+    """Return the error for code that would have to travel by value between different minor versions of Python."""
     return PythonVersionMismatch(
         f"{what} is defined here and would have to travel by value, but this is Python {here[0]}.{here[1]} and "
         f"the cluster runs Python {there[0]}.{there[1]}, whose bytecode differs. What still works: classes and "
@@ -142,7 +142,7 @@ def python_mismatch(what: str, here: Sequence[int], there: Sequence[int]) -> Pyt
 
 
 def refusal(error: LoomError) -> Message:
-    """The message that refuses a connection because of ``error``."""
+    """Return the message that refuses a connection because of ``error``."""
     details: dict[str, Any] = {}
     if isinstance(error, SessionLost):
         details = {"exit_code": error.exit_code, "output": error.output}
@@ -150,7 +150,7 @@ def refusal(error: LoomError) -> Message:
 
 
 def error_from_refusal(message: Message) -> LoomError:
-    """The exception that a refusal stands for."""
+    """Return the exception for a refusal."""
     refused = Refuse.from_body(message.body)
     if refused.code == SessionLost.code:
         return SessionLost(refused.text, refused.details.get("exit_code"), refused.details.get("output", ""))

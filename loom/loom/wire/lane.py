@@ -1,4 +1,4 @@
-"""Numbered frames of one direction and back: sent, kept until they are acknowledged, and sent again."""
+"""Lanes: numbered frames that are kept until the other side acknowledges them, and sent again if need be."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from loom.wire.frames import encode_frame
 from loom.wire.messages import Buffer, Message
 
 WINDOW = 32 << 20
-"""Bytes of frames that are kept at most; one more frame may go over it."""
+"""Bytes of kept frames at which no new frame is sent; the last one may go over it."""
 
 ACK_FRAMES = 128
-"""Frames after which an acknowledgement is due, though nothing else is to be sent."""
+"""Received frames after which an acknowledgement is due, even if it needs a frame of its own."""
 
 ACK_BYTES = 2 << 20
-"""Bytes of frames after which it is."""
+"""Bytes of received frames after which an acknowledgement is due, even if it needs a frame of its own."""
 
 LENGTH = struct.Struct(">I")
-"""What is written before a frame where the carrier has no messages of its own."""
+"""The length before each frame, for carriers that do not keep messages apart."""
 
 
 def behind_length(frame: Sequence[Buffer]) -> bytes:
-    """A frame, given as buffers, behind its length."""
+    """Return a frame, given as buffers, behind its length."""
     return b"".join([LENGTH.pack(sum(map(len, frame))), *frame])
 
 
 class Lane:
-    """The numbers of one lane, seen from one end.
+    """One end of a lane: the numbers of its frames, and the frames that are kept.
 
     Args:
         number: 0 for small messages, 1 for bulk.
@@ -50,10 +50,11 @@ class Lane:
         self._bytes_sent = 0
         self._bytes_acknowledged = 0
         self.again: deque[bytes] = deque()
-        """Frames that are to be sent again."""
+        """Frames to send again."""
         self._told = 0
-        """The last frame that was received when the other side was last told."""
+        """Number of the last received frame that this side has acknowledged."""
         self._untold_bytes = 0
+        """Bytes of received frames that this side has not acknowledged."""
 
     @property
     def kept_bytes(self) -> int:
@@ -62,23 +63,23 @@ class Lane:
 
     @property
     def ack_due(self) -> bool:
-        """Whether so much has come since the other side was told that it has to be told now."""
+        """Whether `ACK_FRAMES` or `ACK_BYTES` have come without an acknowledgement."""
         return self.received - self._told >= ACK_FRAMES or self._untold_bytes >= ACK_BYTES
 
     @property
     def untold(self) -> bool:
-        """Whether anything has come of which the other side has not been told."""
+        """Whether this side has received frames that it has not acknowledged."""
         return self.received > self._told
 
     def acknowledgement(self) -> bytes:
-        """A frame that only acknowledges, behind its length."""
+        """Return a frame that only acknowledges, behind its length."""
         return behind_length(encode_frame(0, self._tell(), [], self._number))
 
     def resume(self, received: int) -> None:
-        """Begin on a new connection, whose other side has received the frames up to that number.
+        """Begin on a new connection, whose other side has received the frames up to a number.
 
         Raises:
-            ProtocolMismatch: it cannot have: what is lacking is no longer kept, or was never sent.
+            ProtocolMismatch: the number cannot be: later frames are no longer kept, or that one was never sent.
         """
         self._acknowledge(received)
         if received < self.acknowledged:
@@ -88,7 +89,7 @@ class Lane:
         self.again = deque(self.kept)
 
     def frame(self, messages: Sequence[Message]) -> bytes:
-        """The next frame, behind its length."""
+        """Return the next frame with these messages, behind its length."""
         self.sent += 1
         frame = behind_length(encode_frame(self.sent, self._tell(), messages, self._number))
         self._bytes_sent += len(frame)
@@ -96,7 +97,7 @@ class Lane:
         return frame
 
     def _tell(self) -> int:
-        # In this order: what comes in between is told of next time.
+        # In this order, so that a frame that comes in between counts as unacknowledged.
         self._untold_bytes = 0
         self._told = self.received
         return self._told
@@ -109,7 +110,7 @@ class Lane:
             self.acknowledged += 1
 
     def _is_new(self, seq: int) -> bool:
-        """Whether a numbered frame that has come had not come already."""
+        """Return whether a numbered frame is new, and not one that came before."""
         if seq <= self.received:
             return False
         if seq != self.received + 1:
@@ -117,17 +118,17 @@ class Lane:
         return True
 
     def _came(self, seq: int, size: int) -> None:
-        """Note that a new frame of so many bytes has come: from now on the other side may be told."""
+        """Note that a new frame of so many bytes has come, which may be acknowledged from now on."""
         self.received = seq
         self._untold_bytes += size
 
 
 class BulkLane(Lane):
-    """The lane of the chunks. It may have a connection of its own beside the one that all can travel on.
+    """The lane of the chunks, which may have a connection of its own besides the one that both lanes can share.
 
-    So two threads may receive its frames at once, the same ones perhaps: when it moves from one connection to the
-    other, what is kept is sent again there. Each connection carries frames without a gap, from one that is not
-    behind the next that is expected; so they fit together in whatever order they come.
+    When the lane moves to the other connection, its kept frames are sent again there. So two threads may receive
+    its frames at once, perhaps the same ones. Each connection carries frames without a gap, and begins no later
+    than the next expected frame; so the frames fit together, whichever thread is first.
     """
 
     def __init__(self) -> None:
@@ -135,9 +136,9 @@ class BulkLane(Lane):
         self.lock = threading.Lock()
         """Held while a frame is taken in."""
         self.urgent = False
-        """Whether a message has come whole of which the other side is to be told at once."""
+        """Whether a message has come whole, which must be acknowledged at once, since others may wait for it."""
         self.news = False
-        """Whether a frame has come that nobody who sends has looked at."""
+        """Whether a frame has come since the sending thread last looked."""
 
     @property
     def ack_due(self) -> bool:
@@ -145,7 +146,7 @@ class BulkLane(Lane):
 
     @property
     def full(self) -> bool:
-        """Whether nothing new may be sent for now."""
+        """Whether the window is full, so that nothing new may be sent for now."""
         return self.kept_bytes >= WINDOW
 
     def acknowledgement(self) -> bytes:
@@ -153,9 +154,9 @@ class BulkLane(Lane):
         return super().acknowledgement()
 
     def resume(self, received: int | None = None) -> None:
-        """Begin on another connection, whose other side has received at least the frames up to that number.
+        """Begin on another connection, whose other side has received at least the frames up to a number.
 
-        What was acknowledged later, on the earlier connection, counts as well.
+        Later acknowledgements from the earlier connection count as well.
         """
         with self.lock:
             self._acknowledge(self.acknowledged if received is None else received)
@@ -164,19 +165,18 @@ class BulkLane(Lane):
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Changes whenever a frame is sent or acknowledged."""
+        """A value that changes whenever a frame is sent or acknowledged."""
         return self.sent, self.acknowledged, len(self.again)
 
     def take(self, seq: int, ack: int) -> bool:
-        """Take the numbers of a frame; whether it is new, and `took` is to follow. With the lock held."""
+        """Take the numbers of a frame; return whether it is new, and so needs `took`. With the lock held."""
         self._acknowledge(ack)
         return seq > 0 and self._is_new(seq)
 
     def took(self, seq: int, size: int, urgent: bool) -> None:
-        """Note that what was in a new frame of so many bytes is where `Stream.arrived` finds it.
+        """Note that `Stream.arrived` can find the messages of a new frame of so many bytes. With the lock held.
 
-        Not before: the thread that sends may acknowledge the frame at once, and then comes what must not overtake.
-        With the lock held.
+        Until then the frame must not be acknowledged: the other side would send messages that must not overtake it.
         """
         self._came(seq, size)
         self.urgent |= urgent

@@ -1,4 +1,4 @@
-"""The vocabulary of the protocol: what a message is and which kinds there are."""
+"""The vocabulary of the protocol: messages and their kinds."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple, TypeAlias
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 TURN = 64 << 10
-"""Bytes of a large buffer that are copied at once; then whoever waits gets a turn.
+"""Bytes of a large buffer that are copied at once; then other threads and processes get a turn.
 
-Python runs no other thread during a copy of its own, and a kernel that is not preemptible, as on many servers, no
-other process during one of a system call. Where memory is new or virtual, a megabyte takes up to 5 ms.
+Python runs no other thread during a copy of its own. A kernel that is not preemptible, as on many servers, runs no
+other process during the copy of a system call. In new or virtual memory a megabyte takes up to 5 ms.
 """
 
 
 def turns(data: Buffer) -> Iterator[memoryview]:
-    """A buffer in pieces of `TURN` bytes."""
+    """Yield a buffer in pieces of `TURN` bytes."""
     view = memoryview(data).cast("B")
     for start in range(0, len(view), TURN):
         yield view[start : start + TURN]
 
 
 class Kind(enum.IntEnum):
-    """What a message asks for or tells. Numbers are the protocol: never reuse one.
+    """The kind of a message. The numbers are part of the protocol: never reuse one.
 
-    What each says is documented at its class in `loom.wire.bodies`.
+    The class of each kind in `loom.wire.bodies` documents its meaning.
     """
 
     # Before the stream is numbered.
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
     # In both directions.
     CHUNK = 8
 
-    # Client to driver. Each names what it makes or asks by an id that the client chose.
+    # Client to driver. The client chooses the id of what each makes or asks for.
     SPAWN_PROCS = 16
     SPAWN_ACTORS = 17
     VIEW = 18
@@ -95,15 +95,15 @@ ADVERBS = {
     "stream": Kind.STREAM,
     "broadcast": Kind.BROADCAST,
 }
-"""Monarch's messaging adverbs and the kind that carries each."""
+"""The kind of message for each of Monarch's messaging adverbs."""
 
 
 READING = frozenset({Kind.MESHES, Kind.RUNS, Kind.RUN_OUTPUT, Kind.RUN_RESULT, Kind.FLUSH_LOGS})
-"""What a client that only watches may ask."""
+"""The kinds of message that a client which only watches may send."""
 
 
 class Message(NamedTuple):
-    """One message: a kind, the id of what it is about, a small msgpack body, and payload parts."""
+    """One message: a kind, the id of its operation or object, a small msgpack body, and payload parts."""
 
     kind: int
     id: int
@@ -117,7 +117,7 @@ class Message(NamedTuple):
 
 
 new_message = tuple.__new__
-"""Makes a `Message` of all its fields, ``new_message(Message, fields)``: the class's own way runs Python code.
+"""Makes a `Message` of all its fields, ``new_message(Message, fields)``, for the hot path.
 
-For where every message passes, which is where it counts.
+The class's own constructor runs Python code.
 """

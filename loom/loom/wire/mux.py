@@ -1,26 +1,26 @@
 """Sharing one connection: small messages together in a frame, large ones in chunks that take turns.
 
-`ChunkOutbox` turns messages into the contents of frames. A message too large for a frame is cut into chunks, and
-between two chunks goes what small there is, so that a small call made while a gigabyte moves does not wait for
-it. Several large messages take turns, chunk by chunk.
+`ChunkOutbox` turns messages into the contents of frames. It cuts a message too large for a frame into chunks, and
+sends small messages between two chunks, so that a small call does not wait while a gigabyte moves. Several large
+messages take turns, chunk by chunk.
 
-What must not overtake is told by a message's *order key*. Messages of one key leave whole and in the order in
-which they were put in; `BARRIER` keeps its place among all keys; None keeps none. The proxy uses the mesh that a
-call goes to as the key, since Monarch delivers the messages from one sender to one actor in order.
+A message's *order key* says which messages it must not overtake. Messages of one key leave whole and in the order
+in which they were put in; `BARRIER` keeps its place among all keys; None has no order. The proxy uses the id of the
+called mesh as the key, since Monarch delivers the messages from one sender to one actor in order.
 
-Chunks may also travel apart from the small messages, on a connection of their own. Then neither may overtake the
-other there: a small message that waits for a large one leaves when the other side has all of it
-(`ChunkOutbox.settle`), and the head
-of a large one ends with the number of the frame of small messages after which it may be delivered.
+Chunks may also travel apart from the small messages, on a connection of their own. Then the order needs two more
+rules. A small message that waits for a large one leaves when the other side has all of the large one
+(`ChunkOutbox.settle`). The head of a large one ends with the number of the frame of small messages after which it
+may be delivered.
 
 The receiver puts chunks together with `ChunkInbox`. The first chunk of a message brings its head::
 
     [kind, id, body, [part length, …], [whether the part is read-only, …], after]
 
-``after`` is left out where chunks do not travel apart. A read-only part arrives as ``bytes``, another as a
+``after`` is left out if chunks do not travel apart. A read-only part arrives as ``bytes``, any other as a
 ``bytearray``; neither is copied once it is whole.
 
-`Outbox` and `Inbox` are in one module, because each is the other's specification: what one cuts the other joins.
+`ChunkOutbox` and `ChunkInbox` share a module, because each is the other's specification: one cuts, the other joins.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from loom.wire.messages import TURN, Buffer, Kind, Message
 OrderKey: TypeAlias = int | None
 
 BARRIER = 0
-"""The order key of a message that nothing overtakes and that overtakes nothing."""
+"""The order key of a message that overtakes no other and that no other overtakes."""
 
 CHUNK_SIZE = 512 << 10
 """Bytes of payload in a chunk, and the most payload that goes into one frame."""
 
 MAX_MESSAGE = 16 << 30
-"""Bytes of the largest message that an `ChunkInbox` puts together, unless it is told otherwise."""
+"""Bytes of the largest message that a `ChunkInbox` puts together by default."""
 
 MAX_TRANSFERS = 64
 """Large messages that are on their way at once; more wait for their turn."""
 
 _FRAME_MESSAGES = 256
+"""Small messages in one frame at most."""
 
 
 class Pieces:
-    """A part of a payload that lies in several places.
+    """A part of a payload that lies in several buffers.
 
     Args:
-        pieces: one after the other.
-        read_only: whether it may not be written to in the object that it belongs to.
+        pieces: the buffers, in order.
+        read_only: whether the part is read-only in its object.
     """
 
     def __init__(self, pieces: Sequence[Buffer], read_only: bool) -> None:
@@ -82,7 +83,7 @@ def _joined(message: Message) -> Message:
 
 
 class _Transfer:
-    """A large message on its way out. What has left is let go of."""
+    """A large message on its way out. The parts that have left are released."""
 
     def __init__(self, number: int, message: Message, key: OrderKey) -> None:
         self.number = number
@@ -91,7 +92,7 @@ class _Transfer:
         self.total = message.size
         self.offset = 0
         self.first = self.last = 0
-        """Numbers of its first chunk and of its last, among all chunks; 0 until they have left."""
+        """Numbers of the message's first and last chunk, among all chunks; 0 until they have left."""
         parts = message.parts
         read_only = [part.read_only if isinstance(part, Pieces) else memoryview(part).readonly for part in parts]
         self._head: tuple[Any, ...] | None = (
@@ -122,7 +123,7 @@ class _Transfer:
 
 
 class ChunkOutbox:
-    """What one side has still to send.
+    """The queue of messages that one side has still to send.
 
     Args:
         apart: whether chunks may travel apart from small messages.
@@ -131,21 +132,21 @@ class ChunkOutbox:
     def __init__(self, apart: bool = False) -> None:
         self._apart = apart
         self._small: deque[Message | _Transfer] = deque()
-        """Small messages; and large ones that may begin only when the small ones before them have left."""
+        """Small messages, and large ones that may begin only when the small ones before them have left."""
         self._large: deque[_Transfer] = deque()
         """Large messages that have begun or may begin, in the order of their turns."""
         self._waiting: deque[tuple[Message, int, OrderKey]] = deque()
         """Messages that would overtake another of their key, with their sizes."""
         self._blocked: set[OrderKey] = set()
-        """Keys of large messages that have not left whole, and of all that waits: more of these keys waits, too."""
+        """Keys of `_moving` and of `_waiting`. A further message of such a key must wait."""
         self._moving: set[OrderKey] = set()
         """Keys of large messages that have not left whole."""
         self._arriving: deque[_Transfer] = deque()
-        """What has left whole and, as far as is known here, has not come whole; only where chunks travel apart."""
+        """Large messages that have left whole and may not have arrived whole. Empty unless chunks travel apart."""
         self._unsettled: set[OrderKey] = set()
-        """The order keys of those."""
+        """Order keys of `_arriving`."""
         self._transfers = 0
-        """Large messages so far: the number of each is what its chunks carry."""
+        """Large messages so far. Each one's number is the id of its chunks."""
         self._chunk_turn = False
         """Whether the next frame is a chunk's, although small messages wait."""
         self.chunks = 0
@@ -153,7 +154,7 @@ class ChunkOutbox:
         self.pending_bytes = 0
         """Bytes of payload that have been put in and not yet taken out."""
         self.small_bytes = 0
-        """Those of them that are of small messages and wait for nothing but their turn."""
+        """Bytes of payload of small messages that wait only for their turn."""
 
     def __bool__(self) -> bool:
         return bool(self._small or self._large)
@@ -162,12 +163,12 @@ class ChunkOutbox:
         return len(self._small) + len(self._large) + len(self._waiting)
 
     def put(self, message: Message, key: OrderKey = None) -> None:
-        """Queue a message; see the module's text for ``key``."""
+        """Queue a message; see the module's docstring for ``key``."""
         parts = message.parts
         if len(parts) <= 1:
             size = len(parts[0]) if parts else 0
             if size <= CHUNK_SIZE and not self._blocked and not self._unsettled:
-                # A small call while nothing large is on its way: what `_admit` does of it.
+                # The hot path, a small call while nothing large is on its way: `_admit` without the call.
                 self.pending_bytes += size
                 self.small_bytes += size
                 self._small.append(message)
@@ -184,7 +185,7 @@ class ChunkOutbox:
     def _must_wait(self, key: OrderKey, size: int) -> bool:
         if key is None:
             return False
-        # Large messages do not overtake each other anywhere: none waits for one that has left.
+        # Chunks keep their order on the way, so a large message need not wait for one that has left.
         return _conflicts(key, self._blocked) or (size <= CHUNK_SIZE and _conflicts(key, self._unsettled))
 
     def _admit(self, message: Message, size: int, key: OrderKey) -> None:
@@ -199,11 +200,11 @@ class ChunkOutbox:
             return
         self._moving.add(key)
         self._blocked.add(key)
-        # It begins when the small messages before it have left: one of them may be of its key.
+        # It begins after the small messages before it, one of which may have its key.
         (self._small if self._small else self._large).append(transfer)
 
     def next_frame(self) -> list[Message]:
-        """The messages of the next frame, a chunk or small ones in turns; an empty list when there are none."""
+        """Take the messages of the next frame, a chunk or small ones in turns; an empty list if there are none."""
         self._promote()
         if self._large and (self._chunk_turn or not self._small):
             self._chunk_turn = False
@@ -212,14 +213,14 @@ class ChunkOutbox:
         return self.next_small() if self._small else []
 
     def _promote(self) -> None:
-        """Let large messages begin that have no small one before them any more."""
+        """Let large messages begin that have no small one before them now."""
         while self._small and isinstance(first := self._small[0], _Transfer):
             self._large.append(first)
             self._small.popleft()
 
     @property
     def has_small(self) -> bool:
-        """Whether anything is queued before which no large message has to leave; perhaps only one of those."""
+        """Whether a small message may be ready to leave. Also true if only large ones are in the same queue."""
         return bool(self._small)
 
     @property
@@ -228,7 +229,7 @@ class ChunkOutbox:
         return bool(self._large) or bool(self._small and isinstance(self._small[0], _Transfer))
 
     def next_chunk(self, after: int = 0) -> list[Message]:
-        """The next chunk, as a list; an empty one when there is none.
+        """Take the next chunk, as a list; an empty one if there is none.
 
         Args:
             after: number of the last frame of small messages that has left.
@@ -241,7 +242,7 @@ class ChunkOutbox:
         transfer.first = transfer.first or self.chunks
         chunk = transfer.next_chunk([0 if transfer.key is None else after] if self._apart else [])
         if not transfer.done:
-            self._large.insert(MAX_TRANSFERS - 1, transfer)  # those behind have not begun
+            self._large.insert(MAX_TRANSFERS - 1, transfer)  # the transfers behind have not begun
         else:
             self._left(transfer)
         self.pending_bytes -= chunk.size
@@ -256,7 +257,7 @@ class ChunkOutbox:
             self._release()
 
     def settle(self, chunks: int) -> None:
-        """Note that the other side has so many chunks: let go what waited for the messages that they complete."""
+        """Note that the other side has so many chunks, and release messages that waited for these to arrive."""
         keyed = False
         while self._arriving and self._arriving[0].last <= chunks:
             keyed |= self._arriving.popleft().key is not None
@@ -269,12 +270,12 @@ class ChunkOutbox:
         return bool(self._waiting)
 
     def first_chunk(self, ident: int) -> int:
-        """Number of the first chunk of a large message that has begun to leave and may not have arrived; or 0."""
+        """Return the number of a large message's first chunk, if it has left and may not have arrived; else 0."""
         begun = (*self._large, *self._arriving) if self._apart else ()
         return next((one.first for one in begun if one.ident == ident), 0)
 
     def next_small(self) -> list[Message]:
-        """The small messages of the next frame; an empty list when there are none."""
+        """Take the small messages of the next frame; an empty list if there are none."""
         small = self._small
         if small and isinstance(small[0], _Transfer):
             self._promote()
@@ -296,7 +297,7 @@ class ChunkOutbox:
         return batch
 
     def withdraw(self, ident: int) -> bool:
-        """Take back the message with an id, unless some of it has been taken out; False if there is none."""
+        """Withdraw the message with an id; return False if it is not queued or a chunk of it has left."""
         for queue in (self._small, self._large):
             for place, item in enumerate(queue):
                 if isinstance(item, _Transfer):
@@ -321,19 +322,19 @@ class ChunkOutbox:
 
     @property
     def backlog(self) -> int:
-        """`pending_bytes`, but for those of the largest message: however large, one is no reason to stop."""
+        """The `pending_bytes` without the largest message, which alone, however large, is no reason to wait."""
         queued = itertools.chain(self._small, self._large)
         largest = max((item.total - item.offset for item in queued if isinstance(item, _Transfer)), default=0)
         waiting = max((size for _, size, _ in self._waiting), default=0)
         return self.pending_bytes - max(largest, waiting)
 
     def holds(self, ident: int) -> bool:
-        """Whether some of the message with an id has not been taken out."""
+        """Return whether the message with an id, or a chunk of it, is still queued."""
         queued = itertools.chain(self._small, self._large, (message for message, _, _ in self._waiting))
         return any((item.ident if isinstance(item, _Transfer) else item.id) == ident for item in queued)
 
     def _release(self) -> None:
-        """A large message with a key has gone out whole, or has arrived: let go what waited for it."""
+        """Release messages that waited for a large one, which has left whole, has arrived or was withdrawn."""
         self._blocked = set(self._moving)
         self._unsettled = {transfer.key for transfer in self._arriving} - {None}
         waiting, self._waiting = self._waiting, deque()
@@ -346,12 +347,12 @@ class ChunkOutbox:
 
 
 def _conflicts(key: int, keys: set[OrderKey]) -> bool:
-    """Whether a message of a key must not overtake those of some keys."""
+    """Return whether a message with a key must not overtake messages with any of some keys."""
     return bool(keys) and (key == BARRIER or key in keys or BARRIER in keys)
 
 
 class _Assembly:
-    """A large message on its way in. It takes no more memory than what has come of it."""
+    """A large message on its way in. It takes no more memory than its received bytes."""
 
     def __init__(self, head: Sequence[Any], total: int, in_pieces: Collection[int]) -> None:
         self.kind, self.ident, self.body, self.lengths, self.read_only, *rest = head
@@ -377,7 +378,7 @@ class _Assembly:
         self._is_read_only = bool(self.read_only[number]) if number < len(self.read_only) else True
 
     def add(self, piece: Buffer) -> None:
-        """Take what comes next."""
+        """Add the next piece of the payload."""
         view = memoryview(piece)
         self.filled += len(view)
         while view:
@@ -397,24 +398,24 @@ class _Assembly:
         if self._in_pieces and self._parts:
             self._parts.append(Pieces(self._pieces, self._is_read_only))
         elif self._is_read_only:
-            self._parts.append(self._bytes.getvalue())  # no copy: nothing else holds it
+            self._parts.append(self._bytes.getvalue())  # no copy, since nothing else holds the buffer
         else:
-            # Not a view of the other: such a view in a ring of objects crashes CPython's garbage collector.
+            # Not a view of a BytesIO: such a view in a cycle of objects crashes CPython's garbage collector.
             self._parts.append(self._writable)
         self._begin()
 
     def message(self) -> Message:
-        while len(self._parts) < len(self.lengths):  # empty ones at the end
+        while len(self._parts) < len(self.lengths):  # empty parts at the end
             self._end()
         return Message(self.kind, self.ident, self.body, cast("list[Buffer]", self._parts))
 
 
 class ChunkInbox:
-    """Puts the chunks of large messages together.
+    """The inbox that puts the chunks of large messages together.
 
     Args:
         max_message: bytes of the largest message.
-        in_pieces: kinds of messages whose parts, but for the first, are left as `Pieces`: for who passes them on.
+        in_pieces: kinds of messages whose parts, except the first, stay `Pieces`, in order to be passed on.
     """
 
     def __init__(self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = ()) -> None:
@@ -423,19 +424,20 @@ class ChunkInbox:
         self.max_message = max_message
 
     def incoming(self) -> tuple[int, int]:
-        """Bytes that are here of the large messages on their way in, and bytes that they have in all."""
+        """Return (bytes received of large messages on their way in, their total size)."""
         assemblies = list(self._assemblies.copy().values())
         return sum(assembly.filled for assembly in assemblies), sum(assembly.total for assembly in assemblies)
 
     def expects(self, ident: int) -> bool:
-        """Whether a large message with that id is on its way in."""
+        """Return whether a large message with an id is on its way in."""
         return any(assembly.ident == ident for assembly in self._assemblies.values())
 
     def receive(self, message: Message) -> Message | None:
         """Take a message from a frame; return a whole message, or None while chunks are missing.
 
         Raises:
-            LoomError: as `receive_chunk`.
+            TooLarge: the message is larger than ``max_message`` bytes.
+            ProtocolMismatch: the chunks do not fit together.
         """
         if message.kind != Kind.CHUNK:
             return message
@@ -443,7 +445,7 @@ class ChunkInbox:
         return None if complete is None else complete[0]
 
     def receive_chunk(self, message: Message) -> tuple[Message, int] | None:
-        """Take a chunk; return the message that it completes, if any, and after which frame it may be delivered.
+        """Take a chunk; return the message that it completes, if any, and the frame that must be delivered before.
 
         Raises:
             TooLarge: the message is larger than ``max_message`` bytes.

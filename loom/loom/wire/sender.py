@@ -1,15 +1,15 @@
-"""Sending the frames of a stream over a socket, from whichever thread has something to say.
+"""Sending the frames of a stream over a socket, from any thread.
 
-The thread that puts a message sends it, as long as the socket takes the bytes at once: to hand each over to an
-event loop would cost more than to send it. What the socket does not take is left to a writer thread, so that nobody
-waits for the other side. The proxy and the driver both send this way.
+The thread that puts a message sends it, as long as the socket takes the bytes at once: handing each message to an
+event loop would cost more than sending it. A writer thread sends the bytes that the socket does not take, so that
+callers do not wait for the other side. The proxy and the driver both send this way.
 
-Where the stream's bulk lane has a connection of its own, that has a writer thread of its own. It gives way to small
-messages: while some move it pauses after each frame, since a gigabyte would keep every processor between the two
-ends busy, and a small message wait for one at each step.
+If the stream's bulk lane has a connection of its own, that has another writer thread. The thread gives way to small
+messages: while some move, it pauses after each frame. Otherwise a gigabyte would keep every processor between the
+two ends busy, and a small message would wait for a processor at each step.
 
-One module, though a long one: the calling threads and both writer threads share one lock and one notion of what is
-still to be sent, and are understood together only.
+The module is long, but the calling threads and both writer threads share one lock and one state of sending, and can
+be understood only together.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import Stream
 
 GATHER = 64
-"""Messages that are gathered at most before they are sent."""
+"""Gathered messages at which the calling thread sends them."""
 
 INLINE = 64 << 10
-"""Bytes of payload up to which the calling thread sends by itself."""
+"""Bytes of pending payload up to which the calling thread sends by itself."""
 
 HIGH_WATER = 64 << 20
-"""Bytes of payload waiting to be sent, besides those of one message, over which `wait_for_room` waits."""
+"""Bytes of pending payload, without the largest message, over which `FrameSender.wait_for_room` waits."""
 
 
 COPIED = 1 << 20
-"""Bytes of arguments up to which they are copied, so that the caller may change its own right after the call."""
+"""Bytes of arguments up to which they are copied, so that the caller may change them right after the call."""
 
 
 LATELY = 0.02
-"""Seconds after a small message has moved during which bulk gives way to the next one."""
+"""Seconds for which bulk gives way to small messages after one has moved."""
 
 GIVE_WAY = 5.0
-"""How long bulk pauses then after a frame, in proportion to the time that the frame took."""
+"""Length of the pause after a frame of bulk that gives way, as a multiple of the time that the frame took."""
 
 LONGEST_PAUSE = 0.01
-"""Seconds that bulk pauses at most after a frame: on a narrow line it waits for the line anyway."""
+"""Seconds of the longest pause after a frame of bulk: on a narrow network bulk waits for the network anyway."""
 
 
 class Wire(Protocol):
-    """What frames are sent over."""
+    """A connection that frames are sent over."""
 
     def encode(self, frame: bytes) -> bytes:
-        """The bytes that carry a frame, which is given behind its length (`loom.wire.stream.LENGTH`)."""
+        """Return the bytes that carry a frame, which is given behind its length (`loom.wire.lane.LENGTH`)."""
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out. Raises `OSError` when the connection is over."""
@@ -61,7 +61,7 @@ class Wire(Protocol):
 
 
 def borrowed_bytes(message: Message) -> int:
-    """Bytes of a message's payload, but for its pickle, that their owner may change before they are sent."""
+    """Return how many bytes of a message's payload, without the pickle, their owner may still change."""
     return sum(len(part) for part in message.parts[1:] if _is_borrowed(part))
 
 
@@ -70,7 +70,7 @@ def _is_borrowed(part: Buffer | Pieces) -> bool:
 
 
 def with_copies(message: Message) -> Message:
-    """A message that keeps what it has now, whatever its owner does."""
+    """Return the message with copies of the parts that their owner may change."""
     copies = [bytearray(part) if _is_borrowed(part) else part for part in message.parts[1:]]
     return message._replace(parts=[message.parts[0], *copies])
 
@@ -78,8 +78,8 @@ def with_copies(message: Message) -> Message:
 def try_send(sock: socket.socket, data: Buffer) -> int:
     """Send without waiting; return how many bytes went out.
 
-    The count survives a KeyboardInterrupt in between, which would otherwise lose it and with it the place in the
-    stream: the list is filled by C code, before Python looks for signals.
+    A KeyboardInterrupt must not lose the count, and with it the place in the stream. So C code puts the count into
+    a list, before Python checks for signals.
     """
     sent: list[int] = []
     try:
@@ -90,25 +90,27 @@ def try_send(sock: socket.socket, data: Buffer) -> int:
 
 
 class _BulkWriter:
-    """The thread that sends over a connection of the bulk lane, until that is over."""
+    """The thread that sends over a connection of the bulk lane until the connection is over."""
 
     def __init__(self, sender: FrameSender, wire: Wire, name: str) -> None:
         self._sender = sender
         self.wire = wire
         self.sends = False
-        """Whether it has taken something that may not have been sent yet."""
+        """Whether the thread has taken bytes that may not have been sent yet."""
         self.raw = b""
-        """What is to be sent before the next frame and is no part of the stream."""
+        """Bytes outside the stream to send before the next frame."""
         self._work = threading.Semaphore(0)
+        """Released to wake the thread."""
         self._woken = False
+        """Whether `_work` was released and the thread has not looked yet."""
         self._moved = sender.small_frames
-        """How many small frames had moved when it looked last."""
+        """The number of small frames that had moved at the last look."""
         self._moved_at = -LATELY
-        """When it last found more of them than before."""
+        """When that number last grew, by `time.monotonic`."""
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def wake(self) -> None:
-        """Have it look for what there is to send, or notice that it is over. With the sender's lock held."""
+        """Wake the thread to send, or to notice that its connection is over. With the sender's lock held."""
         if not self._woken:
             self._woken = True
             self._work.release()
@@ -129,7 +131,7 @@ class _BulkWriter:
                 self._give_way(began, time.monotonic())
 
     def _give_way(self, began: float, ended: float) -> None:
-        """Pause if small messages move, after a frame that was sent between two times."""
+        """Pause if small messages move. ``began`` and ``ended`` are the times of sending the last frame."""
         moved = self._sender.small_frames
         if moved != self._moved:
             self._moved, self._moved_at = moved, ended
@@ -140,44 +142,44 @@ class _BulkWriter:
 class FrameSender:
     """The sending half of a stream, over one connection after the other. Any thread may call any method.
 
-    A connection that is over is noticed by whoever receives from it, so sending does not raise: what is put in
-    afterwards waits for the next connection, or goes nowhere if the sender has been closed.
+    The receiving thread notices that a connection is over, so sending does not raise. Later messages wait for the
+    next connection, or are dropped if the sender has been closed.
     """
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
         self._name = name
-        """Of its threads."""
+        """Name of the writer threads."""
         self._wire: Wire | None = None
         """The connection to send over; None while there is none."""
         self._bulk: _BulkWriter | None = None
-        """Sends the bulk lane while that has a connection of its own."""
+        """The writer thread of the bulk lane while that has a connection of its own."""
         self._lock = threading.Lock()
         """Held while frames are taken from the stream and sent: they must leave in the order of their numbers."""
         self._rest: Buffer = b""
-        """What the socket did not take of the last frame. Nothing else may be sent before it."""
+        """The rest of the last frame, which the socket did not take. It must be sent before anything else."""
         self._writer_sends = False
         """Whether the writer thread is sending, without the lock: no other thread may send meanwhile."""
         self._work = threading.Semaphore(0)
         """Released to wake the writer thread."""
         self._woken = False
-        """Whether that has been done and the thread has not looked yet: to wake it again would be a system call."""
+        """Whether `_work` was released and the thread has not woken yet. Releasing again costs a system call."""
         self.has_room = True
         """Whether `wait_for_room` returns at once."""
         self._idle = threading.Condition(self._lock)
-        """Notified when there is nothing left to send, when there is room, and of each frame for `_watchers`."""
+        """Notified when nothing is left to send, when there is room, and, for `_watchers`, after each frame."""
         self._watchers = 0
-        """Threads that wait for single frames to leave. To notify while there are none would slow every call."""
+        """Threads that wait for single frames to leave. Notifying without any would slow every call."""
         self._closed = False
         self._stalled = False
-        """Whether what there is to send waits for acknowledgements."""
+        """Whether the queued messages wait for acknowledgements."""
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:
-        """Send over a new connection, whose other side has received the frames up to a number, and those of bulk.
+        """Send over a new connection, whose other side has received each lane's frames up to a number.
 
         Raises:
-            ProtocolMismatch: as `Stream.resume`.
+            ProtocolMismatch: a number cannot be; see `loom.wire.lane.Lane.resume`.
         """
         with self._lock:
             self._stream.resume(received)
@@ -189,7 +191,7 @@ class FrameSender:
             self._wake_writer()
 
     def detach(self, wire: Wire | None = None) -> None:
-        """Send no more over a connection, or over any; nothing happens if another has taken its place."""
+        """Stop sending over a connection, or over any. Do nothing if another has taken its place."""
         with self._idle:
             if wire is None or wire is self._wire:
                 self._wire = None
@@ -197,10 +199,10 @@ class FrameSender:
                 self._idle.notify_all()
 
     def attach_bulk(self, wire: Wire, received: int) -> None:
-        """Send the bulk lane over a connection of its own, whose other side has received its frames up to a number.
+        """Send the bulk lane over its own connection, whose other side has received its frames up to a number.
 
         Raises:
-            ProtocolMismatch: as `Stream.resume`.
+            ProtocolMismatch: the number cannot be; see `loom.wire.lane.Lane.resume`.
         """
         with self._lock:
             assert self._stream.bulk is not None
@@ -209,7 +211,7 @@ class FrameSender:
                 self._replace_bulk(_BulkWriter(self, wire, f"{self._name}-bulk"))
 
     def detach_bulk(self, wire: Wire) -> None:
-        """Send the bulk lane over the first connection again; nothing happens if another has taken its place."""
+        """Send the bulk lane over the first connection again. Do nothing if ``wire`` no longer carries the lane."""
         with self._idle:
             if self._bulk is not None and wire is self._bulk.wire:
                 assert self._stream.bulk is not None
@@ -226,11 +228,11 @@ class FrameSender:
                 each.wake()
 
     def writes_bulk(self, writer: _BulkWriter) -> bool:
-        """Whether the connection of that writer carries the bulk lane."""
+        """Return whether the connection of a writer still carries the bulk lane."""
         return writer is self._bulk
 
     def take_bulk(self, writer: _BulkWriter) -> tuple[bytes, bytes | None] | None:
-        """What that writer is to send next, if anything: bytes as they are, and a frame."""
+        """Return the bytes outside the stream and the frame that a writer must send next; None without either."""
         with self._idle:
             frame = self._stream.next_bulk_frame() if writer is self._bulk else None
             raw, writer.raw = writer.raw, b""
@@ -241,7 +243,7 @@ class FrameSender:
             return (raw, frame) if writer.sends else None
 
     def put_raw_bulk(self, data: bytes) -> None:
-        """As `put_raw`, over the connection of the bulk lane."""
+        """Send bytes outside the stream over the connection of the bulk lane."""
         with self._lock:
             if self._bulk is not None:
                 self._bulk.raw += data
@@ -249,7 +251,7 @@ class FrameSender:
 
     @property
     def small_frames(self) -> int:
-        """How many frames of small messages have been sent and received."""
+        """The number of frames of small messages that have been sent and received."""
         return self._stream.sent + self._stream.received
 
     @property
@@ -258,15 +260,15 @@ class FrameSender:
         return self._wire is not None
 
     def received(self) -> None:
-        """Note that a frame has come; send what is due because of it."""
+        """Note that a frame has come, and send the messages and acknowledgements that it makes due."""
         stream = self._stream
         if stream.due or (self._stalled and stream.ready):
             self.flush()
 
     def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> bool:
-        """Send a message; one that is not ``eager`` may be gathered with those that follow it.
+        """Send a message. If it is not ``eager``, it may be gathered with later ones.
 
-        False once the sender is closed.
+        Return False if the sender is closed.
         """
         with self._lock:
             if self._closed:
@@ -278,7 +280,7 @@ class FrameSender:
                 self._wake_bulk()
                 if pending > HIGH_WATER and outbox.backlog > HIGH_WATER:
                     self.has_room = False
-            # So little is pending nearly always that what is ahead need not be looked at.
+            # Nearly always so little is pending that `payload_ahead` need not be computed.
             if (pending <= INLINE or self._stream.payload_ahead <= INLINE) and (eager or len(outbox) >= GATHER):
                 self._pump()
             elif not self._woken:
@@ -286,9 +288,9 @@ class FrameSender:
             return True
 
     def gather(self, message: Message) -> bool:
-        """Queue a message that has no order key, to be sent by the `flush` that the caller promises to make.
+        """Queue a message without an order key. The caller must call `flush` later.
 
-        False once the sender is closed.
+        Return False if the sender is closed.
         """
         with self._lock:
             if self._closed:
@@ -302,7 +304,7 @@ class FrameSender:
             return True
 
     def withdraw(self, ident: int) -> bool:
-        """Take back the message with an id; False if it has left, or begun to."""
+        """Withdraw the message with an id; return False if it has left, or begun to."""
         with self._lock:
             withdrawn = self._stream.outbox.withdraw(ident)
             self._see_room()
@@ -310,19 +312,19 @@ class FrameSender:
             return withdrawn
 
     def first_chunk(self, ident: int) -> int:
-        """As `loom.wire.mux.ChunkOutbox.first_chunk`."""
+        """Return the number of a large message's first chunk, if it has left and may not have arrived; else 0."""
         with self._lock:
             return self._stream.outbox.first_chunk(ident)
 
     def put_raw(self, data: Buffer) -> None:
-        """Send bytes that are no part of the stream, such as a frame outside the numbering."""
+        """Send bytes outside the stream, such as a frame without a number."""
         with self._lock:
             if self._wire is not None:
                 self._rest = bytes(self._rest) + data
                 self._wake_writer()
 
     def flush(self) -> None:
-        """Send what has been gathered, as far as the socket takes it at once."""
+        """Send the gathered messages, as far as the socket takes them at once."""
         if self._stream.ready:
             with self._lock:
                 if self._stream.payload_ahead > INLINE:
@@ -332,14 +334,14 @@ class FrameSender:
 
     @property
     def backlog(self) -> int:
-        """As `loom.wire.mux.ChunkOutbox.backlog`, which only one thread at a time may look at."""
+        """Bytes of pending payload, without the largest message."""
         with self._lock:
             return self._stream.outbox.backlog
 
     def wait_for_room(self, timeout: float | None = None, on: Wire | None = None) -> bool:
-        """Wait while more than `HIGH_WATER` bytes are waiting to be sent; False after ``timeout`` seconds of it.
+        """Wait while more than `HIGH_WATER` bytes are pending; return False after ``timeout`` seconds.
 
-        With ``on``, also until that connection is no longer the one to send over.
+        With ``on``, the wait also ends when that connection is no longer the one to send over.
         """
         if self.has_room:
             return True
@@ -347,7 +349,7 @@ class FrameSender:
             return self._idle.wait_for(lambda: self.has_room or (on is not None and on is not self._wire), timeout)
 
     def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
-        """Wait until the message with an id has been copied to be sent; False after ``timeout`` seconds of it."""
+        """Wait until the message with an id has been copied to be sent; return False after ``timeout`` seconds."""
         with self._idle:
             self._watchers += 1
             try:
@@ -356,9 +358,9 @@ class FrameSender:
                 self._watchers -= 1
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything has been sent; False if it has not within ``timeout`` seconds.
+        """Wait until everything has been sent; return False if it has not within ``timeout`` seconds.
 
-        What goes over the connection of the bulk lane has to have arrived: it may be behind what follows here.
+        Frames of a bulk lane's own connection must also have arrived, since later bytes here could overtake them.
         """
         with self._idle:
             self._pump()
@@ -370,14 +372,14 @@ class FrameSender:
 
     @property
     def _sends(self) -> bool:
-        """Whether anything is still to be sent. With the lock held."""
+        """Whether anything is still pending. With the lock held."""
         stream, bulk = self._stream, self._bulk
         if self._rest or self._writer_sends or stream.ready or stream.unsettled:
             return True
         return bulk is not None and (bulk.sends or stream.bulk_ready)
 
     def close(self) -> None:
-        """Let go of the writer thread and of whoever waits."""
+        """End the writer threads and all waits."""
         with self._idle:
             self._closed = True
             self._wire = None
@@ -407,7 +409,7 @@ class FrameSender:
         frame = self._stream.next_frame()
         self._stalled = frame is None and bool(self._stream.outbox)
         if frame is None:
-            self._wake_bulk()  # what has left or was acknowledged may have let large ones go
+            self._wake_bulk()  # messages that left, or were acknowledged, may have released large ones
         if self._watchers:
             self._idle.notify_all()
         return frame
@@ -433,12 +435,12 @@ class FrameSender:
             while (taken := self._take()) is not None:
                 wire, data = taken
                 try:
-                    wire.send_all(data)  # without the lock: it may take as long as the other side likes
+                    wire.send_all(data)  # without the lock, since it may wait long for the other side
                 except OSError:
                     self.detach(wire)
 
     def _take(self) -> tuple[Wire, Buffer] | None:
-        """What the writer thread is to send next, and over what."""
+        """Return the connection and the bytes that the writer thread must send next."""
         with self._idle:
             wire, data = self._wire, self._rest
             self._rest = b""

@@ -1,4 +1,4 @@
-"""Sockets whose queues in the kernel are as short as the network allows."""
+"""Limits of sockets' queues in the kernel, to make them as short as the network allows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from typing import Any
 
 NEAR = 0.002
-"""Seconds of round trip up to which the other side is near."""
+"""Seconds of round trip up to which a peer counts as near."""
 
 QUEUE = 256 << 10
-"""Bytes that a near socket queues each way, enough for 1 Gbit/s at that distance. Linux takes twice as many."""
+"""Bytes that a socket to a near peer queues each way, enough for 1 Gbit/s at `NEAR`. Linux takes twice as many."""
 
-_RTT_AT = 68  # of tcpi_rtt in Linux' struct tcp_info, in microseconds
+_RTT_AT = 68  # offset of tcpi_rtt, in microseconds, in Linux' struct tcp_info
 
 
 def round_trip(sock: Any) -> float | None:
-    """Seconds of round trip of a TCP connection, as the kernel measured it; None where it does not tell."""
+    """Return the kernel's measure of a TCP connection's round trip, in seconds; None if there is none."""
     if sys.platform != "linux":
         return None
     try:
@@ -29,10 +29,10 @@ def round_trip(sock: Any) -> float | None:
 
 
 def keep_queues_short(sock: Any) -> None:
-    """Have a connection to a near peer queue little, so that a small answer has little before it.
+    """Shorten the queues of a connection to a near peer, so that a small answer waits for little before it.
 
-    Linux lets both ends queue tens of megabytes, which a far peer needs to be kept busy. To a near one they are so
-    much that is ahead of whatever is sent next: 20 ms of it on the way to a laptop that takes 500 MB/s.
+    Linux lets both ends queue tens of megabytes, which keep a far peer busy. To a near peer they only delay the
+    next message: by 20 ms on the way to a laptop that takes 500 MB/s.
     """
     seconds = round_trip(sock)
     if seconds is not None and seconds <= NEAR:

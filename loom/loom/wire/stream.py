@@ -1,21 +1,22 @@
-"""One end of a stream: messages in, frames out, and back, whatever becomes of the connections that carry them.
+"""One end of a stream: messages in, frames out, and back, across lost connections.
 
-`Stream` numbers the frames that it sends and checks the numbers of those that come. The first frame of each side
-is the handshake and carries number 0; everything after it is numbered from 1, and acknowledged with the frames
-that go the other way, or by an empty frame of number 0 when there are none. A frame is kept until it is
-acknowledged: when a connection is lost, the next one begins with each side saying which frame it has received
-last, and what the other kept after that is sent again. So every message arrives once, in order.
+`Stream` numbers the frames that it sends and checks the numbers of those that come. The first frame of each side is
+the handshake and has number 0. All later frames are numbered from 1. Frames of the other direction acknowledge
+them; if there are none, an empty frame of number 0 does. A frame is kept until it is acknowledged. When a
+connection is lost, each side begins the next one with the number of the last frame that it has received, and the
+other side sends its later kept frames again. So every message arrives once, in order.
 
-What is kept is bounded by `WINDOW`: when that is full nothing new is sent until some of it is acknowledged.
+`WINDOW` limits the bytes of kept frames. While it is full, nothing new is sent until some frames are acknowledged.
 
-Where both sides know lanes, the chunks of large messages have numbers and a window of their own: the bulk lane. One
-connection can carry both lanes, in turns. A second connection may carry the bulk lane, so that megabytes in the
-network's queues are not ahead of a small message. It comes and goes without harm: meanwhile, the first carries all.
+If both sides know lanes, the chunks of large messages have numbers and a window of their own: the bulk lane. One
+connection can carry both lanes, in turns. A second connection may carry the bulk lane, so that a small message does
+not wait behind megabytes in the network's queues. While there is no second connection, the first carries both.
 Acknowledgements of both lanes go over the first, where they are not behind bulk, and frames may bring them as well.
 
-The order of `loom.wire.mux` holds across lanes. A small message that may not overtake a large one waits here until
-that has been acknowledged. A large one that may not overtake small ones says in its head after which frame it
-comes, and the receiver holds it until then. So of two lanes only one ever waits for the other.
+The order of `loom.wire.mux` holds across lanes. A small message that must not overtake a large one waits in the
+outbox until the large one has been acknowledged. A large message that must not overtake small ones names, in its
+head, the frame that comes before it, and the receiver holds it until that frame has come. So only one of the two
+lanes ever waits for the other.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 
 _CHUNK = int(Kind.CHUNK)
-"""To compare with a member of an enum takes twice as long, and every message is."""
+"""A plain int, since every message is compared with it, and a member of an enum takes twice as long to compare."""
 
 _UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT})
-"""An event among them is the gateway's own, for clients with the capability ``draining``."""
+"""Kinds of message outside the numbered stream. An event there is from the gateway itself (``draining``)."""
 
 
 def unnumbered_frame(message: Message) -> list[Buffer]:
-    """A frame outside the numbered stream, for the handshake and for what the gateway says itself."""
+    """Return a frame outside the numbered stream, for the handshake and for the gateway's own messages."""
     return encode_frame(0, 0, [message])
 
 
 class Stream(Lane):
-    """The numbered messages of one client, seen from one end; by itself it is the lane of the small ones.
+    """One end of the numbered messages of one client. As a `Lane`, it is the lane of small messages.
 
-    One thread may receive while another sends, and a third from the connection of the bulk lane.
+    One thread may receive while another sends, and a third receives from the connection of the bulk lane.
 
     Args:
-        max_message: as of `loom.wire.mux.ChunkInbox`.
-        in_pieces: as of `loom.wire.mux.ChunkInbox`.
+        max_message: bytes of the largest message; see `loom.wire.mux.ChunkInbox`.
+        in_pieces: kinds of messages whose parts stay in pieces; see `loom.wire.mux.ChunkInbox`.
         lanes: whether both sides know lanes; otherwise chunks and small messages share one.
     """
 
@@ -63,13 +64,14 @@ class Stream(Lane):
         self.apart = False
         """Whether the bulk lane has a connection of its own."""
         self._chunk_turn = False
+        """Whether the bulk lane has the next turn on the connection that both lanes share."""
         self._arrived: deque[tuple[Message, int]] = deque()
-        """Large messages that have come whole on the bulk lane, each with the frame after which it comes."""
+        """Large messages that have come whole on the bulk lane, each with the frame that must come before it."""
         self._held: list[tuple[Message, int]] = []
-        """Those that have been looked at, and come after a frame that has not been received."""
+        """Messages from `_arrived` that wait for an earlier frame."""
 
     def incoming(self) -> tuple[int, int]:
-        """As `loom.wire.mux.ChunkInbox.incoming`."""
+        """Return (bytes received of large messages on their way in, their total size)."""
         return self._inbox.incoming()
 
     def put(self, message: Message, key: OrderKey = None) -> None:
@@ -78,7 +80,7 @@ class Stream(Lane):
 
     @property
     def ready(self) -> bool:
-        """Whether there is a `next_frame`, or may be."""
+        """Whether `next_frame` may return a frame."""
         if self.again or self.due:
             return True
         if self.bulk is None:
@@ -87,39 +89,39 @@ class Stream(Lane):
 
     @property
     def bulk_ready(self) -> bool:
-        """Whether there is a `next_bulk_frame`."""
+        """Whether `next_bulk_frame` returns a frame."""
         bulk = self.bulk
         return bulk is not None and (bool(bulk.again) or (not bulk.full and self.outbox.has_chunks))
 
     @property
     def due(self) -> bool:
-        """Whether something has to be sent, or may be now, because of what has come."""
+        """Whether received frames make an acknowledgement due, or may let waiting messages leave."""
         return self.ack_due or (self.bulk is not None and self.bulk.news)
 
     @property
     def unsettled(self) -> bool:
-        """Whether something waits for acknowledgements of the bulk lane, or for the rest of it to arrive."""
+        """Whether messages wait for the bulk lane, or frames of its own connection are not acknowledged."""
         return self.outbox.waits or (self.bulk is not None and self.apart and self.bulk.kept_bytes > 0)
 
     @property
     def payload_ahead(self) -> int:
-        """Bytes of payload that are to leave on the connection of the small messages."""
+        """Bytes of payload that wait to leave on the connection of the small messages."""
         return self.outbox.small_bytes if self.apart else self.outbox.pending_bytes
 
     def next_frame(self) -> bytes | None:
-        """The next frame to send, behind its length; None if there is none, or the window is full."""
+        """Take the next frame to send, behind its length; None if there is none, or the window is full."""
         if self.again:
             return self.again.popleft()
         outbox, bulk = self.outbox, self.bulk
         if bulk is not None:
             if bulk.news:
-                bulk.news = False  # before looking at it
+                bulk.news = False  # before it is used, so that news that comes meanwhile is not lost
                 outbox.settle(bulk.acknowledged)
                 if bulk.ack_due:
                     return bulk.acknowledgement()
             if self._chunk_turn:
                 self._chunk_turn = False
-                # Not where it has a connection of its own since: its frames go over one of them, in order.
+                # Not if the bulk lane has got its own connection since: its frames must stay in order on that.
                 if not self.apart and (frame := self.next_bulk_frame()) is not None:
                     return frame
         if outbox and self._bytes_sent - self._bytes_acknowledged < WINDOW:
@@ -132,7 +134,7 @@ class Stream(Lane):
         return None if self.apart or bulk is None else self.next_bulk_frame()
 
     def next_bulk_frame(self) -> bytes | None:
-        """The next frame of the bulk lane, as `next_frame`, for the connection of its own."""
+        """Take the bulk lane's next frame, behind its length; None if there is none, or its window is full."""
         bulk = self.bulk
         if bulk is None:
             return None
@@ -144,13 +146,16 @@ class Stream(Lane):
         return bulk.frame(chunk) if chunk else None
 
     def abandon(self) -> list[Message]:
-        """What the other side has not received, as far as it is still here whole; nothing more may be sent."""
+        """Return the messages that the other side has not received, as far as they are still whole here.
+
+        Nothing may be sent afterwards.
+        """
         inbox = ChunkInbox(MAX_MESSAGE)
         left: list[Message] = []
 
         def collect(messages: Iterable[Message]) -> None:
             for message in messages:
-                with contextlib.suppress(ProtocolMismatch):  # a chunk whose first ones were received
+                with contextlib.suppress(ProtocolMismatch):  # a chunk of a message whose first chunks are not kept
                     complete = inbox.receive(message)
                     if complete is not None:
                         left.append(complete)
@@ -165,9 +170,10 @@ class Stream(Lane):
         return left
 
     def expects(self, ident: int, first_chunk: int = 0) -> bool:
-        """Whether a large message with that id has not come whole, or is held.
+        """Return whether a large message with an id has not come whole, or is held.
 
         Args:
+            ident: the message's id.
             first_chunk: number of the message's first chunk if that may not have come; see `ChunkOutbox`.
         """
         bulk = self.bulk
@@ -178,7 +184,7 @@ class Stream(Lane):
             return here or bulk.received < first_chunk or self._inbox.expects(ident)
 
     def receive(self, data: Buffer) -> Sequence[Message]:
-        """Take one frame; return the messages that may be delivered now. One that had come already is passed over.
+        """Take one frame; return the messages that may be delivered now. A frame that came before is ignored.
 
         Raises:
             ProtocolMismatch: the bytes are not a frame that could come next.
@@ -195,7 +201,7 @@ class Stream(Lane):
             self._acknowledge(frame.ack)
             return frame.messages
         self._acknowledge(frame.ack)
-        # A large message that was acknowledged before the frame was sent may still wait here: it comes first.
+        # A large message that was acknowledged before this frame was sent may still wait here, and goes first.
         whole = self.arrived() if self._held or self._arrived else []
         if not self._is_new(frame.seq):
             return whole
@@ -206,17 +212,18 @@ class Stream(Lane):
             elif (complete := self._inbox.receive(message)) is not None:
                 whole.append(complete)
         if self._held or self._arrived:
-            whole += self.arrived()  # what came behind the frame
+            whole += self.arrived()  # large messages that waited for this frame
         return whole
 
     def receive_bulk(self, data: Buffer) -> bool:
-        """Take one frame from the connection of the bulk lane; whether it completes a message, see `arrived`.
+        """Take one frame from the connection of the bulk lane; return whether it completes a message for `arrived`.
 
         Raises:
-            ProtocolMismatch, TooLarge: as `receive`.
+            ProtocolMismatch: the bytes are not a frame that could come next.
+            TooLarge: a message is over the limit.
         """
         frame = decode_frame(data)
-        # What the gateway says by itself it says on the other connection, too.
+        # Frames of lane 0 are the gateway's own messages, which it also sends on the other connection.
         return bool(frame.lane) and self._receive_chunk(frame, len(data))
 
     def _receive_chunk(self, frame: Frame, size: int) -> bool:
@@ -237,11 +244,11 @@ class Stream(Lane):
 
     @property
     def holds(self) -> bool:
-        """Whether a large message has come whole that nobody has taken from `arrived`."""
+        """Whether a large message has come whole and `arrived` has not returned it."""
         return bool(self._arrived or self._held)
 
     def arrived(self) -> list[Message]:
-        """The large messages of the bulk lane that may be delivered now. For the thread of `receive`."""
+        """Take the bulk lane's large messages that may be delivered now. For the thread that calls `receive`."""
         while self._arrived:
             self._held.append(self._arrived.popleft())
         ready = [message for message, after in self._held if after <= self.received]

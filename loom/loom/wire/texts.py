@@ -11,11 +11,11 @@ from loom.errors import ProtocolMismatch
 from loom.wire.messages import Buffer
 
 LONGEST = 64 << 10
-"""Characters of a text that are kept: the first and the last half of them."""
+"""Characters that are kept of a longer text: half of them from its start, half from its end."""
 
 
 def pack_texts(texts: Mapping[str, Any]) -> bytes:
-    """A map of texts and numbers as one part of a payload. Texts over `LONGEST` lose their middle."""
+    """Pack a map of texts and numbers as one part of a payload. Texts over `LONGEST` lose their middle."""
     packed: bytes = msgpack.packb({name: _shortened(value) for name, value in texts.items()})
     return packed
 
@@ -30,10 +30,10 @@ def _shortened(value: Any) -> Any:
 
 
 def unpack_texts(part: Buffer) -> dict[str, Any]:
-    """Undo `pack_texts`.
+    """Unpack a part that `pack_texts` packed.
 
     Raises:
-        ProtocolMismatch: the part is not what it makes.
+        ProtocolMismatch: the part is no packed map.
     """
     try:
         texts = msgpack.unpackb(part)

@@ -1,8 +1,8 @@
-"""The frames of a WebSocket (RFC 6455, 5.2), found in a stream of bytes.
+"""A parser of WebSocket frames (RFC 6455, 5.2) for Loom's binary messages only.
 
-Only as much as it takes to get Loom's binary messages, each one WebSocket frame, past `websockets`' parser, which
-is a chain of generators and costs more than all else that the gateway does for a small call. Everything else
-(control frames, fragments) goes on to `websockets` as it came.
+Each of Loom's messages is one WebSocket frame. They bypass `websockets`' parser, a chain of generators, which costs
+more than the rest of the gateway's work for a small call. All other frames (control frames, fragments) go on to
+`websockets` unchanged.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _U64 = struct.Struct("!Q")
 
 
 class WebSocketFrames:
-    """Cuts received bytes into frames.
+    """A splitter of received bytes into frames.
 
-    A message is unmasked piece by piece as it comes and never joined: whoever passes it on need not copy it.
+    The pieces of a message are unmasked as they come and never joined, so that passing them on needs no copy.
 
     Args:
         limit: bytes of the largest payload.
@@ -45,14 +45,14 @@ class WebSocketFrames:
         self._head = b""
         """The bytes of a head that has not come whole."""
         self._pieces: list[Buffer] = []
-        """What has come of the frame under way: of a message its payload, of another frame all of it."""
+        """The received bytes of the frame under way: the payload of a message, or another frame with its head."""
         self._missing = 0
         """Bytes that the frame under way still lacks."""
         self._is_message = False
         self._mask = b""
 
     def receive(self, data: bytes) -> Iterator[tuple[bool, list[Buffer]]]:
-        """Each frame that is whole now, in pieces: ``(True, payload)`` of a message, else ``(False, the frame)``.
+        """Yield each frame that is whole now, in pieces: ``(True, payload)`` of a message, else ``(False, frame)``.
 
         Raises:
             TooLarge: a frame's payload is over the limit.
@@ -77,7 +77,7 @@ class WebSocketFrames:
             yield self._whole()
 
     def _begin(self, data: bytes, position: int) -> int:
-        """Read the head of the frame at a position; where to take its bytes from, or -1 if it is not all there."""
+        """Read the head of a frame; return the position of the bytes to take, or -1 if the head is not whole."""
         have = len(data) - position
         if have < 2:
             return -1
@@ -104,7 +104,7 @@ class WebSocketFrames:
         return start
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take what there is of the frame under way; where it ends."""
+        """Take the bytes of the frame under way that have come; return where they end."""
         end = min(start + self._missing, len(data))
         if end == start:
             return end
@@ -124,14 +124,14 @@ class WebSocketFrames:
 
 
 def joined(pieces: Sequence[Buffer]) -> bytes:
-    """The bytes of a frame that came in pieces."""
+    """Join the pieces of a frame."""
     if len(pieces) == 1 and type(pieces[0]) is bytes:
         return pieces[0]
     return b"".join(pieces)
 
 
 def message_head(length: int, mask: bytes = b"") -> bytes:
-    """What comes before the payload of an unfragmented binary message; with a mask, a client's."""
+    """Return the head of an unfragmented binary message; with a mask, that of a client's."""
     bit = 0x80 if mask else 0
     if length < 126:
         head = struct.pack("!BB", _BINARY, bit | length)

@@ -43,7 +43,7 @@ child=$!
 { cat <&3; kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"; } >/dev/null 2>&1 &
 wait "$child"
 """
-"""A shell script that runs a command until it ends, or until standard input closes because this process has ended."""
+"""A shell script that runs a command until it ends, or until standard input closes because this process ended."""
 
 
 class KubeAddress(NamedTuple):

@@ -1,4 +1,4 @@
-"""`PodStart`: the wait until a job's pods can be used, which deploys pods again that have not loaded their class."""
+"""`PodStart`: the wait until a job's pods can be used, which deploys pods again that lack their class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each kind of message says: a frozen dataclass a kind. Their docstrings are the protocol's documentation.
+"""The bodies of messages: a frozen dataclass for each kind, whose docstring documents that part of the protocol.
 
-Everything that the modules here have in their ``__all__`` can be imported from here. `BODIES` has the class of each
-kind. `Hello` and `Welcome` are in `loom.wire.handshake`.
+This package exports the ``__all__`` of each of its modules. `BODIES` has the class of each kind. `Hello` and
+`Welcome` are in `loom.wire.handshake`.
 """
 
 # ruff: noqa: F403 - as in asyncio/__init__.py: each module says in its __all__ what can be imported from here

@@ -1,4 +1,4 @@
-"""Answers and news. From driver to client."""
+"""Answers and notices. From driver to client."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class OperationResult(Body):
     rpc_ms: float
     """Milliseconds from the operation's arrival at the driver to its answer."""
     index: int | None = None
-    """Which of several answers this is, for a `StreamCall`."""
+    """The number of this answer among several, for a `StreamCall`."""
 
     def to_body(self) -> list[Any]:
         """Return the fields as they travel."""
         return [self.rpc_ms] if self.index is None else [self.rpc_ms, self.index]
 
-    # As in `EndpointCall`, for where every answer passes.
+    # For the hot path: making a body for each answer would take longer than the rest of the work.
 
     @classmethod
     def message_of(cls, ident: int, parts: Sequence[Buffer], rpc_ms: float, index: int | None = None) -> Message:
@@ -57,9 +57,9 @@ class OperationError(Body):
     rpc_ms: float
     """Milliseconds from the operation's arrival at the driver to its failure."""
     code: str
-    """Which error of `loom.errors` it is."""
+    """Code of the error in `loom.errors`."""
     index: int | None = None
-    """Which of several answers this is, for a `StreamCall`."""
+    """The number of this answer among several, for a `StreamCall`."""
 
     def to_body(self) -> list[Any]:
         """Return the fields as they travel."""
@@ -68,17 +68,17 @@ class OperationError(Body):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Body):
-    """Something happened that nobody asked about. Payload: its details, as `loom.wire.texts`."""
+    """An event happened. Payload: the event's details, packed by `loom.wire.texts`."""
 
     KIND: ClassVar[Kind] = Kind.EVENT
 
     name: str
-    """Of the event: ``actors_lost``, ``gateway_draining``, …"""
+    """Name of the event: ``actors_lost``, ``gateway_draining``, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded(Body):
-    """The session is over: its meshes have been stopped."""
+    """The session is over, and its meshes have been stopped."""
 
     KIND: ClassVar[Kind] = Kind.ENDED
 

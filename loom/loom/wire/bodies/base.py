@@ -1,4 +1,4 @@
-"""What the bodies of all kinds of message have in common."""
+"""The common base of the bodies of all kinds of message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loom.wire.messages import Buffer, Kind, Message
 __all__ = ["Body", "Id"]
 
 Id: TypeAlias = int
-"""An id that a client chose; that of a mesh which came in a result is negative."""
+"""An id. The client chooses positive ones; ids of returned meshes, which the driver chooses, are negative."""
 
 B = TypeVar("B", bound="Body")
 
@@ -32,10 +32,10 @@ class Body:
 
     @classmethod
     def from_body(cls: type[B], body: Sequence[Any]) -> B:
-        """Make a body of what a peer sent.
+        """Make a body of a list that a peer sent.
 
         Raises:
-            ProtocolMismatch: it has too few fields, too many, or one of another type; the text names it.
+            ProtocolMismatch: the list has too few fields, too many, or one of another type; the text names it.
         """
         try:
             made = cls(*body)

@@ -1,7 +1,7 @@
 """Calling endpoints. From client to driver.
 
-An endpoint is given by its name; a method that `as_endpoint` makes one as ``name()``, or ``name(port)`` if it is
-given the port to reply to. Payload: ``(args, kwargs)``.
+The name of an endpoint identifies it. A method that `as_endpoint` makes an endpoint has the name ``name()``, or
+``name(port)`` if it gets the port to reply to. Payload: ``(args, kwargs)``.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class EndpointCall(Body):
     """Name of the endpoint."""
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
-        # Written out, since every call takes this way.
+        # Written out for the hot path: every call is made here.
         return new_message(Message, (self.KIND, ident, [self.mesh, self.endpoint], parts))
 
     @staticmethod
     def fields(body: Sequence[Any]) -> tuple[int, str]:
-        """Return ``mesh`` and ``endpoint`` of what a peer sent, checked as by `from_body`.
+        """Return ``mesh`` and ``endpoint`` of a peer's body, checked as by `from_body`.
 
-        For where every call passes: to make a body of it takes longer than all else that is done there.
+        This is for the hot path: making a body for each call would take longer than the rest of the work.
         """
         if len(body) == 2:
             mesh, endpoint = body
@@ -107,7 +107,7 @@ class SendToActors(Body):
 
 @dataclass(frozen=True, slots=True)
 class CancelOperation(Body):
-    """Do not start an operation. Result: whether that was in time."""
+    """Withdraw an operation that has not been started. Result: whether that was in time."""
 
     KIND: ClassVar[Kind] = Kind.CANCEL
 
@@ -122,7 +122,7 @@ class CancelOperation(Body):
 
 @dataclass(frozen=True, slots=True)
 class ReconfigureActors(Body):
-    """Give the replicas in actors new configuration. Result: what each replica made of it."""
+    """Give the replicas in actors new configuration. Result: each replica's acknowledgement."""
 
     KIND: ClassVar[Kind] = Kind.RECONFIGURE
 
@@ -133,12 +133,12 @@ class ReconfigureActors(Body):
 
 @dataclass(frozen=True, slots=True)
 class AskWeaver(Body):
-    """Ask the weaver something. Result: what it gives."""
+    """Ask the weaver for an operation. Result: the weaver's answer."""
 
     KIND: ClassVar[Kind] = Kind.ASK_WEAVER
 
     operation: str
-    """One that `loom.weaver` knows, such as ``command``."""
+    """Name of an operation of `loom.weaver`, such as ``command``."""
     arguments: Mapping[str, Any]
     timeout: float
     """Seconds that the weaver has to answer."""
@@ -146,7 +146,7 @@ class AskWeaver(Body):
 
 @dataclass(frozen=True, slots=True)
 class ListUnclaimed(Body):
-    """List the calls of earlier clients whose answers none has received.
+    """List the unclaimed results: calls of earlier clients whose answers none of them received.
 
     Result: a list of ``(operation, mesh's name, endpoint, adverb, (labels, offset, sizes, strides), answers)``.
     """
@@ -156,7 +156,7 @@ class ListUnclaimed(Body):
 
 @dataclass(frozen=True, slots=True)
 class CollectAnswer(Body):
-    """Answer as an unclaimed call does, when it does."""
+    """Claim the results of an earlier client's call. The answers are those of the call, when they come."""
 
     KIND: ClassVar[Kind] = Kind.COLLECT
 

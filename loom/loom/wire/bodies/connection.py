@@ -1,4 +1,4 @@
-"""What is said around the numbered stream. The handshake's own two are in `loom.wire.handshake`."""
+"""Bodies of messages around the numbered stream. `Hello` and `Welcome` are in `loom.wire.handshake`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Chunk", "OpenSession", "Refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Body):
-    """No, and why; the connection ends. From gateway or driver to client."""
+    """Refuse the client and end the connection. From gateway or driver to client."""
 
     KIND: ClassVar[Kind] = Kind.REFUSE
 
     code: str
-    """Which error of `loom.errors` it is."""
+    """Code of the error in `loom.errors`."""
     text: str
     details: Mapping[str, Any]
     """``exit_code`` and ``output`` of a driver that has ended; otherwise empty."""
@@ -27,12 +27,12 @@ class Refuse(Body):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(Body):
-    """Say which session the connection is for. From gateway to driver, before the client's first frame."""
+    """Name the session that the connection is for. From gateway to driver, before the client's first frame."""
 
     KIND: ClassVar[Kind] = Kind.OPEN
 
     session: str
-    """Its name."""
+    """Name of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +49,4 @@ class Chunk(Body):
     total: int
     """Bytes of the whole payload."""
     head: Sequence[Any] | None
-    """Kind, id, body and sizes of parts of the message, in its first chunk; otherwise None."""
+    """The head of the message, see `loom.wire.mux`, in its first chunk; otherwise None."""

@@ -1,4 +1,4 @@
-"""What a session's processes print."""
+"""Log lines that a session's processes print."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ __all__ = ["FlushLogs", "LogLines", "SetLogOptions"]
 
 @dataclass(frozen=True, slots=True)
 class SetLogOptions(Body):
-    """Say what to send of what a proc mesh prints. Result: None. From client to driver."""
+    """Choose which of a proc mesh's log lines to send. Result: None. From client to driver."""
 
     KIND: ClassVar[Kind] = Kind.LOG_OPTIONS
 
     procs: Id
     stream: bool
-    """Whether to send it at all."""
+    """Whether to send lines at all."""
     window: float | None
-    """Seconds over which identical lines are made one; None for as they come."""
+    """Seconds over which identical lines become one; None sends each at once."""
     level: int
-    """Of the root logger."""
+    """Level of the root logger."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushLogs(Body):
-    """Answer when all that was printed until now has been sent. Result: None. From client to driver."""
+    """Answer when all lines that were printed until now have been sent. Result: None. From client to driver."""
 
     KIND: ClassVar[Kind] = Kind.FLUSH_LOGS
 
 
 @dataclass(frozen=True, slots=True)
 class LogLines(Body):
-    """Lines that were printed. From driver to client. Payload: msgpack, a list of lines.
+    """Lines that processes have printed. From driver to client. Payload: msgpack, a list of lines.
 
-    Each is ``[time, mesh, place, ranks, stream, text, count]``: seconds since the epoch, the mesh's name, where its
-    first rank is (``hosts=0,gpus=1``), all its ranks, ``stdout`` or ``stderr``, and how often it was printed.
+    Each line is ``[time, mesh, place, ranks, stream, text, count]``: seconds since the epoch, the mesh's name, the
+    place of the first rank that printed it (``hosts=0,gpus=1``), all such ranks, ``stdout`` or ``stderr``, the
+    text, and the number of times that it was printed.
     """
 
     KIND: ClassVar[Kind] = Kind.LOG

@@ -1,4 +1,4 @@
-"""Making, dividing, stopping and listing meshes. From client to driver; what is made gets the message's id."""
+"""Making, dividing, stopping and listing meshes. From client to driver; a new mesh gets the message's id."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
 class SpawnProcs(Body):
     """Spawn processes on the hosts of a mesh. Answered only if it fails.
 
-    Payload: ``(bootstrap, proc_bind, bootstrap_command, *marks)``: each as Monarch's argument of that name, and
-    then maps of environment variables by which the processes' threadlets know whose they are.
+    Payload: ``(bootstrap, proc_bind, bootstrap_command, *marks)``: Monarch's arguments of those names, and then
+    maps of further environment variables for the processes, such as the one that marks them as injectable.
     """
 
     KIND: ClassVar[Kind] = Kind.SPAWN_PROCS
@@ -37,7 +37,7 @@ class SpawnProcs(Body):
     hosts: Id
     """The host mesh."""
     name: str
-    """Of the new proc mesh."""
+    """Name of the new proc mesh."""
     per_host: Mapping[str, int]
     """Sizes of the dimensions on each host."""
 
@@ -54,7 +54,7 @@ class SpawnActors(Body):
     procs: Id
     """The proc mesh."""
     name: str
-    """Of the new actor mesh."""
+    """Name of the new actor mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class MakeView(Body):
     sizes: Sequence[int]
     """Elements of each dimension."""
     strides: Sequence[int]
-    """How far apart, in ranks of the whole mesh, neighbours of each dimension are."""
+    """Distance between neighbours of each dimension, in ranks of the whole mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class StopMesh(Body):
 
     mesh: Id
     reason: str
-    """What Monarch is told."""
+    """The reason for Monarch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class AwaitInitialized(Body):
 
 @dataclass(frozen=True, slots=True)
 class WithPython(Body):
-    """Make a host mesh, of the hosts of another, whose processes run another Python. Answered only if it fails."""
+    """Make a mesh of the same hosts, whose processes run another Python. Answered only if it fails."""
 
     KIND: ClassVar[Kind] = Kind.WITH_PYTHON
 
@@ -125,7 +125,7 @@ class StopHosts(Body):
 
 @dataclass(frozen=True, slots=True)
 class RefreshHosts(Body):
-    """Use the hosts that were gone and have come back. Result: the list of their numbers."""
+    """Use lost hosts again that have come back. Result: the list of their indexes."""
 
     KIND: ClassVar[Kind] = Kind.REFRESH_HOSTS
 
@@ -142,12 +142,12 @@ class ListMeshes(Body):
 
 @dataclass(frozen=True, slots=True)
 class ForgetMeshes(Body):
-    """Let go of meshes that came in results, and of their parts: nobody names them any more. Never answered."""
+    """Release meshes that came in results, and their parts, which no later message names. Never answered."""
 
     KIND: ClassVar[Kind] = Kind.FORGET
 
     meshes: Sequence[int]
-    """They travel as the body itself."""
+    """Ids of the meshes. The body is this list itself."""
 
     def to_body(self) -> list[Any]:
         """Return the ids."""
@@ -158,6 +158,6 @@ class ForgetMeshes(Body):
         """Make a body of ids.
 
         Raises:
-            ProtocolMismatch: one is no number.
+            ProtocolMismatch: an id is no number.
         """
         return super(ForgetMeshes, cls).from_body([body])

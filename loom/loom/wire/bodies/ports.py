@@ -1,4 +1,4 @@
-"""Ports: messages of actors to a client, and of a client to ports of the cluster."""
+"""Ports: messages from actors to a client, and from a client to ports in the cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class OpenPort(Body):
     KIND: ClassVar[Kind] = Kind.PORT_OPEN
 
     once: bool
-    """Whether it takes one message only."""
+    """Whether the port takes one message only."""
     messages: int
-    """How many may be sent at first; see `GrantCredit`."""
+    """The number of messages that the driver may send at first; see `GrantCredit`."""
     size: int
-    """Bytes that may be sent at first."""
+    """Bytes that the driver may send at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +33,31 @@ class SendToPort(Body):
 
     port: Id
     is_exception: bool
-    """Whether the receiver is to raise the object."""
+    """Whether the receiver raises the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantCredit(Body):
-    """Allow more to be sent of what came to the port of this id. From client to driver."""
+    """Allow the driver to send more messages of the port with this id. From client to driver."""
 
     KIND: ClassVar[Kind] = Kind.PORT_CREDIT
 
     messages: int
+    """The number of further messages."""
     size: int
-    """Bytes."""
+    """Bytes of further messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosePort(Body):
-    """Nobody receives from the port of this id any more. From client to driver."""
+    """Close the port with this id. From client to driver."""
 
     KIND: ClassVar[Kind] = Kind.PORT_CLOSE
 
 
 @dataclass(frozen=True, slots=True)
 class PortMessages(Body):
-    """Small messages that came to the port of this id. From driver to client.
+    """Small messages to the port with this id. From driver to client.
 
     Payload: one part, the pickles back to back.
     """
@@ -66,19 +67,20 @@ class PortMessages(Body):
     sizes: bytes
     """Bytes of each pickle, four bytes each, big endian."""
     ranks: bytes
-    """Rank of each sender, likewise; 0xffffffff for none. Empty if no message has one."""
+    """Rank of each sender, four bytes each, big endian; 0xffffffff for none. Empty if no message has a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortMessage(Body):
-    """A message that came to the port of this id. From driver to client.
+    """A message to the port with this id. From driver to client.
 
-    Payload: the object; with a code as of `OperationError`, and with the code ``exception`` to be raised as it is.
+    Payload: the object; with a code, the payload of an `OperationError`. With the code ``exception`` the receiver
+    raises the exception itself.
     """
 
     KIND: ClassVar[Kind] = Kind.PORT_MESSAGE
 
     rank: int | None
-    """Of the sender, if it has one."""
+    """Rank of the sender, if it has one."""
     code: str | None
-    """Of the error that it is; None for an ordinary object."""
+    """Code of the error; None for an ordinary object."""

@@ -1,4 +1,4 @@
-"""Functions that run in the driver, and the session's end. From client to driver, but for `RunChanged`."""
+"""Functions that run in the driver, and the session's end. From client to driver, except `RunChanged`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["AwaitRun", "EndRun", "EndSession", "ListRuns", "ReadRunOutput", "Run
 
 @dataclass(frozen=True, slots=True)
 class StartRun(Body):
-    """Run a function in the driver. Result: what it returns.
+    """Run a function in the driver. Result: the function's result.
 
-    Payload: ``(fn, args, kwargs)``. The message's id is the run's from then on.
+    Payload: ``(fn, args, kwargs)``. The message's id becomes the run's.
     """
 
     KIND: ClassVar[Kind] = Kind.RUN
 
     name: str
-    """For lists and for the output's lines."""
+    """Name of the run, for lists and for lines of its output."""
     detached: bool
-    """A detached run is not answered; `RunChanged` tells what becomes of it."""
+    """Whether the run is detached: it is not answered, and only `RunChanged` reports its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ListRuns(Body):
 
 @dataclass(frozen=True, slots=True)
 class AwaitRun(Body):
-    """Answer as the run does, when it has finished."""
+    """Wait for a run. The answer is the run's, when it has finished."""
 
     KIND: ClassVar[Kind] = Kind.RUN_RESULT
 
@@ -44,7 +44,7 @@ class AwaitRun(Body):
 
 @dataclass(frozen=True, slots=True)
 class ReadRunOutput(Body):
-    """Ask what a run printed. Result: ``(position, ended, [(stream, text)])``.
+    """Read the output of a run. Result: ``(position, ended, [(stream, text)])``.
 
     The position is the one after the text; stream is 1 for the standard output and 2 for the standard error.
     """
@@ -53,25 +53,25 @@ class ReadRunOutput(Body):
 
     run: Id
     position: int
-    """Where to read from."""
+    """Position to read from."""
     wait: bool
-    """Whether to answer only when there is more, or the run has ended."""
+    """Whether to answer only when there is more output, or the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun(Body):
-    """Be done with a run."""
+    """Cancel or forget a run."""
 
     KIND: ClassVar[Kind] = Kind.RUN_END
 
     run: Id
     how: str
-    """``cancel``, result: whether it was going; or ``forget``, not answered."""
+    """``cancel``, with the result whether the run was going; or ``forget``, which is not answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndSession(Body):
-    """End the session and stop its meshes. The driver says `SessionEnded`."""
+    """End the session and stop its meshes. The driver sends `SessionEnded`."""
 
     KIND: ClassVar[Kind] = Kind.END
 
@@ -86,4 +86,4 @@ class RunChanged(Body):
     started: float
     """Seconds since the epoch."""
     finished: float | None
-    """The same; None while it goes on."""
+    """Seconds since the epoch; None while the run goes on."""

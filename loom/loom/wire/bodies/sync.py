@@ -14,33 +14,33 @@ __all__ = ["BeginSync", "CommitSync", "SendPieces"]
 
 @dataclass(frozen=True, slots=True)
 class BeginSync(Body):
-    """Begin to sync a folder. Result: the digests that are lacking.
+    """Begin to sync a folder. Result: the digests that the cluster lacks.
 
-    Payload: a packed `loom.manifest.Manifest`. A sync that had begun and was not committed is given up.
+    Payload: a packed `loom.manifest.Manifest`. An earlier sync that was not committed is given up.
     """
 
     KIND: ClassVar[Kind] = Kind.SYNC
 
     sync: Id
-    """An id for the messages that follow."""
+    """Id of the sync, for the messages that follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendPieces(Body):
-    """Pieces of contents. Payload: a part for each piece. Result: None."""
+    """Send pieces of contents. Payload: a part for each piece. Result: None."""
 
     KIND: ClassVar[Kind] = Kind.SYNC_PIECES
 
     sync: Id
     pieces: Sequence[Any]
-    """``[digest, offset, length, compressed]`` of each."""
+    """``[digest, offset, length, compressed]`` of each piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSync(Body):
-    """Give the folder to every host, and then to what is spawned.
+    """Give the folder to every host, and to meshes that are spawned later.
 
-    Result: ``missing``, digests that are lacking after all, and ``warnings``.
+    Result: ``missing``, digests that the cluster lacks after all, and ``warnings``.
     """
 
     KIND: ClassVar[Kind] = Kind.SYNC_COMMIT
