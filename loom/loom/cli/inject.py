@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.options import Ca, Json, Timeout, Token, Url, answers, weaver_of
+from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, weaver_of
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -145,7 +145,7 @@ def once(
     elif kind.of == "session" and session is None:
         raise WrongArguments(f"say which session's driver is to be killed by {kind.name}: --session")
     injection = weaver.inject(kind.name, target, seconds, given)
-    outcomes = answers(injection, timeout)
+    outcomes = acknowledgements(injection, timeout)
     evidence = injection.evidence
     acknowledged = {id: asdict(one) for id, one in outcomes.items()}
     answer = {"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": acknowledged}
@@ -166,7 +166,7 @@ def remove(
 ) -> None:
     """Remove a fault before its time is over. Exits with 1 if no replica could."""
     command = weaver_of(url, token, ca).remove_injection(injection)
-    outcomes = answers(command, timeout)
+    outcomes = acknowledgements(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]
     typer.echo(
         f"removed by {', '.join(done)}" if done else f"not removed: {[one.reason for one in outcomes.values()]}"

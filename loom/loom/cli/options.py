@@ -29,7 +29,7 @@ def weaver_of(url: str, token: str | None, ca: str | None) -> WeaverProxy:
     return WeaverProxy(url, token, ca)
 
 
-def answers(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:
+def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:
     """Return the acknowledgements of a command, also for replicas that have not answered in time."""
     from loom.errors import WaitTimeout
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.assignments import read_assignments
-from loom.cli.options import Ca, Json, Timeout, Token, Url, answers, weaver_of
+from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, weaver_of
 from loom.cli.output import print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -226,7 +226,7 @@ def _until_interrupted() -> Iterator[None]:
 
 def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:
     """Wait for the acknowledgements and show them; exit with 1 unless every replica has applied the command."""
-    outcomes = answers(command, timeout)
+    outcomes = acknowledgements(command, timeout)
     well = bool(outcomes) and all(one.ok for one in outcomes.values())
     if as_json:
         print_json({"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}})

@@ -23,7 +23,7 @@ from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.reporting import StatusReporter
 from loom.threadlet.reports import plain
-from loom.threadlet.spent import SpentBlock, SpentTime
+from loom.threadlet.time_accounting import TimeAccounting, TimedBlock
 
 if TYPE_CHECKING:
     from loom.threadlet.injections import Injections
@@ -56,7 +56,7 @@ class CommandApplier(StatusReporter):
 
     def __init__(self, config: dict[str, Any], sent: bool, injectable: bool) -> None:
         super().__init__(config, sent)
-        self._spent = SpentTime()
+        self._accounting = TimeAccounting()
         self._registry = HandlerRegistry()
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
@@ -87,7 +87,7 @@ class CommandApplier(StatusReporter):
             self._injections = Injections(self._hooks, self._each_step, self._report_removed)
             self._inbox.at_once = self._inject_at_once
 
-    def spent(self, reason: str, beyond: float = 0.0) -> SpentBlock:
+    def spent(self, reason: str, beyond: float = 0.0) -> TimedBlock:
         """Return a ``with`` block around work that is not part of a step; its time is reported by this reason.
 
         Use it in the training thread, in a step or between two. The block's time does not count as the step's, and
@@ -102,7 +102,7 @@ class CommandApplier(StatusReporter):
             WrongArguments: the reason is not printable, is too long, or is one that Loom determines itself, such as
                 ``"compute"``; or ``beyond`` is no number of seconds.
         """
-        return SpentBlock(self._spent, reason, beyond)
+        return TimedBlock(self._accounting, reason, beyond)
 
     def check_and_apply_updates(self) -> bool:
         """Apply the commands that came since the last call, in order; call it between two steps.

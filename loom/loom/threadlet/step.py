@@ -41,26 +41,26 @@ class Step:
         if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
             threadlet._apply_and_wait()
         threadlet._phase = _STEP
-        threadlet._spent.began = monotonic()
+        threadlet._accounting.began = monotonic()
         if threadlet._each_step:
             threadlet._run_each_step()
         return self
 
     def discard(self) -> None:
         """Count the step's time so far as lost, because its work did not count and is repeated."""
-        self._threadlet._spent.discard()
+        self._threadlet._accounting.discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         threadlet = self._threadlet
-        spent = threadlet._spent
-        took = monotonic() - spent.began
+        accounting = threadlet._accounting
+        took = monotonic() - accounting.began
         threadlet._phase = _BETWEEN
         number = self.number
-        if kind is None and type(number) is int and number > spent.highest:
-            spent.highest = number
-            spent.compute += took
+        if kind is None and type(number) is int and number > accounting.highest:
+            accounting.highest = number
+            accounting.compute += took
         else:
-            spent.odd_step(number, took, kind is None)
+            accounting.odd_step(number, took, kind is None)
         if kind is None:
             threadlet._step = number  # the block may have changed it
             epoch, max_step, config = self._rest

@@ -236,7 +236,7 @@ class Threadlet(CommandApplier):
 
     def _account(self) -> TimeAccount:
         in_step = self._in_steps and self._phase is Phase.STEP
-        return self._spent.account(in_step, self._in_steps, self._whole_step())
+        return self._accounting.account(in_step, self._in_steps, self._whole_step())
 
     def close(self, error: BaseException | None = None) -> None:
         """Say goodbye to the weaver. Do nothing if that was done before.

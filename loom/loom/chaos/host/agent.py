@@ -57,9 +57,9 @@ def keep(
     Raises:
         FaultRefused: the fault is impossible on this host.
     """
-    order = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
+    request = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
     process = subprocess.Popen(
-        [sys.executable, "-m", "loom.chaos.host.agent", order],
+        [sys.executable, "-m", "loom.chaos.host.agent", request],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -123,19 +123,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loom.chaos.host.agent", description="Inject one fault and hold it."
     )
-    parser.add_argument("order", help="JSON, as loom.chaos.host.agent.keep writes it")
-    order = json.loads(parser.parse_args().order)
+    parser.add_argument("request", help="JSON, as loom.chaos.host.agent.keep writes it")
+    request = json.loads(parser.parse_args().request)
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: asked.set())
     try:
-        record = _folder() / f"{order['id']}.json"
+        record = _folder() / f"{request['id']}.json"
         record.write_text(json.dumps(ProcessId.find(os.getpid())))
-        silences = FAULTS[order["kind"]].silences
+        silences = FAULTS[request["kind"]].silences
         if silences:
-            _print(evidence=prepare(order["kind"], order["pid"], order["params"]))
+            _print(evidence=prepare(request["kind"], request["pid"], request["params"]))
             sys.stdin.readline()
-        injected = carry_out(order["kind"], order["pid"], order["params"])
+        injected = carry_out(request["kind"], request["pid"], request["params"])
     except FaultRefused as error:
         record.unlink(missing_ok=True)
         _print(refused=str(error))
@@ -144,7 +144,7 @@ def main() -> int:
         _print(evidence=injected.evidence)
     try:
         if injected.removable:
-            asked.wait(order["duration"])
+            asked.wait(request["duration"])
         _print(removed={"was": injected.evidence, **injected.remove()})
     finally:
         record.unlink(missing_ok=True)

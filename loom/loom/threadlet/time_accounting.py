@@ -16,7 +16,7 @@ from loom.control.time_account import MAX_REASON, MAX_REASONS, OTHER, RESERVED_R
 from loom.errors import WrongArguments
 
 
-class SpentTime:
+class TimeAccounting:
     """The seconds since the process began, by reason."""
 
     __slots__ = ("_before", "_blocks", "_by_reason", "_first", "_first_at", "_start", "began", "compute", "highest",
@@ -120,12 +120,12 @@ class SpentTime:
         return spent, inside
 
 
-class SpentBlock:
+class TimedBlock:
     """A ``with`` block around work that is not part of a step; made by `loom.Threadlet.spent`."""
 
-    __slots__ = ("_beyond", "_reason", "_spent")
+    __slots__ = ("_accounting", "_beyond", "_reason")
 
-    def __init__(self, spent: SpentTime, reason: str, beyond: float = 0.0) -> None:
+    def __init__(self, accounting: TimeAccounting, reason: str, beyond: float = 0.0) -> None:
         if not isinstance(reason, str) or not 0 < len(reason) <= MAX_REASON or not reason.isprintable():
             raise WrongArguments(
                 f"a reason is a text of 1 to {MAX_REASON} printable characters, not {reason!r:.80}"
@@ -136,15 +136,15 @@ class SpentBlock:
             )
         if isinstance(beyond, bool) or not isinstance(beyond, int | float) or not 0 <= beyond < math.inf:
             raise WrongArguments(f"beyond is a number of seconds, 0 or more, not {beyond!r:.80}")
-        self._spent = spent
+        self._accounting = accounting
         self._reason = reason
         self._beyond = beyond
 
     def __enter__(self) -> None:
-        self._spent.enter(self._reason, self._beyond)
+        self._accounting.enter(self._reason, self._beyond)
 
     def __exit__(self, *_: object) -> None:
-        self._spent.leave()
+        self._accounting.leave()
 
 
 def _count(number: float | None) -> int | None:
