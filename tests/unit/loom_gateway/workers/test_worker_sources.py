@@ -22,6 +22,9 @@ from loom_gateway.workers.sources import (
 class Found:
     """A source whose workers come and go."""
 
+    where = " in the yard"
+    advice = "Look there"
+
     def __init__(self, count: int, *found: FoundWorker) -> None:
         self.count = count
         self.found = list(found)
@@ -142,8 +145,9 @@ def test_the_error_says_which_workers_are_missing() -> None:
     with pytest.raises(WorkerUnreachable) as error:
         hosts.check_complete()
 
-    assert "2 of 3 workers of workers have been found (a, c); missing: number 1" in str(error.value)
-    assert "0 of 1 workers of loaders have been found (none); missing: number 0" in str(error.value)
+    assert "2 of 3 workers of workers have been found in the yard (a, c); missing: number 1" in str(error.value)
+    assert "0 of 1 workers of loaders have been found in the yard (none); missing: number 0" in str(error.value)
+    assert str(error.value).count("Look there") == 1
 
 
 def test_a_file_lists_workers_and_is_read_again(tmp_path: Path) -> None:
