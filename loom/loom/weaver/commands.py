@@ -203,7 +203,5 @@ def check_command(kind: CommandKind, params: Any) -> None:
         raise WrongArguments("update_config needs at least one key and its value")
     if kind is CommandKind.INJECT:
         check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
-    if kind is CommandKind.REMOVE_FAULT and not isinstance(params.get("injection"), str):
-        raise WrongArguments("remove_fault needs the id of the fault, as `injection`")
     if kind in DEVICE_COMMANDS and not isinstance(params.get("device"), str):
         raise WrongArguments(f"{kind} needs the uuid of a device, as `device`")

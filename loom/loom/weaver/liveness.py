@@ -77,8 +77,6 @@ class Liveness:
         silence = timing.beat * timing.missed_beats
         if replica.link is None:
             if replica.state is not ReplicaState.RECOVERING:
-                if now < replica.link_lost + timing.grace:
-                    return self.schedule(replica, replica.link_lost + timing.grace)
                 self._known.move(replica, Cause.LINK_LOST, now)
             due = max(replica.link_lost + silence, self._started + timing.restart_grace)
             if now < due:

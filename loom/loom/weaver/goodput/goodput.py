@@ -72,8 +72,7 @@ class Goodput:
             fresh.before = old.before if heir == replica else None
             fresh.fault = old.fault
             known.add("respawn", fresh.respawn)
-            if fresh.fault is not None:
-                known.update_fault(fresh, registered=now)
+            known.update_fault(fresh, registered=now)
             self._drop(known, heir)
         known.places[replica] = fresh
         self._touch(known, fresh, now, soon=True)
@@ -85,10 +84,10 @@ class Goodput:
             return
         place.vacant = None
         known.vacant.pop(replica, None)
-        if place.fault is not None:
-            known.add("detection", place.fault.time - place.fault.detected)
-            known.update_fault(place, registered=now)
-            place.fault = None
+        assert place.fault is not None  # it made the place vacant
+        known.add("detection", place.fault.time - place.fault.detected)
+        known.update_fault(place, registered=now)
+        place.fault = None
         # Its seconds were added for good when it was taken for dead. Its next account repeats them all, so take
         # them back.
         for reason, seconds in place.counted.items():

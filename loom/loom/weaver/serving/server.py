@@ -206,13 +206,13 @@ class Server:
         last: Frame | None = None
         data = b""
         for peer, frame in output.frames:
-            if isinstance(peer, ThreadletLink):
-                if frame is None:
-                    peer.close()
-                    continue
-                if frame is not last:
-                    last, data = frame, pack(frame.to_body())
-                peer.write(data)
+            assert isinstance(peer, ThreadletLink)
+            if frame is None:
+                peer.close()
+                continue
+            if frame is not last:
+                last, data = frame, pack(frame.to_body())
+            peer.write(data)
         for command in output.done:
             if (done := self._commands_done.pop(command.id, None)) is not None:
                 done.set()

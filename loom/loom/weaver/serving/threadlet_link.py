@@ -42,12 +42,12 @@ class ThreadletLink(Connection, Peer):
         self.process: psutil.Process | None = None
         """The process at the other end, if it is on this host."""
         self._introduced: Replica | None = None
-        self._hello_timer: asyncio.TimerHandle | None = None
+        self._hello_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.server.add_link(self)
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self._close_unless_introduced)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
 
     def data_received(self, data: bytes) -> None:
         server = self.server
@@ -64,19 +64,13 @@ class ThreadletLink(Connection, Peer):
         server.plan_commit()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
+        self._hello_timer.cancel()
         self.server.drop_link(self, self.replica, self.process)
 
     def _introduce(self, replica: Replica) -> None:
         self._introduced = replica
         self.splitter.limit = MAX_FRAME
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
+        self._hello_timer.cancel()
         ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
         if ours and theirs and ours[0] == theirs[0]:
             self.process = find_process(replica.pid)
-
-    def _close_unless_introduced(self) -> None:
-        if self.replica is None:
-            self.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,6 +240,45 @@ async def test_a_wait_that_is_given_up_leaves_the_others(made: Made) -> None:
         await asyncio.wait_for(client.ask("status"), 0.05)
 
     assert (await client.ask("replicas"))[0] == "replicas"
+
+
+async def test_an_error_that_nobody_waits_for_any_more_leaves_the_others(made: Made) -> None:
+    first: list[list[Any]] = []
+
+    async def late(fake: FakeWeaver, frame: list[Any]) -> None:
+        if not first:
+            first.append(frame)
+            return
+        fake.say(["error", first[0][1], "unknown_replica", "no replica named x"])
+        await echo(fake, frame)
+
+    client, _ = await made(late)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(client.ask("replica", id="x"), 0.05)
+
+    assert (await client.ask("replicas"))[0] == "replicas"
+
+
+async def test_a_weaver_that_is_said_to_be_there_is_waited_for_until_it_listens(tmp_path: Path) -> None:
+    client, fake = WeaverClient(str(tmp_path / "sock"), BOUND), FakeWeaver(str(tmp_path / "sock"), echo)
+    client.came()
+    asking = asyncio.ensure_future(client.ask("status"))
+    await asyncio.sleep(0)  # in which it finds nobody
+    assert not asking.done()
+
+    await fake.start()
+
+    assert (await asking)[0] == "status"
+    client.close()
+    await fake.close()
+
+
+async def test_a_weaver_that_is_said_to_be_there_and_does_not_listen_is_away(tmp_path: Path) -> None:
+    client = WeaverClient(str(tmp_path / "sock"), 0.05)
+    client.came()
+
+    with pytest.raises(loom.WeaverUnavailable, match="the weaver is away: No such file or directory"):
+        await client.ask("status")
 
 
 async def test_nobody_waits_when_the_gateway_ends(made: Made) -> None:

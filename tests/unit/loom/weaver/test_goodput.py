@@ -93,6 +93,45 @@ def test_the_newest_account_stands_for_those_before_it(bench: Bench) -> None:
     assert bench.seconds(20) == {"compute": 16.0, "data": 1.5, "idle": 2.5}
 
 
+def test_seconds_that_a_process_takes_back_are_not_its_jobs(bench: Bench) -> None:
+    bench.registers(0)
+    bench.tells(10, compute=6.0, data=4.0)
+    bench.tells(12, compute=12.0)
+
+    assert bench.seconds(12) == {"compute": 12.0}
+
+
+def test_a_process_that_was_taken_for_finished_and_goes_on_is_counted_again(bench: Bench) -> None:
+    bench.registers(0)
+    bench.tells(10, compute=10.0)
+    bench.finishes(10)
+
+    bench.tells(15, began=10, compute=5.0)
+
+    assert bench.seconds(15) == {"compute": 15.0}
+    assert bench.goodput.record("train", START + 15).replicas == 1
+
+
+def test_what_a_process_tells_after_its_death_does_not_count(bench: Bench) -> None:
+    bench.registers(0)
+    bench.tells(10, compute=10.0)
+    bench.fails(10)
+
+    bench.tells(12, compute=12.0)
+
+    assert bench.seconds(12) == {"compute": 10.0}
+
+
+def test_a_death_that_is_told_twice_is_one(bench: Bench) -> None:
+    bench.registers(0)
+    bench.tells(10, compute=10.0)
+    bench.fails(10)
+    bench.fails(12)
+    bench.fails(12, "train_9")
+
+    assert [fault["detected"] for fault in bench.faults()] == [START + 10]
+
+
 def test_a_step_that_is_being_made_counts_until_its_process_dies(bench: Bench) -> None:
     bench.registers(0)
     bench.tells(10, compute=6.0, open=4.0)

@@ -8,7 +8,7 @@ import pytest
 
 from loom.errors import MissingDependency
 from loom.weaver.goodput.goodput import Goodput
-from loom.weaver.goodput_plot import save_plot
+from loom.weaver.goodput_plot import BARS, save_plot
 from loom.weaver.storage.store import Store
 from loom.weaver.views import GoodputRecord
 from tests.support.processes import run
@@ -38,6 +38,22 @@ def test_a_plot_is_a_png(record: GoodputRecord, tmp_path: Path) -> None:
 
     assert path.read_bytes().startswith(PNG)
     assert path.stat().st_size > 10_000
+
+
+def test_a_long_course_that_ends_with_a_death_can_be_drawn(tmp_path: Path) -> None:
+    bench = Bench()
+    bench.registers(0)
+    for at in range(3 * BARS):
+        bench.tells(at, compute=float(at))
+        bench.goodput.tick(START + at)
+    bench.fails(3 * BARS)
+    record = bench.goodput.record("train", START + 3 * BARS)
+    assert len(record.course) > 2 * BARS
+    assert record.faults[0].stepped is None
+
+    path = save_plot(record, tmp_path / "goodput.png")
+
+    assert path.read_bytes().startswith(PNG)
 
 
 def test_a_job_without_time_can_be_drawn(tmp_path: Path) -> None:

@@ -210,6 +210,41 @@ def test_a_chunk_that_has_become_coarser_is_not_written_again() -> None:
     assert recorder.steps() == [9, 19, 20, 2000]
 
 
+def test_points_that_wait_to_be_written_are_read_with_their_metric() -> None:
+    recorder = Recorder()
+    for step in range(CHUNK + 5):
+        recorder.record(step, loss=1.0, accuracy=0.5)
+
+    assert recorder.steps(metric="loss") == recorder.steps(metric="accuracy") == list(range(CHUNK + 5))
+
+
+def test_a_chunk_that_points_are_about_to_be_added_to_becomes_coarser_later() -> None:
+    recorder = Recorder(levels=(Level(65.0, 10.0),), write_after=60.0)
+    for step in range(20):
+        recorder.record(step, loss=1.0)
+    recorder.commit(START)
+    recorder.commit(START + 60)
+    recorder.record(61, loss=1.0)
+
+    recorder.commit(START + 85)
+    before = recorder.steps()
+    recorder.commit(START + 145)
+
+    assert before == [*range(20), 61]
+    assert recorder.steps() == [9, 19, 61]
+
+
+def test_history_that_has_no_room_is_not_kept() -> None:
+    recorder = Recorder(levels=(Level(1000.0, 10.0),), max_bytes=100, write_after=0.0)
+    for step in range(20):
+        recorder.record(step, loss=1.0)
+    recorder.commit(START)
+    recorder.record(20, loss=1.0)
+
+    assert recorder.history.size == 0
+    assert recorder.steps() == [20]
+
+
 def test_a_replica_that_is_forgotten_has_no_history(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "store", write_after=0.0)
     for step in range(300):
@@ -291,6 +326,19 @@ def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> Non
     assert log.after(0, 10)[0].data == {"step": 3, "stack": "in train()"}
     assert pushed.id == event.id
     assert log.amend(99, stack="nothing") is None
+
+
+def test_what_is_added_to_an_event_before_its_commit_is_told_once() -> None:
+    store = Store(":memory:")
+    log = EventStore(store.db)
+    event = log.append(START, "stalled", "train_0", step=3)
+
+    log.amend(event.id, stack="in train()")
+    with store.committing():
+        log.write()
+
+    assert log.take_new() == [event]
+    assert log.after(0, 10)[0].data == {"step": 3, "stack": "in train()"}
 
 
 def test_only_the_last_events_are_kept() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from loom.latencies import BOUNDS, Latencies
+from loom.weaver.serving import processes
 from loom.weaver.serving.processes import find_process, is_alive, py_spy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
@@ -56,6 +59,19 @@ async def test_there_is_no_stack_without_py_spy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nowhere")
 
     assert await py_spy(os.getpid()) is None
+
+
+async def test_a_py_spy_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "_PY_SPY_WITHIN", 0.05)
+    hanging = tmp_path / "py-spy"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    before = psutil.Process().children()
+
+    assert await py_spy(os.getpid()) is None
+    assert psutil.Process().children() == before
 
 
 def test_latencies_are_counted_in_their_buckets() -> None:

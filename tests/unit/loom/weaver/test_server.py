@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from loom.control.address import parse_weaver_address
-from tests.support.processes import start
+from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
     GPU,
@@ -503,6 +503,18 @@ def test_the_weaver_ends_when_its_parent_does() -> None:
         weaver.process.stdin.close()
 
         assert weaver.process.wait(BOUND) == 0
+
+
+def test_a_weaver_ends_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "weaver"
+    process = start("-m", "loom.weaver", "--folder", str(folder), stderr=subprocess.PIPE)
+    with process:
+        read_json(process)
+        shutil.rmtree(folder)
+        _, said = process.communicate(timeout=BOUND)
+
+    assert process.returncode == 0
+    assert f"the folder {folder} is gone, and the weaver ends with it" in said
 
 
 def test_a_weaver_that_nobody_needs_any_more_ends() -> None:

@@ -19,9 +19,10 @@ import loom
 from loom.control.framing import Splitter, pack
 from loom.weaver.client import WeaverClient
 from loom.weaver.registry import Registry
-from loom.weaver.serving import request_connection, threadlet_link
+from loom.weaver.serving import connection, request_connection, threadlet_link
 from loom.weaver.serving import server as serving
 from loom.weaver.serving.server import Server, monotonic_clock
+from loom.weaver.states import ReplicaState
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU, hello_of
@@ -63,8 +64,8 @@ class Running:
         self.server, self.client, self.port = server, client, port
         self.links: list[Link] = []
 
-    async def connect(self) -> Link:
-        self.links.append(Link(*await asyncio.open_connection("127.0.0.1", self.port)))
+    async def connect(self, **options: Any) -> Link:
+        self.links.append(Link(*await asyncio.open_connection("127.0.0.1", self.port, **options)))
         return self.links[-1]
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -178,6 +179,14 @@ async def test_two_may_wait_for_one_command_and_one_may_give_up() -> None:
         assert (await weaver.client.ask("replica", id="train_0"))["state"] == "paused"
 
 
+async def test_a_command_to_several_reaches_each() -> None:
+    async with running() as weaver:
+        links = [await weaver.threadlet(f"train_{number}", devices=[]) for number in range(3)]
+        given = await weaver.client.do("command", "anna", kind="pause")
+
+        assert {(await link.receive("command"))[1] for link in links} == {given["id"]}
+
+
 async def test_a_fault_is_injected_into_who_is_marked_and_removed() -> None:
     async with running() as weaver:
         link = await weaver.threadlet(injectable=True)
@@ -246,6 +255,29 @@ async def test_what_drivers_tell_is_logged() -> None:
         assert (event["id"], event["groups"]) == (noted, 2)
         assert (await ask("numbers"))["call_latency"]["s"]["sum"] == 0.0
         assert (await ask("replica", id="train_0"))["state"] == "finished"
+
+
+async def test_of_many_sessions_the_calls_of_those_that_told_last_are_known() -> None:
+    async with running() as weaver:
+        tell = weaver.server.requests.answer
+        for number in (*range(1000), 0, 1000):
+            tell("calls", {"session": f"s{number}", "counts": [0] * 15, "sum": 1.0}, time.time())
+
+        known = (await weaver.client.ask("numbers"))["call_latency"]
+        assert len(known) == 1000
+        assert "s0" in known
+        assert "s1" not in known
+
+
+async def test_several_may_wait_for_replicas_to_register() -> None:
+    async with running() as weaver:
+        wanted = {"session": "s", "procs": 5, "ranks": [0], "timeout": BOUND}
+        asking = [asyncio.ensure_future(weaver.client.ask("replicas_in", **wanted)) for _ in range(2)]
+        await weaver.client.ask("status")  # behind them
+
+        await weaver.threadlet(session="s", procs="5", rank=0)
+
+        assert await asyncio.gather(*asking) == [[[0, "train_0"]]] * 2
 
 
 async def test_replicas_that_register_later_are_awaited() -> None:
@@ -414,6 +446,56 @@ async def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 
         with pytest.raises(EOFError):
             await link.receive("refuse")
+
+
+async def test_a_hello_may_come_in_pieces() -> None:
+    async with running() as weaver:
+        link = await weaver.connect()
+        for byte in pack(["hello", hello_of(KEY, "train_0", "i")]):
+            link._writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+
+        assert await link.receive("welcome")
+
+
+async def test_a_process_that_lives_is_not_dead_because_its_connection_is_lost() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        replica = weaver.server.weaver.known.replicas["train_0"]
+
+        link.close()
+        await weaver.until(lambda: replica.state is not ReplicaState.RUNNING)
+
+        assert replica.state is ReplicaState.RECOVERING
+
+
+async def test_a_process_at_another_address_is_not_looked_for_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def py_spy(pid: int) -> str:
+        return "of a process of this host"
+
+    monkeypatch.setattr(serving, "py_spy", py_spy)
+    async with running() as weaver:
+        link = await weaver.connect(local_addr=("127.0.0.2", 0))
+        link.send("hello", hello_of(KEY, "train_0", "i"))
+        await link.receive("welcome")
+        asking = asyncio.ensure_future(weaver.client.do("stacks", "anna", replica="train_0"))
+        _, id = await link.receive("stack")
+        link.send("stack", id, "in train()")
+
+        assert await asking == "in train()"
+
+
+async def test_a_threadlet_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNREAD", 1 << 16)
+    async with running() as weaver:
+        await weaver.threadlet()
+        replica = weaver.server.weaver.known.replicas["train_0"]
+        for _ in range(2000):
+            await weaver.client.ask("command", kind="update_config", params={"text": "x" * 100_000})
+            if replica.link is None:
+                break
+
+        assert replica.link is None
 
 
 async def test_a_replica_that_says_goodbye_has_ended_as_it_says() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
+from loom.weaver.goodput import goodput
 from loom.weaver.outbox import Peer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
@@ -203,6 +204,16 @@ def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -
     assert failed["cause"] == bench.event("supervision")["id"]
     assert (failed["why"], failed["reason"], failed["time"]) == ("died", "killed by signal 9", START)
     assert [event["replica"] for event in bench.events if event["kind"] == "failed"].count("train_0") == 1
+
+
+def test_the_death_of_a_process_that_another_has_replaced_changes_nothing(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0")
+    first.lose()
+    Threadlet(bench, "train_0")
+
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], first.instance, "its process is gone", bench.now)
+
+    assert bench.state() == "running"
 
 
 def test_a_mesh_that_was_stopped_has_finished(bench: Bench) -> None:
@@ -423,6 +434,45 @@ def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
     assert event["refused"] == {"x": "no handler"}
 
 
+def test_a_command_to_two_is_done_when_both_have_acknowledged_it(bench: Bench) -> None:
+    both = [Threadlet(bench, f"train_{number}") for number in range(2)]
+    given = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "me", bench.now)
+    bench.commit()
+    done = []
+
+    for one in both:
+        one.ack(given.id)
+        done.append(given.done)
+
+    assert done == [False, True]
+
+
+def test_a_command_that_was_done_long_ago_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    give = bench.weaver.dispatcher.give
+    given = [give(CommandKind.PAUSE, {}, [], "me", bench.now).id for _ in range(1001)]
+    bench.commit()
+
+    before = [command.id for command in bench.weaver.known.commands]
+    bench.restart()
+
+    assert before == given[1:]
+    assert [command.id for command in bench.weaver.known.commands] == given[1:]
+
+
+def test_a_fault_that_is_gone_is_logged_once_however_often_it_is_said(bench: Bench) -> None:
+    removed = {"a-fault": {"pid": 7}}
+    first = Threadlet(bench, "train_0", injectable=True, removed=removed)
+    first.lose()
+    again = Threadlet(bench, "train_0", injectable=True, removed=removed, instance=first.instance)
+    again.say("fault", "a-fault", {"pid": 7})
+
+    gone = [event for event in bench.events if event["kind"] == "fault_removed"]
+    assert [(event["replica"], event["injection"], event["evidence"]) for event in gone] == [
+        ("train_0", "a-fault", {"pid": 7})
+    ]
+
+
 def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "test", bench.now)
@@ -621,6 +671,99 @@ def test_only_so_many_replicas_that_ended_are_remembered(tmp_path: Path) -> None
     assert (list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]) == before
     assert bench.weaver.known.history.metrics("train_0") == []
     assert bench.weaver.known.states["failed"] == 3  # type: ignore[index]
+
+
+def test_what_a_forgotten_replica_reported_stays_forgotten_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", keep_ended=0)
+    living, ending = Threadlet(bench, "train_0"), Threadlet(bench, "train_1")
+    living.step(1, loss=1.0)
+    ending.step(1, loss=1.0)
+    ending.say("bye", "done", "finished")
+    reported = {entry[0] for _, entries in bench.weaver.known._store.journal() for entry in entries}
+
+    bench.restart()
+
+    assert reported == {"train_0", "train_1"}
+    assert list(bench.weaver.known.replicas) == ["train_0"]
+    assert bench.weaver.known.history.metrics("train_1") == []
+
+
+def test_a_replica_that_comes_back_in_another_mesh_has_left_the_one_before(bench: Bench) -> None:
+    for number in range(2):
+        Threadlet(bench, f"train_{number}", session="s", procs="1", rank=number).lose()
+
+    def in_mesh(procs: str) -> list[str]:
+        return [replica.id for replica in bench.weaver.known.in_procs("s", procs)]
+
+    Threadlet(bench, "train_0", session="s", procs="2", rank=0)
+    assert (in_mesh("1"), in_mesh("2")) == (["train_1"], ["train_0"])
+
+    Threadlet(bench, "train_1", session="s", procs="2", rank=1)
+    assert (in_mesh("1"), in_mesh("2")) == ([], ["train_0", "train_1"])
+
+
+def test_a_replica_is_found_by_its_short_name_while_only_one_has_it(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0@s1")
+    assert bench.weaver.known.replica("train_0").id == "train_0@s1"
+
+    Threadlet(bench, "train_0@s2")
+    with pytest.raises(UnknownReplica):
+        bench.weaver.known.replica("train_0")
+
+    first.say("bye", "done", "finished")
+    assert bench.weaver.known.replica("train_0").id == "train_0@s2"
+
+
+def test_a_stack_that_comes_a_second_time_is_told_once(bench: Bench) -> None:
+    Threadlet(bench, "train_0")
+    told: list[str] = []
+    id = bench.weaver.stacks.want(bench.weaver.known.replicas["train_0"], tell=told.append)
+
+    bench.weaver.stacks.take(id, "in train()")
+    bench.weaver.stacks.take(id, "its threadlet did not answer")
+
+    assert told == ["in train()"]
+
+
+def test_a_replica_that_is_away_is_not_told_what_is_stored(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(1)
+    threadlet.lose()
+    bench.wait(1.0)
+
+    assert not any(frame[0] == "stored" for frame in threadlet.told)
+
+
+def test_metrics_may_be_reported_without_a_step(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(7)
+    threadlet.say("status", [[2, bench.now, None, None, None, {"loss": 0.5}, None]])
+
+    replica = bench.weaver.known.replicas["train_0"]
+    assert (replica.step, replica.metrics) == (7, {"loss": 0.5})
+
+
+def test_a_configuration_that_is_what_it_was_is_no_change(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.001})
+    threadlet.say("status", [[1, bench.now, 1, None, None, {}, {"learning_rate": 0.001}]])
+    assert "config" not in bench.kinds()
+
+    threadlet.say("status", [[2, bench.now, 2, None, None, {}, {"learning_rate": 0.002}]])
+    assert bench.event("config")["changes"] == {"learning_rate": {"old": 0.001, "new": 0.002}}
+
+
+def test_of_many_replicas_not_every_account_of_time_is_taken(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "ACCOUNTS_A_SECOND", 0.5)
+    threadlet = Threadlet(bench, "train_0")
+    for seconds in (0.5, 1.0):
+        bench.now = START + seconds
+        threadlet.say("spent", [seconds, 0.0, 0, 1, 0.0, {"compute": seconds}])
+
+    assert bench.weaver.known.goodput.record("train", bench.now).seconds["compute"] == 0.0
+
+    bench.now = START + 2.0
+    threadlet.say("spent", [2.0, 0.0, 0, 1, 0.0, {"compute": 2.0}])
+    assert bench.weaver.known.goodput.record("train", bench.now).seconds["compute"] == 2.0
 
 
 def test_an_unknown_replica_is_named_with_those_that_are_known(bench: Bench) -> None:
