@@ -11,7 +11,7 @@ import pytest
 from loom.control.introduction import PROTOCOL
 from loom.control.time_account import MAX_REASONS, TimeAccount
 from loom.errors import WrongArguments
-from loom.threadlet import Threadlet, spent
+from loom.threadlet import Threadlet, time_accounting
 from loom.threadlet import step as module
 from tests.unit.loom.threadlet.fake_weaver import FakeWeaver
 
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(spent, "monotonic", made)
+    monkeypatch.setattr(time_accounting, "monotonic", made)
     monkeypatch.setattr(module, "monotonic", made)
     return made
 
