@@ -28,7 +28,7 @@ from loom_proxy.ports.receiver import PortReceiver, Ports
 from loom_proxy.runs import KnownRuns, RunHandle
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
-from loom_proxy.session.unclaimed import UndeliveredCall, undelivered_calls
+from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
 from loom_proxy.weaver.client import WeaverProxy
 
 CLOSE_TIMEOUT = 15.0
@@ -246,7 +246,7 @@ class Job:
         Such a call may still be going. The driver keeps the results, up to 256 MiB of them together. A result that
         had just arrived when its program ended may be among them.
         """
-        return undelivered_calls(self._calls)
+        return unclaimed_calls(self._calls)
 
     def refresh_hosts(self) -> list[int]:
         """Use lost worker hosts again that have come back on the same address.

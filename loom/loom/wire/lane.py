@@ -46,7 +46,7 @@ class Lane:
         """Number of the last sent frame that the other side has acknowledged."""
         self.kept: deque[bytes] = deque()
         """The frames after `acknowledged`, behind their lengths."""
-        # Counted by one thread each: their difference is what is kept.
+        # Each is counted by one thread only. Their difference is `kept_bytes`.
         self._bytes_sent = 0
         self._bytes_acknowledged = 0
         self.again: deque[bytes] = deque()

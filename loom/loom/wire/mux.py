@@ -352,7 +352,7 @@ def _conflicts(key: int, keys: set[OrderKey]) -> bool:
 
 
 class _Assembly:
-    """A large message on its way in. It takes no more memory than its received bytes."""
+    """A large message on its way in. It takes only the memory of its received bytes."""
 
     def __init__(self, head: Sequence[Any], total: int, in_pieces: Collection[int]) -> None:
         self.kind, self.ident, self.body, self.lengths, self.read_only, *rest = head

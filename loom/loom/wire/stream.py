@@ -44,7 +44,7 @@ def unnumbered_frame(message: Message) -> list[Buffer]:
 
 
 class Stream(Lane):
-    """One end of the numbered messages of one client. As a `Lane`, it is the lane of small messages.
+    """One end of the numbered messages of one client, and, as a `Lane`, the lane of its small messages.
 
     One thread may receive while another sends, and a third receives from the connection of the bulk lane.
 

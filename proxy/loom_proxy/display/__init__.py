@@ -1,1 +1,1 @@
-"""What people see: notebook tables and the progress of long waits."""
+"""Displays for people: notebook tables and the progress of long waits."""

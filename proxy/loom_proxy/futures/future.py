@@ -66,7 +66,7 @@ class FutureProxy(Generic[R]):
             self._unpack = unpack
             callbacks, self._callbacks = self._callbacks, []
         if callbacks:
-            self._connection.read_loop.awaits_no_more(self)
+            self._connection.read_loop.remove_waiter(self)
         for callback in callbacks:
             callback()
 
@@ -199,7 +199,7 @@ class FutureProxy(Generic[R]):
             if self._unpack is not None:
                 return False
             self._callbacks.append(callback)
-            self._connection.read_loop.awaits(self)
+            self._connection.read_loop.add_waiter(self)
             return True
 
     def _wait(self, timeout: float | None) -> None:
@@ -243,7 +243,7 @@ class FutureProxy(Generic[R]):
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
                 if not self._callbacks:
-                    self._connection.read_loop.awaits_no_more(self)
+                    self._connection.read_loop.remove_waiter(self)
 
     def _result(self) -> R:
         with self._lock:

@@ -50,9 +50,9 @@ class Channel(Generic[R]):
         if job is None and in_cluster():
             return monarchs().Channel.open(once)  # type: ignore[no-any-return]
         ports = _ports_of(job)
-        ports.close_those_let_go()
-        wire = PortLink(ports.caller, once)
-        return Port(wire), receiver(ports, wire)
+        ports.close_released()
+        link = PortLink(ports.caller, once)
+        return Port(link), receiver(ports, link)
 
     @staticmethod
     def open_ranked(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], RankedPortReceiver[R]]:

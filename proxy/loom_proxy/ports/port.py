@@ -35,8 +35,8 @@ class PortLink:
 class Port(Generic[R]):
     """The sending end of a port; the counterpart of ``monarch.actor.Port``, as which it arrives in the cluster."""
 
-    def __init__(self, wire: PortLink) -> None:
-        self._wire = wire
+    def __init__(self, link: PortLink) -> None:
+        self._link = link
 
     def send(self, obj: R) -> None:
         """Send an object to the receiver.
@@ -58,24 +58,24 @@ class Port(Generic[R]):
         self._put(obj, True)
 
     def _put(self, obj: Any, is_exception: bool) -> None:
-        wire = self._wire
-        caller = wire.caller
+        link = self._link
+        caller = link.caller
         caller.check_open()
         parts = caller.encoder.dumps(obj, "what is sent to the port")
-        with wire.lock:
-            if wire.once and wire.used:
+        with link.lock:
+            if link.once and link.used:
                 raise OncePortUsed("this port takes one message, and it has been sent already")
-            wire.used = True
-        caller.send(SendToPort(wire.ident, is_exception), parts, wire.ident)
+            link.used = True
+        caller.send(SendToPort(link.ident, is_exception), parts, link.ident)
 
     def __loom_reference__(self, session: object) -> int:
-        caller = self._wire.caller
+        caller = self._link.caller
         if session is not caller:
             raise NoSuchMesh(
                 f"{self!r} belongs to session {caller.welcome.session!r} and can be passed inside that one only"
             )
         caller.check_open()
-        return self._wire.ident
+        return self._link.ident
 
     def __reduce__(self) -> Any:
         raise UnpicklableError(
@@ -84,4 +84,4 @@ class Port(Generic[R]):
         )
 
     def __repr__(self) -> str:
-        return f"<Port {self._wire.ident} of session {self._wire.caller.welcome.session!r}>"
+        return f"<Port {self._link.ident} of session {self._link.caller.welcome.session!r}>"

@@ -39,9 +39,9 @@ class _PortInbox:
     The port is closed when the inbox is garbage.
     """
 
-    def __init__(self, ports: Ports, wire: PortLink) -> None:
-        self.wire = wire
-        self.caller = wire.caller
+    def __init__(self, ports: Ports, link: PortLink) -> None:
+        self.link = link
+        self.caller = link.caller
         self._close_port = ports.close
         self.lock = threading.Lock()
         self._messages: deque[_Delivered] = deque()
@@ -55,8 +55,8 @@ class _PortInbox:
         self._spent_bytes = 0
         self._given = 0
         """Messages given to futures since the port was opened."""
-        ports.inboxes[wire.ident] = self
-        weakref.finalize(self, ports.let_go, wire.ident).atexit = False
+        ports.inboxes[link.ident] = self
+        weakref.finalize(self, ports.release, link.ident).atexit = False
 
     def deliver(self, messages: list[_Delivered]) -> None:
         """Take messages in, and give them to the futures that wait."""
@@ -81,11 +81,11 @@ class _PortInbox:
             callback()
 
     def close(self) -> None:
-        """Receive no more, and drop the messages that were not received."""
+        """Stop receiving, and drop the messages that were not received."""
         self.end(PortClosed("the receiver of this port was closed"))
         with self.lock:
             self._messages.clear()
-        self._close_port(self.wire.ident)
+        self._close_port(self.link.ident)
 
     def claim(self, received: _Received[Any]) -> None:
         """Give a future the next message, or an error if there will be none. With the lock held."""
@@ -93,7 +93,7 @@ class _PortInbox:
             return
         if self._messages:
             self._give(received)
-        elif self.wire.once and self._given:
+        elif self.link.once and self._given:
             received._bind(Raise(OncePortUsed("this port takes one message, and it has been received already")))
         elif self._over is not None:
             received._bind(Raise(self._over))
@@ -122,7 +122,7 @@ class _PortInbox:
         self._spent_messages += 1
         self._spent_bytes += message.size
         if self._spent_messages > CREDIT_MESSAGES // 4 or self._spent_bytes > CREDIT_BYTES // 4:
-            self.caller.tell(GrantCredit(self._spent_messages, self._spent_bytes), self.wire.ident, None)
+            self.caller.tell(GrantCredit(self._spent_messages, self._spent_bytes), self.link.ident, None)
             self._spent_messages = self._spent_bytes = 0
         received._message = message
         return received._bind(_Open(self.caller, received._ranked, message))
@@ -134,28 +134,28 @@ class Ports:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.inboxes: weakref.WeakValueDictionary[int, _PortInbox] = weakref.WeakValueDictionary()
-        self._let_go: deque[int] = deque()
+        self._released: deque[int] = deque()
 
-    def let_go(self, ident: int) -> None:
+    def release(self, ident: int) -> None:
         """Close a port at the next chance.
 
         Nothing is sent here, since the garbage collector may call this in the middle of any other code.
         """
-        self._let_go.append(ident)
+        self._released.append(ident)
 
-    def close_those_let_go(self) -> None:
-        """Close the ports that were let go."""
-        while self._let_go:
-            self.close(self._let_go.popleft())
+    def close_released(self) -> None:
+        """Close the ports that were released."""
+        while self._released:
+            self.close(self._released.popleft())
 
     def close(self, ident: int) -> None:
-        """Tell the driver to forward no more messages of a port."""
+        """Ask the driver to stop forwarding a port's messages."""
         self.inboxes.pop(ident, None)
         self.caller.tell(ClosePort(), ident, BARRIER)
 
     def take(self, message: Message) -> None:
         """Take in the messages that came to a port."""
-        self.close_those_let_go()
+        self.close_released()
         inbox = self.inboxes.get(message.id)
         if inbox is None:
             return
@@ -229,7 +229,7 @@ class _Received(FutureProxy[R]):
             self._finished = time.perf_counter()
             self._unpack = unpack
             self._woken, self._callbacks = self._callbacks, []
-        self._connection.read_loop.awaits_no_more(self)
+        self._connection.read_loop.remove_waiter(self)
         return self._woken
 
     def _read(self, seconds: float) -> bool | None:
@@ -245,7 +245,7 @@ class _Received(FutureProxy[R]):
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
                 if not self._callbacks:
-                    self._connection.read_loop.awaits_no_more(self)
+                    self._connection.read_loop.remove_waiter(self)
                     if self._unpack is None:
                         self._inbox.withdraw(self)
             else:
@@ -316,7 +316,7 @@ class PortReceiver(Generic[R]):
         return RankedPortReceiver(self._inbox)
 
     def close(self) -> None:
-        """Receive no more: drop the messages that wait, and raise `PortClosed` in the futures that wait."""
+        """Stop receiving: drop the messages that wait, and raise `PortClosed` in the futures that wait."""
         self._inbox.close()
 
     def __iter__(self) -> Iterator[R]:
@@ -338,7 +338,7 @@ class PortReceiver(Generic[R]):
 
     def __repr__(self) -> str:
         session = self._inbox.caller.welcome.session
-        return f"<{type(self).__name__} {self._inbox.wire.ident} of session {session!r}>"
+        return f"<{type(self).__name__} {self._inbox.link.ident} of session {session!r}>"
 
 
 class RankedPortReceiver(PortReceiver[tuple[int, R]]):
@@ -351,6 +351,6 @@ class RankedPortReceiver(PortReceiver[tuple[int, R]]):
     _ranked = True
 
 
-def receiver(ports: Ports, wire: PortLink) -> PortReceiver[Any]:
+def receiver(ports: Ports, link: PortLink) -> PortReceiver[Any]:
     """Make the receiving end of a port that has just been opened."""
-    return PortReceiver(_PortInbox(ports, wire))
+    return PortReceiver(_PortInbox(ports, link))

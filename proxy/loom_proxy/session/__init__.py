@@ -1,1 +1,1 @@
-"""One client's session: opening it, its connection, and what comes in over it."""
+"""One client's session: its opening, its connection, and its calls and events."""

@@ -53,7 +53,7 @@ class BulkConnection:
         self._closed = False
         self._allowed = True
         """Whether the first connection's transport allows a second one; see `allow`."""
-        self._now = threading.Event()
+        self._retry_now = threading.Event()
         """Set to try again at once, or to notice `close`."""
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class BulkConnection:
             if not allowed and self._transport is not None:
                 self._transport.close()
         if allowed:
-            self._now.set()
+            self._retry_now.set()
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -78,7 +78,7 @@ class BulkConnection:
             self._closed = True
             if self._transport is not None:
                 self._transport.close()
-        self._now.set()
+        self._retry_now.set()
 
     def _run(self) -> None:
         pauses = iter(BACKOFF)
@@ -88,8 +88,8 @@ class BulkConnection:
                 self._try()
             if time.monotonic() - began > BACKOFF.most:
                 pauses = iter(BACKOFF)
-            if self._now.wait(next(pauses)) and not self._closed:
-                self._now.clear()
+            if self._retry_now.wait(next(pauses)) and not self._closed:
+                self._retry_now.clear()
                 pauses = iter(BACKOFF)
 
     def _try(self) -> None:

@@ -1,6 +1,6 @@
 """A session's connection, which reconnects when its transport is lost.
 
-A reader thread or a thread that waits for an answer takes in what comes; see `loom_proxy.session.read_loop`.
+A reader thread, or a thread that waits for an answer, reads from it; see `loom_proxy.session.read_loop`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Connection:
         self.welcome = handshake.welcome
         self.ended = self.calls.ended
         """Set when the connection is over, for whatever reason."""
-        self._takers: dict[int, Callable[[Message], None]] = {}
+        self._handlers: dict[int, Callable[[Message], None]] = {}
         """The function that takes the messages of each kind."""
         self.on(Kind.RESULT, self.calls.take_result)
         self.on(Kind.ERROR, self.calls.take_error)
@@ -90,7 +90,7 @@ class Connection:
         self.on(Kind.REFUSE, self._take_refusal)
         self.on(Kind.ENDED, self._take_end)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
-        self._last_words: LoomError | None = None
+        self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
         self._pinged = False
         """Whether the silent other side has been pinged."""
@@ -126,7 +126,7 @@ class Connection:
 
     def on(self, kind: Kind, take: Callable[[Message], None]) -> None:
         """Call a function with each message of a kind, in the thread that reads from the connection."""
-        self._takers[int(kind)] = take
+        self._handlers[int(kind)] = take
 
     def on_end(self, callback: Callable[[LoomError], None]) -> None:
         """Call a function with the error that ends the connection."""
@@ -154,7 +154,7 @@ class Connection:
 
     def _break(self, error: LoomError) -> None:
         """End the connection because of a frame that makes no sense."""
-        self._last_words = error
+        self._end_reason = error
         self._transport.close()
 
     def fileno(self) -> int:
@@ -162,7 +162,7 @@ class Connection:
         return self._transport.fileno()
 
     def read(self, wait: bool) -> bool:
-        """Take in what has come; return whether to read on. The read loop calls this in one thread at a time."""
+        """Take in received frames; return whether to read on. The read loop calls this in one thread at a time."""
         goes_on = False
         broken: LoomError | None = None
         try:
@@ -175,17 +175,17 @@ class Connection:
                 self.calls.flush()
                 goes_on = True
             elif frames is not None:
-                goes_on = not wait or self._still_there()
-            if not goes_on and self._last_words is None and not self._leaving.is_set():
+                goes_on = not wait or self._is_alive()
+            if not goes_on and self._end_reason is None and not self._leaving.is_set():
                 self.calls.away = goes_on = True
         except LoomError as error:
             broken = error
         finally:
             if not goes_on:
-                self._fail(self._last_words or broken or ConnectionLost(f"the connection to {self.url} broke"))
+                self._fail(self._end_reason or broken or ConnectionLost(f"the connection to {self.url} broke"))
         return goes_on
 
-    def _still_there(self) -> bool:
+    def _is_alive(self) -> bool:
         """Return whether to wait on for the other side, which has been silent for a while; ping it if need be."""
         if self._stream.untold:
             self._acknowledge()
@@ -200,24 +200,24 @@ class Connection:
     def _acknowledge(self) -> None:
         self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
 
-    def come_back(self) -> bool:
+    def reconnect(self) -> bool:
         """Reconnect and go on where the lost connection stopped; return whether that succeeded."""
         self._sender.detach()
         self._transport.close()
         lost = time.monotonic()
         self.events.add(Event("disconnected", {"url": self.url}))
         try:
-            handshake = self._reconnect(lost)
+            handshake = self._connect_again(lost)
             self._attach(handshake.transport, handshake.welcome.received, handshake.welcome.received_bulk)
             self._take_all(handshake.frames)
         except LoomError as error:
-            self._fail(self._last_words or error)
+            self._fail(self._end_reason or error)
             return False
         self.calls.away = False
         self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
         return True
 
-    def _reconnect(self, lost: float) -> Handshake:
+    def _connect_again(self, lost: float) -> Handshake:
         patience = self.address.patience
         if patience is None:
             patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
@@ -274,18 +274,18 @@ class Connection:
             self._take(self._stream.receive(data))
 
     def _take(self, messages: Sequence[Message]) -> None:
-        takers = self._takers
+        handlers = self._handlers
         for message in messages:
-            take = takers.get(message.kind)
+            take = handlers.get(message.kind)
             if take is not None:  # else a kind that this version does not know
                 take(message)
 
     def _take_refusal(self, message: Message) -> None:
-        self._last_words = error_from_refusal(message)
+        self._end_reason = error_from_refusal(message)
 
     def _take_end(self, message: Message) -> None:
         reason = SessionEnded.from_body(message.body).reason
-        self._last_words = SessionClosed(f"session {self.welcome.session!r} has ended: {reason}")
+        self._end_reason = SessionClosed(f"session {self.welcome.session!r} has ended: {reason}")
 
     def _take_notice(self, message: Message) -> None:
         name, details = Notice.from_body(message.body).name, unpack_texts(message.parts[0])

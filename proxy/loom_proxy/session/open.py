@@ -43,7 +43,7 @@ def connect(
             it ends or no longer reaches the gateway.
         token: default ``LOOM_TOKEN``.
         session: name of a living session to attach to; None opens a new one.
-        mode: ``drive``, or ``watch`` to attach beside the client that drives: such a job sees events, logs, meshes
+        mode: ``drive``, or ``watch`` to attach next to the client that drives: such a job sees events, logs, meshes
             and runs, and everything else raises `ReadOnlySession`.
         take_over: disconnect the session's client, if it has one; that client's error says so.
         persist: keep the session without a client until it is closed, not only for the gateway's linger time.

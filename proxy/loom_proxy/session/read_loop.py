@@ -35,9 +35,9 @@ class Source(Protocol):
 
     @property
     def away(self) -> bool:
-        """Whether the source is lost until `come_back`."""
+        """Whether the source is lost until `reconnect`."""
 
-    def come_back(self) -> bool:
+    def reconnect(self) -> bool:
         """Restore a lost source, waiting for it if need be; return False if it has ended for good."""
 
 
@@ -54,7 +54,7 @@ class ReadLoop:
         self._waker = waker
         self._turn = threading.Lock()
         """Held by the thread that reads."""
-        self._awaited: set[object] = set()
+        self._waiters: set[object] = set()
         """Futures and receivers that threads and event loops wait for without reading inline."""
         self._inline_reads = 0
         """Inline reads that have ended: the reader thread rests while the count grows."""
@@ -75,22 +75,22 @@ class ReadLoop:
             poll.register(self._waker, select.POLLIN)
         return poll
 
-    def awaits(self, thing: object) -> None:
-        """Note that a thread waits for a thing without reading, so that the reader thread reads."""
-        self._awaited.add(thing)
+    def add_waiter(self, thing: object) -> None:
+        """Note that a thing is waited for without reading, so that the reader thread reads."""
+        self._waiters.add(thing)
         if self._resting:
             self._wake.release()
 
-    def awaits_no_more(self, thing: object) -> None:
+    def remove_waiter(self, thing: object) -> None:
         """Note that a thing has come or that the wait for it was given up."""
-        self._awaited.discard(thing)
+        self._waiters.discard(thing)
 
     def read_inline(self, arrived: Callable[[], bool], seconds: float) -> bool | None:
         """Read in this thread until ``arrived`` returns True.
 
         Return False if it has not within ``seconds``, and None if the reader thread has to read instead.
         """
-        if self._poll is None or self._awaited or self._over or self._source.away:
+        if self._poll is None or self._waiters or self._over or self._source.away:
             return None
         with Uninterrupted() as held:
             if not self._turn.acquire(blocking=False):
@@ -128,11 +128,11 @@ class ReadLoop:
         while not self._over:
             with self._turn:
                 if self._source.away:
-                    self._over = not self._source.come_back()
+                    self._over = not self._source.reconnect()
                     self._poll = None if self._over else self._poll_of_source()
                 else:
                     self._read(wait=True)
-            if self._refused and not self._awaited:
+            if self._refused and not self._waiters:
                 self._refused = False
                 self._rest()
 
@@ -140,7 +140,7 @@ class ReadLoop:
         """Leave reading to the threads that wait, as long as one reads in each `REST` seconds."""
         self._resting = True
         try:
-            while not self._awaited and not self._over:
+            while not self._waiters and not self._over:
                 reads = self._inline_reads
                 self._wake.acquire(timeout=REST)
                 if reads == self._inline_reads:  # none came, or one still has the turn

@@ -54,7 +54,7 @@ class UndeliveredCall:
         return f"<UndeliveredCall {self.mesh}.{self.endpoint}.{self.adverb}()>"
 
 
-def undelivered_calls(caller: Caller) -> list[UndeliveredCall]:
+def unclaimed_calls(caller: Caller) -> list[UndeliveredCall]:
     """Return the calls of earlier clients whose answers have not been collected, oldest first."""
     listed = caller.ask(ListUnclaimed(), key=None).get()
     return [

@@ -1,1 +1,1 @@
-"""What carries frames between the laptop and a gateway: a WebSocket, or HTTP requests."""
+"""Carriers of frames between the laptop and a gateway: a WebSocket, or HTTP requests."""

@@ -42,7 +42,7 @@ BACKOFF = Backoff(0.05, 1.0, jitter=0.5, at_once=True)
 T = TypeVar("T")
 
 
-class _KeptConnection:
+class _KeepAlive:
     """A keep-alive connection for one request after the other."""
 
     def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
@@ -109,8 +109,8 @@ class HttpTransport:
 
     def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
         tls = client_context(ca) if url.startswith("wss:") else None
-        self._up = _KeptConnection(url, token, tls)
-        self._down = _KeptConnection(url, token, tls)
+        self._up = _KeepAlive(url, token, tls)
+        self._down = _KeepAlive(url, token, tls)
         self._path = ""
         """Path of the tunnel, below that of all tunnels."""
         self._answer_timeout = 0.0
@@ -164,7 +164,7 @@ class HttpTransport:
         if not wait:
             return []
         try:
-            frames, self._ended = self._insist(self._down, "GET", f"/down?n={self._received + 1}", None, _batch)
+            frames, self._ended = self._request(self._down, "GET", f"/down?n={self._received + 1}", None, _batch)
         except LoomError as error:
             self._lose(error)
             return self.receive()
@@ -189,7 +189,7 @@ class HttpTransport:
         """
         number = self._sent + 1
         try:
-            while self._insist(self._up, "POST", f"/up?n={number}", data, _taken) < number:
+            while self._request(self._up, "POST", f"/up?n={number}", data, _taken) < number:
                 pass  # the driver has had no room for it yet
         except LoomError as error:
             self._lose(error)
@@ -207,13 +207,13 @@ class HttpTransport:
     def send_control(self, data: bytes) -> None:
         """Do nothing: HTTP has no control frames."""
 
-    def _insist(
+    def _request(
         self,
-        line: _KeptConnection,
+        connection: _KeepAlive,
         method: str,
         path: str,
         body: Buffer | None,
-        understand: Callable[[http.client.HTTPResponse, bytes], T],
+        parse: Callable[[http.client.HTTPResponse, bytes], T],
     ) -> T:
         """Repeat a request until it is answered.
 
@@ -225,7 +225,7 @@ class HttpTransport:
         pauses = iter(BACKOFF)
         while not self._closing.is_set():
             try:
-                response, answer = line.ask(
+                response, answer = connection.ask(
                     method, self._path + path, body, timeout=self._answer_timeout, connect_timeout=CONNECT_TIMEOUT
                 )
             except (OSError, http.client.HTTPException) as error:
@@ -233,7 +233,7 @@ class HttpTransport:
             else:
                 _check_not_refused(response, answer, body)
                 try:
-                    return understand(response, answer)
+                    return parse(response, answer)
                 except (ValueError, KeyError, TypeError, ProtocolMismatch):
                     # A proxy before the gateway answers in its place, perhaps only while the gateway restarts.
                     problem = f"HTTP {response.status} {response.reason}"

@@ -16,7 +16,7 @@ logger = logging.getLogger("loom")
 PING_AFTER, SILENCE = 5.0, 15.0
 """Seconds of silence after which the other side is pinged, and after which the connection counts as lost."""
 
-_told: set[str] = set()
+_logged: set[str] = set()
 """URLs for which a fallback has been logged."""
 
 _OPENERS: dict[str, Callable[[str, str | None, float, str | None], Transport]] = {
@@ -90,7 +90,7 @@ def open_http_instead(
         transport = HttpTransport.open(url, token, timeout, ca)
     except LoomError:
         raise error from None
-    if url not in _told:
-        _told.add(url)
+    if url not in _logged:
+        _logged.add(url)
         logger.warning("no WebSocket to the gateway, so it is HTTP, which is slower: %s", error)
     return transport

@@ -198,7 +198,7 @@ class WeaverProxy:
     def command(
         self, kind: str, params: dict[str, Any] | None = None, target: Target = "*", *, wait: float = 0.0
     ) -> CommandProxy:
-        """Tell replicas to do something.
+        """Give a command to replicas.
 
         Args:
             kind: ``update_config``, ``pause``, ``resume``, ``stop``, ``drain``, ``deactivate_device`` or

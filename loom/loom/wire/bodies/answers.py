@@ -37,7 +37,7 @@ class OperationResult(Body):
 
     @classmethod
     def fields(cls, body: Sequence[Any]) -> tuple[float, int | None]:
-        """Return ``rpc_ms`` and ``index`` of what a peer sent, checked as by `from_body`."""
+        """Return ``rpc_ms`` and ``index`` of a peer's body, checked as by `from_body`."""
         if len(body) == 1 and type(body[0]) is float and body[0] >= 0:
             return body[0], None
         result = cls.from_body(body)

@@ -23,5 +23,5 @@ class Silence:
 
     away = False
 
-    def come_back(self) -> bool:
+    def reconnect(self) -> bool:
         raise AssertionError("it was never away")

@@ -48,7 +48,7 @@ class Bytes:
 
     away = False
 
-    def come_back(self) -> bool:
+    def reconnect(self) -> bool:
         raise AssertionError("it was never away")
 
     def has(self, byte: int) -> Callable[[], bool]:
@@ -78,7 +78,7 @@ def started(source: Bytes) -> Iterator[ReadLoop]:
     assert source.reads_in.wait(BOUND)
     yield started
     source.far.close()
-    started.awaits("the end")
+    started.add_waiter("the end")
     thread.join(BOUND)
     assert not thread.is_alive()
 
@@ -140,7 +140,7 @@ def test_what_comes_without_reading_ends_the_wait(source: Bytes) -> None:
 
 
 def test_while_somebody_else_waits_the_reader_thread_reads(source: Bytes, started: ReadLoop) -> None:
-    started.awaits("a future")
+    started.add_waiter("a future")
     assert started.read_inline(source.has(1), BOUND) is None
     source.far.send(b"\x01")
     assert source.until(1) == "reader"
@@ -168,7 +168,7 @@ def test_the_reader_thread_comes_at_once_when_somebody_else_waits(
 ) -> None:
     monkeypatch.setattr(reading, "REST", 2 * BOUND)
     until_resting(started, source)
-    started.awaits("a future")
+    started.add_waiter("a future")
     source.far.send(b"\x02")
     assert source.until(2) == "reader"
 
