@@ -88,17 +88,22 @@ class Bridge:
         self._format = format
         self._subjects = Subjects(prefix)
         self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
+        """The kind of message on each subscribed subject."""
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
         self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
         self._publisher = Publisher()
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
+        """The weaver's pushes that were not published yet."""
         self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
+        """Messages from NATS that were not carried out yet."""
         self._failures: dict[str, FailureReport] = {}
+        """Reports that wait for the weaver, by device."""
         self._sent: int | None = None
         self._confirmed: int | None = None
         """The last event that NATS has received for certain; `_sent` is the last that was sent."""
         self._is_away = False
         self._command_pool = ThreadPoolExecutor(1, "commands")
+        """One thread, so that commands are given in order."""
         self._request_pool = ThreadPoolExecutor(MAX_ASKING, "requests")
         self._answers: set[asyncio.Task[None]] = set()
 

@@ -22,9 +22,13 @@ class Publisher:
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
+        """The group of each replica."""
         self._statuses: dict[str, tuple[Any, ...]] = {}
+        """The last published status of each replica."""
         self._beats: dict[str, float] = {}
+        """When each replica's heartbeat was last published."""
         self._devices: dict[str, dict[str, Any]] = {}
+        """The last published status of each device."""
 
     def forget(self) -> None:
         """Forget the published state, so that all of it is published again."""

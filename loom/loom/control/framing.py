@@ -46,7 +46,9 @@ class Splitter:
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self._partial = bytearray()
+        """The beginning of a frame that has not come completely."""
         self._needed = 0
+        """Bytes of `_partial` at which there is something to parse."""
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """Take bytes; return the frames that they complete, in order.

@@ -24,7 +24,9 @@ class CommandInbox:
         """Called with each new command; returns True if it takes the command over from the step boundary."""
         self._changed = threading.Condition()
         self._begun: set[str] = set()
+        """The ids of commands that came and were not finished."""
         self._acknowledged: OrderedDict[str, Acknowledged] = OrderedDict()
+        """The last acknowledgements by command id, the oldest first."""
         self._arrived = 0
         self._closed = False
 

@@ -92,10 +92,12 @@ class WeaverLink:
         self.connected = False
         """Whether the weaver has welcomed this process and the connection stands."""
         self._goodbye: Bye | None = None
+        """The last frame to send; None before `close`."""
         self._deadline = 0.0
         """When `close` gives up, on the monotonic clock."""
         self._closing = threading.Event()
         self._beat_due = False
+        """Whether a heartbeat is to be sent before its time."""
         self._flushes: deque[threading.Event] = deque()
         """Events to set when no frame waits to be sent."""
         self._logged: set[str] = set()

@@ -88,8 +88,11 @@ class RowMaker:
 
     def __init__(self) -> None:
         self._taken = 0
+        """Reports that came here."""
         self._highest = -1
+        """The highest number of a report that came here."""
         self._made = 0
+        """The sequence number of the last row."""
         self._names: set[str] = set()
         self._warned: set[str] = set()
 
@@ -176,6 +179,7 @@ class KeptReports:
         self._lock = threading.Lock()
         self._rows: deque[Row] = deque()
         self._sent = 0
+        """The sequence number of the last row sent on this connection."""
         self.dropped = 0
         """Rows that were dropped before they were stored."""
         self.last_step: int | None = None

@@ -45,9 +45,11 @@ class WeaverClient:
         self._patience = patience
         self._closed = False
         self._up = asyncio.Event()
+        """Set while the weaver listens."""
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
         self._link: _Link | None = None
+        """The connection for requests; a lost one is replaced by the next request."""
         self._watching: set[_Link] = set()
 
     def came(self) -> None:
@@ -175,7 +177,9 @@ class _Link(asyncio.Protocol):
         self._splitter = Splitter()
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        """The futures of requests, by number."""
         self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
+        """Pushes that the watcher has not read; None after the last."""
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -130,7 +130,9 @@ class Commands:
         self._keep = keep
         self._commands: dict[str, GivenCommand] = {}
         self._done: dict[str, None] = {}
+        """The ids of the commands that are done, in the order in which they were."""
         self._unacknowledged: dict[str, dict[str, None]] = {}
+        """For each replica, the ids of the commands that it has not acknowledged, the oldest first."""
 
     def __contains__(self, id: str) -> bool:
         return id in self._commands

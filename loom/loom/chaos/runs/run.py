@@ -66,6 +66,7 @@ class Run:
         self._random = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
         self._settled: float | None = None
+        """When the settling time at the end began; None before it."""
 
     def check(self) -> None:
         """Check that each fault has a target; change nothing.

@@ -32,6 +32,7 @@ class GroupPool:
     draining: set[int] = field(default_factory=set)
     """Numbers of the hosts on which no groups are started."""
     spares: list[ReplicaGroup] = field(default_factory=list)
+    """The groups that wait to replace a lost one."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()

@@ -35,6 +35,7 @@ class Exchange:
         self._rows: list[list[float]] = []
         """The rows of all groups in the last exchange that counted."""
         self._agreed_end: Ending | None = None
+        """The first member's request to end, for a group of several members."""
         self._gathered = False
         """Whether the groups are gathered for an exchange that has not begun."""
 

@@ -34,6 +34,7 @@ class Membership:
         self._state = state
         self._attend = attend
         self._moved = threading.Event()
+        """Set when there is a new lighthouse to move to."""
         self._lighthouse = state.assignment.lighthouse
         self._generation = 0
         """The number of managers so far."""

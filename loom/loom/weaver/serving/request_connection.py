@@ -43,8 +43,11 @@ class RequestConnection(Connection):
         super().__init__(MAX_FRAME)
         self.server = server
         self._answers: list[list[Any]] = []
+        """Answers that wait for the next commit."""
         self._watches: set[int] = set()
+        """The request numbers of the watches."""
         self._snapshot = 0
+        """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

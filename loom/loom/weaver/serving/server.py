@@ -78,16 +78,21 @@ class Server:
         self.watchers: set[RequestConnection] = set()
         self._linger = linger
         self._last_peer_at = clock()
+        """When a peer was last connected."""
         self._listeners: list[asyncio.AbstractServer] = []
         self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_event: asyncio.Future[None] | None = None
+        """Done at the next event; made by a request that waits for one."""
         self._commands_done: dict[str, asyncio.Event] = {}
         """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._committed = 0.0
+        """When the last commit was, by the event loop's clock."""
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
+        """Whether the planned commit is an urgent one."""
         self._py_spies = asyncio.Semaphore(2)
+        """Limits the processes of py-spy that run at once."""
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
         """Start to serve."""

@@ -42,6 +42,7 @@ class ThreadletLink(Connection, Peer):
         self.process: psutil.Process | None = None
         """The process at the other end, if it is on this host."""
         self._introduced: Replica | None = None
+        """The replica of the hello, which `_introduce` handles once."""
         self._hello_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -89,12 +89,15 @@ class History:
         for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
             self._series.setdefault(replica, {})[metric] = _Series(id, upto)
         self._new_series: list[tuple[int, str, str, int]] = []
+        """Rows of new series for the next commit."""
         self._full: list[tuple[_Series, _Row]] = []
+        """Full chunks for the next commit, with their rows."""
         self._open_chunks: dict[int, _Series] = {}
         """The series of chunks that are not full, by the id of the chunk's row."""
         self._unwritten: dict[_Series, int] = {}
         """Series with points that are only in the journal, and the first such row, in the order of the rows."""
         self._journal_times: deque[tuple[int, float]] = deque()
+        """The last row of the journal at each commit, and the time."""
 
     @property
     def size(self) -> int:
