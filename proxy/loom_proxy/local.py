@@ -113,6 +113,7 @@ class LocalCluster:
         self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
         self._children: list[Child] = []
         self._owner = os.getpid()
+        """Id of the process that started the children, which a forked copy of it must not end."""
 
     def start(self) -> None:
         """Start all children at once and wait until the last one is ready."""

@@ -177,8 +177,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         reduced = super()._dynamic_function_reduce(func)
-        # If Monarch is imported, cloudpickle adds its loader, which asks the root client for the source. This
-        # program is not the root client, which has no source of it.
+        # If Monarch is imported, cloudpickle adds Monarch's loader, which asks the root client for the source. The
+        # root client is another program than this one, and does not have the source.
         names = reduced[2][1]["__globals__"]
         if type(names.get("__loader__")).__module__.startswith("monarch."):
             del names["__loader__"]

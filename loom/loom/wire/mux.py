@@ -365,11 +365,14 @@ class _Assembly:
             raise ValueError("the parts of a large message do not add up to its size")
         self.total = total
         self.filled = 0
+        """Bytes of the payload that have come."""
         self._in_pieces = self.kind in in_pieces
         self._parts: list[Buffer | Pieces] = []
+        """The parts that have come whole."""
         self._begin()
 
     def _begin(self) -> None:
+        """Begin the next part, which is gathered in the one of three places that fits its kind."""
         self._pieces: list[Buffer] = []
         self._bytes = io.BytesIO()
         self._writable = bytearray()

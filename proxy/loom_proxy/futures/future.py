@@ -50,8 +50,10 @@ class FutureProxy(Generic[R]):
         self._unpack: Callable[[], R] | None = None
         """Makes the value from the answer, or raises its error; None until the answer has come."""
         self._value: Any = _PENDING
+        """The unpickled result; `_PENDING` before that, or if there is an error."""
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
+        """Functions to call when the answer comes, which also end waits."""
         self._started = time.perf_counter()
         self._finished = 0.0
         self._rpc_ms = 0.0
@@ -205,6 +207,7 @@ class FutureProxy(Generic[R]):
     def _wait(self, timeout: float | None) -> None:
         if timeout is not None and timeout > threading.TIMEOUT_MAX:
             timeout = None
+        # The first part of the wait may read inline, and needs no progress display.
         at_first = progress.AFTER if timeout is None else min(timeout, progress.AFTER)
         came = self._read(at_first)
         if came:

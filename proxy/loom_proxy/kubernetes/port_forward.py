@@ -101,8 +101,10 @@ class PortForward:
         self._command = ["sh", "-c", _UNTIL_STDIN_CLOSES, "sh", kubectl, "port-forward", "--address", "127.0.0.1"]
         self._command += ["-n", address.namespace, address.resource, f"{self.port}:{address.port}"]
         self.starts = 0
+        """The number of times that ``kubectl`` was started."""
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        """Held while ``kubectl`` is started or forwarding is stopped, so that none starts afterwards."""
         self._kubectl = self._start()
         self._await_first()
         self._thread = threading.Thread(target=self._keep, name=f"forward {address}", daemon=True)

@@ -43,7 +43,7 @@ class RankState(enum.Enum):
 
 
 class _Whole:
-    """The states of a whole mesh, by the ranks of its proc mesh."""
+    """The states of a whole mesh's elements, by rank. Actors have the ranks of their processes in the proc mesh."""
 
     def __init__(self, name: str, shape: Shape, procs: int | None) -> None:
         self.name = name
@@ -51,6 +51,7 @@ class _Whole:
         self.procs = procs
         self.alive: set[int] = set()
         self.failed: dict[int, str] = {}
+        """The reason for each failed rank."""
         self.stopped: set[int] = set()
 
 

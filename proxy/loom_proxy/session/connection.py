@@ -74,6 +74,7 @@ class Connection:
         self.address = address
         self.events = SessionEvents()
         self._first_frames: Sequence[bytes] = handshake.frames
+        """Frames that came with the handshake, until `start`."""
         self._transport = handshake.transport
         self._stream = stream
         self._sender = FrameSender(stream, "loom-writer")
@@ -262,6 +263,7 @@ class Connection:
                 transport.listen_for(self._bulk.waker)
             self._bulk.allow(isinstance(transport, WebSocketTransport))
         self._pinged = False
+        # Control frames take their turn among the sender's frames instead of going out in the middle of one.
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received, received_bulk)
 

@@ -63,7 +63,9 @@ class ReadLoop:
         self._resting = False
         """Whether the reader thread leaves reading to the threads that wait."""
         self._wake = threading.Semaphore(0)
+        """Released to end the rest of the reader thread."""
         self._over = False
+        """Whether the source has ended."""
         self._poll = self._poll_of_source()
 
     def _poll_of_source(self) -> select.poll | None:

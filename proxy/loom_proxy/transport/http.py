@@ -53,7 +53,7 @@ class _KeepAlive:
         self._headers = {"User-Agent": "monarch-loom"} | ({"Authorization": f"Bearer {token}"} if token else {})
         usual_port = 443 if parts.scheme == "wss" else 80
         self._http = http.client.HTTPConnection(str(parts.hostname), parts.port or usual_port)
-        self._http.default_port = usual_port  # which the Host header leaves out
+        self._http.default_port = usual_port  # the Host header leaves the default port out
         self._lock = threading.Lock()
 
     def ask(

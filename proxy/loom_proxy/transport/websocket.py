@@ -86,10 +86,13 @@ class WebSocketTransport:
         self._socket = sock
         self._protocol = protocol
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
+        """Finds binary messages in received bytes, which bypass `websockets`' slower parser."""
         self._pieces: list[bytes] = []
+        """The fragments so far of a message in several frames."""
         self.heard = time.monotonic()
         """The `time.monotonic` of the last sign of life from the other side, such as the answer to a ping."""
         self._waker: Waker | None = None
+        """Ends waits in `receive`; see `listen_for`."""
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:

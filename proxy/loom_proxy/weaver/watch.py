@@ -35,6 +35,7 @@ OPEN_TIMEOUT = 10.0
 """Seconds that a gateway has to accept the connection."""
 
 _REFUSED = 4000
+"""WebSocket close code whose reason is the code of one of `loom.errors`."""
 _TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
 
 
