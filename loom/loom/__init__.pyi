@@ -1,4 +1,4 @@
-"""Every public name of Loom and its home: what type checkers see, and where `loom` looks names up when it runs."""
+"""Every public name of Loom and its module, for type checkers, and for `loom` when it looks names up."""
 
 from loom._version import __version__ as __version__
 from loom.actor import Actor as Actor
@@ -50,7 +50,7 @@ from loom_proxy.remote.objects import RemoteObject as RemoteObject
 from loom_proxy.runs import RunHandle as RunHandle
 from loom_proxy.session.open import connect as connect
 
-# Monarch's names for what a program on the laptop holds proxies of.
+# Monarch's names, for the proxies that a program on the laptop holds.
 Endpoint = EndpointProxy
 Future = FutureProxy
 HostMesh = HostMeshProxy

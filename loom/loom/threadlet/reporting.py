@@ -43,7 +43,10 @@ class StatusReporter:
         self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)
         """Published reports without a row yet. Appending takes no lock, so the training never waits for one."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        """Wakes the thread that makes rows. A put takes no Python lock, so that signal handlers may publish too."""
+        """Wakes the thread that makes rows.
+
+        A `SimpleQueue` is reentrant, so that signal handlers may publish too.
+        """
         self._asleep = False
         """Whether the thread that makes rows waits for a wake."""
         self._rows = RowMaker()

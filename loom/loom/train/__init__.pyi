@@ -1,4 +1,4 @@
-"""Every public name of `loom.train` and its home."""
+"""Every public name of `loom.train` and its module."""
 
 from loom.train.checkpoints.store import CheckpointStore as CheckpointStore
 from loom.train.checkpoints.store import FoundCheckpoint as FoundCheckpoint

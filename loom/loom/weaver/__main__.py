@@ -35,7 +35,7 @@ LOOK_EVERY = 1.0
 
 
 def main() -> int:
-    """Run the weaver until SIGTERM, SIGINT or an end of its own; return the exit code."""
+    """Run the weaver until a signal or a reason of its own ends it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
     parser.add_argument("--folder", required=True, help="of its store and its socket")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",

@@ -26,7 +26,7 @@ def worker_of(pid: int) -> int:
 
 
 def lose(pid: int) -> Injected:
-    """Kill the worker that started a process; the removal of the fault starts a like worker on the same address.
+    """Kill the worker that started a process; the removal of the fault starts the same command again.
 
     If the old worker would have ended with the process that started it, so does the new one.
     """
@@ -60,7 +60,7 @@ def lose(pid: int) -> Injected:
 
 
 def _lifeline(worker: int, owner: int) -> int:
-    """Open the read end of the pipe by which a worker notices its owner's end once more."""
+    """Reopen the read end of the pipe by which a worker notices that its owner has ended."""
     theirs = {pipe for _, pipe in _pipes(owner)}
     for descriptor, pipe in _pipes(worker):
         if pipe in theirs and _reads(worker, descriptor):
