@@ -86,8 +86,8 @@ class FaultKind:
     """The target: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
 
 
-_PEERS = Param(list, [], "addresses of the hosts on the other side; none: all but this host itself")
-_DEVICE = Param(str, "", "the network device; none: the one of the route to the others")
+_PEERS = Param(list, [], "addresses of the hosts on the other side; empty: all but this host itself")
+_DEVICE = Param(str, "", "the network device; empty: the one of the route to other hosts")
 
 
 def _in_training(name: str, what: str, params: Mapping[str, Param] = _NO_PARAMS, **more: Any) -> FaultKind:
@@ -103,30 +103,39 @@ def _seconds(default: float, what: str, least: float, most: float) -> Mapping[st
 
 
 _MEMORY = {
-    "megabytes": Param(int, 256, "how much more than it has the process may take", 1, 65536),
-    "bound": Param(str, "rlimit", "what bounds it", choices=("rlimit", "cgroup")),
+    "megabytes": Param(int, 256, "megabytes that the process may allocate in addition", 1, 65536),
+    "bound": Param(str, "rlimit", "the mechanism of the bound", choices=("rlimit", "cgroup")),
 }
 _DISK = {
-    "folder": Param(str, "", "such as the one of the checkpoints"),
+    "folder": Param(str, "", "a folder on the file system, such as that of the checkpoints"),
     "most": Param(int, 1024, "megabytes to write at most; a file system with more room is refused", 1, 1 << 20),
 }
 _CHECKPOINTS = {
-    "folder": Param(str, "", "of the checkpoints"),
-    "bytes": Param(int, 64, "to change in each of its files", 1, 1 << 20),
-    "seed": Param(int, 0, "which bytes", 0, 1 << 53),
+    "folder": Param(str, "", "the folder of the checkpoints"),
+    "bytes": Param(int, 64, "bytes to change in each file of the checkpoint", 1, 1 << 20),
+    "seed": Param(int, 0, "seed of the choice of bytes", 0, 1 << 53),
 }
 
 _KINDS = (
-    FaultKind("sigkill", Place.HOST, "The process is killed, as by the kernel when memory is short.", ends=True),
+    FaultKind("sigkill", Place.HOST, "The process is killed, as the kernel does when memory is short.", ends=True),
     FaultKind(
-        "sigstop", Place.HOST, "The process hangs: it is stopped, and goes on afterwards.", lasts=5.0, silences=True
+        "sigstop",
+        Place.HOST,
+        "The process hangs: it is stopped, and continues afterwards.",
+        lasts=5.0,
+        silences=True,
     ),
-    _in_training("segfault", "The process reads where it has no memory, and crashes.", ends=True),
-    _in_training("exception", "A step raises InjectedFault.", {"text": Param(str, "", "what it says")}, ends=True),
+    _in_training("segfault", "The process reads an invalid address, and crashes.", ends=True),
+    _in_training(
+        "exception",
+        "A step raises InjectedFault.",
+        {"text": Param(str, "", "the text of the exception")},
+        ends=True,
+    ),
     _in_training(
         "out_of_memory",
-        "A step takes all the memory that it may have, bounded by an rlimit (it raises MemoryError) or by a cgroup "
-        "(the kernel kills the process).",
+        "A step allocates all the memory that it may have, bounded by an rlimit (it raises MemoryError) or by a "
+        "cgroup (the kernel kills the process).",
         _MEMORY,
         ends=True,
     ),
@@ -135,24 +144,29 @@ _KINDS = (
         "A C function waits and holds the interpreter's lock: no thread of the process runs, heartbeats end.",
         lasts=10.0,
     ),
-    _in_training("pg_abort", "The process groups of torch.distributed are aborted, as by a lost peer."),
-    _in_training("slow_rank", "Each step takes longer.", _seconds(0.5, "how much longer", 0.0, 600.0), lasts=10.0),
+    _in_training("pg_abort", "The process groups of torch.distributed are aborted, as after the loss of a peer."),
+    _in_training(
+        "slow_rank",
+        "Each step takes longer.",
+        _seconds(0.5, "seconds by which each step is longer", 0.0, 600.0),
+        lasts=10.0,
+    ),
     _in_training(
         "clock_jump",
         "time.time() of the process jumps; the monotonic clock goes on.",
-        _seconds(3600.0, "how far; negative: back", -1e8, 1e8),
+        _seconds(3600.0, "seconds to jump; backwards if negative", -1e8, 1e8),
         lasts=10.0,
     ),
     _in_training(
         "nan_loss",
-        "What the model computes is NaN for some steps, and so is the loss.",
-        {"steps": Param(int, 1, "how many", 1, 1_000_000)},
+        "The outputs of the model, and so the loss, are NaN for some steps.",
+        {"steps": Param(int, 1, "number of steps", 1, 1_000_000)},
         lasts=60.0,
     ),
     FaultKind(
         "lost_host",
         Place.HOST,
-        "The worker is killed, and all its processes with it; then it is started again.",
+        "The worker is killed with all its processes; then it is restarted.",
         lasts=5.0,
         ends=True,
         silences=True,
@@ -160,7 +174,7 @@ _KINDS = (
     ),
     _on_host(
         "partition",
-        "The host hears nothing of others and they nothing of it.",
+        "No packets pass between the host and others.",
         {"peers": _PEERS},
         5.0,
         silences=True,
@@ -169,25 +183,25 @@ _KINDS = (
     _on_host(
         "loss",
         "Packets to the host are lost.",
-        {"percent": Param(int, 10, "how many of a hundred", 1, 100), "peers": _PEERS},
+        {"percent": Param(int, 10, "percentage of lost packets", 1, 100), "peers": _PEERS},
         10.0,
     ),
     _on_host(
         "delay",
-        "Packets of the host come later.",
-        {"milliseconds": Param(float, 100.0, "how much", 0.1, MAX_DELAY), "device": _DEVICE},
+        "Packets of the host are delayed.",
+        {"milliseconds": Param(float, 100.0, "milliseconds of delay", 0.1, MAX_DELAY), "device": _DEVICE},
         10.0,
     ),
     _on_host(
         "bandwidth",
-        "A network device of the host is narrow.",
-        {"megabits": Param(float, 10.0, "a second", 0.01, 1e6), "device": _DEVICE},
+        "The bandwidth of a network device of the host is limited.",
+        {"megabits": Param(float, 10.0, "megabits a second", 0.01, 1e6), "device": _DEVICE},
         10.0,
     ),
     _on_host("full_disk", "The file system of a folder is full.", _DISK, 10.0),
     _on_host(
         "corrupt_checkpoint",
-        "Bytes of the newest checkpoint in a folder are changed; then it is as it was.",
+        "Bytes of the newest checkpoint in a folder are changed, and restored afterwards.",
         _CHECKPOINTS,
         30.0,
     ),
