@@ -178,6 +178,7 @@ class Bridge:
             case "event":
                 event = message["event"]
                 if self._sent is not None and event["id"] <= self._sent:
+                    # A published event comes again when it was amended, such as with a stack.
                     await self._publish([self._publisher.added(event)])
                 elif self._sent is None or event["id"] == self._sent + 1:
                     await self._publish(self._publisher.event(event))

@@ -57,7 +57,7 @@ class Splitter:
             ProtocolMismatch: the bytes are no frames, or a frame is too large. The rest of the stream is
                 unreadable.
         """
-        whole = data
+        whole = data  # most data ends with a frame, and needs no copy
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed:

@@ -265,7 +265,7 @@ class WeaverLink:
                 self._say_goodbye(connection, welcome)
                 return
             until = min(next_beat, self._deadline) if self._closing.is_set() else next_beat
-            idle = not more or connection.waiting >= HIGH_WATER
+            idle = not more or connection.waiting >= HIGH_WATER  # else only poll: further rows can be sent now
             for frame in connection.exchange(max(0.0, until - time.monotonic()) if idle else 0.0):
                 self._take(frame)
             while self._flushes and not (self._frames or connection.waiting):

@@ -37,13 +37,15 @@ LOOK_EVERY = 1.0
 def main() -> int:
     """Run the weaver until a signal or a reason of its own ends it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
-    parser.add_argument("--folder", required=True, help="of its store and its socket")
+    parser.add_argument("--folder", required=True, help="folder of the store and the socket")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",
-                        help="where threadlets find it; port 0: the one before, else a free one")  # fmt: skip
-    parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if another")
-    parser.add_argument("--beat", type=float, default=1.0, metavar="SECONDS", help="between a replica's heartbeats")
+                        help="where threadlets connect; port 0: the previous port, or a free one")  # fmt: skip
+    parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if it differs")
+    parser.add_argument(
+        "--beat", type=float, default=1.0, metavar="SECONDS", help="seconds between a replica's heartbeats"
+    )
     parser.add_argument("--linger", type=float, default=math.inf, metavar="SECONDS",
-                        help="how long it lives without a gateway, a driver or a threadlet")  # fmt: skip
+                        help="seconds that it lives without a gateway, a driver or a threadlet")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()

@@ -44,7 +44,7 @@ class Policy:
         if action not in tuple(Action):
             names = ", ".join(one.value for one in Action)
             raise WrongArguments(f"there is no action {action!r:.80}; choose one of {names}")
-        self._actions.pop(group, None)
+        self._actions.pop(group, None)  # reinsert at the end: the newest glob wins
         self._actions[group] = Action(action)
         return self._actions[group]
 

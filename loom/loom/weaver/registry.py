@@ -240,6 +240,7 @@ class Registry:
                 break
             self._put(replica)
         self.goodput.save(now)
+        # Without changes, one commit each second still writes due points and makes old history coarser.
         if not (self._store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
             return []
         self._written = now

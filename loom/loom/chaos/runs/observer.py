@@ -70,6 +70,7 @@ class Observer:
         asked = time.time()
         status = self.weaver.status()
         self._last = status["event"]
+        # Assume that the request and the answer took equally long.
         self.offset = status["time"] - (asked + time.time()) / 2
         self.weavers.append(status["weaver"])
         self._look()

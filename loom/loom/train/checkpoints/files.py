@@ -168,6 +168,7 @@ def _hold(folder: Path, wait: bool) -> int | None:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        # The holder before may have removed the folder with its lock file, whose lock then means nothing.
         if os.path.samestat(os.fstat(lock), os.stat(folder / _LOCK)):
             return lock
     except (BlockingIOError, FileNotFoundError):

@@ -104,7 +104,7 @@ class Controller:
         published = None
         while not self._slots.are_over:
             try:
-                self._messages.get(timeout=TICK)()
+                self._messages.get(timeout=TICK)()  # all messages come before the periodic work
                 continue
             except queue.Empty:
                 pass

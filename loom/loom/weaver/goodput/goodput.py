@@ -98,6 +98,7 @@ class Goodput:
     def wants(self, job: str, replica: str, now: float) -> bool:
         """Return whether to take a replica's account now: with thousands of replicas, some accounts are skipped."""
         known, place = self._find(job, replica)
+        # Half a second of slack, because accounts that are due each second may come a little early.
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:

@@ -160,7 +160,7 @@ class History:
             "SELECT id, data FROM chunks WHERE series = ? AND last >= ? AND first <= ? ORDER BY first",
             (series.id, since, until),
         ):
-            if id != series.chunk:
+            if id != series.chunk:  # memory has all points of the open chunk, its row only some
                 found.frombytes(data)
         for waiting, row in self._full:
             if waiting is series:
