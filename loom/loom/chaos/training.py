@@ -159,7 +159,7 @@ def begin(
     params: dict[str, Any],
     duration: float | None,
     each_step: EachStep,
-    told: Callable[[Evidence], None] | None = None,
+    on_removal: Callable[[Evidence], None] | None = None,
 ) -> Injected:
     """Inject a fault that is no `Strike` into this process.
 
@@ -168,7 +168,7 @@ def begin(
         params: all of its parameters.
         duration: seconds after which the fault is removed.
         each_step: the list to which functions for each step are added.
-        told: called with the evidence of the removal.
+        on_removal: called with the evidence of the removal.
 
     Raises:
         FaultRefused: this process has no target for the fault.
@@ -184,7 +184,7 @@ def begin(
             evidence, undo = _nan(params["steps"], each_step, lambda: injected.remove())
         case _:
             raise AssertionError(kind)
-    injected = Injected(kind, {"pid": os.getpid(), **evidence}, undo, duration, told)
+    injected = Injected(kind, {"pid": os.getpid(), **evidence}, undo, duration, on_removal)
     return injected
 
 

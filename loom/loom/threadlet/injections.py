@@ -24,17 +24,17 @@ Hook = Callable[[dict[str, Any]], Any]
 class Injections:
     """The faults of one process.
 
-    ``told`` is called with the id of a removed fault, and with the evidence that it is gone.
+    ``on_removal`` is called with the id of a removed fault, and with the evidence that it is gone.
     """
 
     def __init__(
-        self, hooks: dict[str, Hook], each_step: training.EachStep, told: Callable[[str, Evidence], None]
+        self, hooks: dict[str, Hook], each_step: training.EachStep, on_removal: Callable[[str, Evidence], None]
     ) -> None:
         self._hooks = hooks
         """Functions that carry out faults in Loom's place, by the fault's kind."""
         self._each_step = each_step
         """Functions that the training thread calls before each step; faults are added to it."""
-        self._on_removal = told
+        self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
         """The evidence of the last removed faults, by id: the weaver may not have heard of them."""

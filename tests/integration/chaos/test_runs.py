@@ -239,7 +239,7 @@ def test_steps_that_are_lost_twice_are_found(
 def test_a_dead_driver_is_recovered_from_when_somebody_trains_again_and_not_when_somebody_looks_after_it() -> None:
     plan = parse_plan("faults:\n  - {fault: dead_driver, when: {step: 1}, target: {mesh: train}}\n")
     observer = Observer(None)  # type: ignore[arg-type] # nobody is asked
-    tracker = Tracker(observer, patience=60.0, told=lambda line: None)
+    tracker = Tracker(observer, patience=60.0, report=lambda line: None)
     struck = Struck(plan.faults[0], time.time(), ["session-1"], [], groups=frozenset({"train"}))
 
     def sees(id: str, group: str) -> None:

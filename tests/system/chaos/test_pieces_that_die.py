@@ -185,7 +185,7 @@ def test_a_plan_kills_the_gateway_and_the_driver_of_a_training(gateway: Gateway,
         BEGUN_IN_TIME,
     )
 
-    run = Run(parse_plan(PLAN), weaver, told=lambda line: restart_gateway(line, gateway))
+    run = Run(parse_plan(PLAN), weaver, report=lambda line: restart_gateway(line, gateway))
     run.run()
     summary = operator.wait()
 

@@ -39,7 +39,7 @@ def keep(
     params: dict[str, Any],
     duration: float | None,
     pid: int,
-    told: Callable[[Evidence], None],
+    on_removal: Callable[[Evidence], None],
 ) -> tuple[Evidence, Callable[[], None] | None]:
     """Start an agent that injects a fault and holds it; return the evidence that the fault is present.
 
@@ -52,7 +52,7 @@ def keep(
         params: all of its parameters.
         duration: seconds after which the fault is removed; None: when `remove` is called.
         pid: of the training process.
-        told: called, on a thread of its own, with the evidence that the fault is gone.
+        on_removal: called, on a thread of its own, with the evidence that the fault is gone.
 
     Raises:
         FaultRefused: the fault is impossible on this host.
@@ -77,7 +77,7 @@ def keep(
         with process:  # which waits for it, and closes its pipes
             for line in process.stdout or ():
                 last = json.loads(line)
-                told(last.get("removed", last))
+                on_removal(last.get("removed", last))
 
     def strike() -> None:
         assert process.stdin is not None

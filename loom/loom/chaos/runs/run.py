@@ -46,12 +46,12 @@ class _Pending:
 
 
 class Run:
-    """One run of a plan. ``told`` is called with a line of text for each thing that happens."""
+    """One run of a plan. ``report`` is called with a line of text for each thing that happens."""
 
-    def __init__(self, plan: Plan, weaver: WeaverProxy, told: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, plan: Plan, weaver: WeaverProxy, report: Callable[[str], None] = lambda line: None) -> None:
         self.plan = plan
         self.observer = Observer(weaver)
-        self._tracker = Tracker(self.observer, plan.recovery, told)
+        self._tracker = Tracker(self.observer, plan.recovery, report)
         self.struck: list[Struck] = []
         self.began = self.ended = 0.0
         """When the run began and ended, by the weaver's clock."""
@@ -62,7 +62,7 @@ class Run:
         self._spent_until: list[dict[str, float]] = []
         """The results of `_spent` at each fault, and at the end."""
         self._weaver = weaver
-        self._report = told
+        self._report = report
         self._random = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
         self._settled: float | None = None

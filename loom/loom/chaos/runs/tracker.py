@@ -80,10 +80,10 @@ class Struck:
 class Tracker:
     """A tracker of the outcomes of faults. It stops waiting for a recovery after ``patience`` seconds."""
 
-    def __init__(self, observer: Observer, patience: float, told: Callable[[str], None]) -> None:
+    def __init__(self, observer: Observer, patience: float, report: Callable[[str], None]) -> None:
         self.observer = observer
         self._patience = patience
-        self._report = told
+        self._report = report
 
     def follow(self, struck: Struck) -> None:
         """Update the outcome of a fault from the observations."""
