@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import loom.actor
 from loom.actor import Actor, endpoint
 from loom.errors import NoSuchMesh, PythonVersionMismatch, SessionClosed, UnpicklableError
-from loom.wire.codec import Decoder, Encoder, Reference, dumps, loads, plain_payload, travels_by_value
+from loom.wire.codec import Decoder, Encoder, Made, Reference, dumps, loads, plain_payload, travels_by_value
 from loom.wire.frames import encode_frame
 from loom.wire.handshake import python_version
 from loom.wire.messages import Buffer, Kind, Message
@@ -116,6 +116,30 @@ def test_large_byte_strings_among_arguments_travel_out_of_band(wrap: Callable[[A
 
     assert [len(part) for part in parts[1:]] == [LARGE]
     assert loads(received(parts)) == wrap(data)
+
+
+class Samples:
+    """Pickles its bytes as a buffer, as types of native code do."""
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = bytes(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Samples, (pickle.PickleBuffer(self.data),)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(LARGE, 2), (5, 1)])
+def test_a_large_buffer_of_a_users_type_travels_out_of_band(size: int, parts: int) -> None:
+    payload = dumps({"samples": Samples(b"x" * size)})
+
+    assert len(payload) == parts
+    assert loads(received(payload))["samples"].data == b"x" * size
+
+
+def test_a_mapping_of_many_keys_is_read_back() -> None:
+    many = {f"metric {number}": float(number) for number in range(1000)}
+
+    assert loads(received(dumps(many))) == many
 
 
 def test_small_byte_strings_stay_in_the_pickle() -> None:
@@ -236,6 +260,25 @@ def test_a_project_by_reference_is_missing_on_the_other_side(project: ModuleType
 
     with pytest.raises(AssertionError, match=r"UnpicklableError: .*No module named 'orchard'"):
         in_fresh_python(tmp_path, "", parts)
+
+
+def test_a_project_that_the_receiver_has_travels_to_it_by_name(project: ModuleType) -> None:
+    encoder = Encoder(ship_project=True)
+    encoder.by_name = lambda module, procs: module == project.__name__ and procs == 3
+    code = {"module": project, "class": project.Tree, "function": project.plant}
+
+    (by_name,) = encoder.dumps(code, procs=3)
+    (by_value,) = encoder.dumps(code, procs=4)
+
+    assert len(by_name) < 300 < len(by_value)
+    assert loads([by_name]) == code
+
+
+def test_code_that_names_no_module_travels_by_value() -> None:
+    nameless = eval("lambda number: 2 * number", {})
+    nameless.__module__ = None
+
+    assert loads(laptop.dumps(nameless))(4) == 8
 
 
 PROGRAM = """
@@ -551,6 +594,13 @@ def test_a_decoder_puts_the_meshes_in_place_of_references() -> None:
     read = Decoder(meshes.__getitem__).loads(dumps(({"peers": [Mesh(4)]}, Mesh(5))))
 
     assert read == ({"peers": ["trainers"]}, "readers")
+
+
+def test_what_is_swapped_arrives_as_the_replacement() -> None:
+    made = Made("values", -1, "losses", (("rank",), 0, (2,), (1,)), values=[0.5, 0.25])
+    encoder = Encoder(swaps={datetime.date: lambda date: made, fractions.Fraction: lambda half: (float, (0.5,))})
+
+    assert loads(encoder.dumps([datetime.date(2026, 1, 1), fractions.Fraction(1, 2)])) == [made, 0.5]
 
 
 def test_a_mesh_may_be_an_attribute_of_what_travels() -> None:
