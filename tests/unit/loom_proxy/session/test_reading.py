@@ -157,7 +157,10 @@ def test_the_reader_thread_leaves_the_reading_to_a_thread_that_waits(
     assert [name for _, name in source.taken] == ["reader", "MainThread", "MainThread", "MainThread"]
 
 
-def test_when_nobody_comes_the_reader_thread_reads_again(source: Bytes, started: ReadLoop) -> None:
+def test_when_nobody_comes_the_reader_thread_reads_again(
+    source: Bytes, started: ReadLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REST", 1.0)  # long enough for a test on a busy machine to see it
     until_resting(started, source)
     source.far.send(b"\x02")
     assert source.until(2) == "reader"
