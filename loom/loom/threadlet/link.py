@@ -56,6 +56,7 @@ class _Refused(Exception):
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.text} ({refusal.code})")
+        self.code = refusal.code
 
 
 class WeaverLink:
@@ -175,7 +176,8 @@ class WeaverLink:
             try:
                 self._connect_and_serve()
             except _Refused as refusal:
-                wait = BACKOFF.most
+                # The process that still is the replica may be one that hangs and is about to be killed.
+                wait = None if refusal.code == "replica_taken" else BACKOFF.most
                 self._log_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
             except ProtocolMismatch as error:
                 wait = BACKOFF.most

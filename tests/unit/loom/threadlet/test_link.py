@@ -432,3 +432,16 @@ def test_the_main_thread_is_the_first_of_the_stacks() -> None:
     assert text.startswith("Thread MainThread")
     assert "test_the_main_thread_is_the_first_of_the_stacks" in text.partition("\nThread ")[0]
     loop.end()
+
+
+def test_a_replica_whose_name_is_taken_asks_again_at_once(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BACKOFF", Backoff(first=0.05, most=100 * BOUND))
+    threadlet()
+    refused, first = weaver.accept()
+
+    refused.send("refuse", "replica_taken", "another process is that replica")
+    _, second = weaver.welcome()
+
+    assert first["instance"] == second["instance"]
