@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import re
 from collections.abc import Iterator
 
 from loom import errors
@@ -24,16 +24,6 @@ Its `code` is its stable name on the wire and in [REST](rest.md). Its class owns
 
 This page is written by `python -m tests.support.errors_page`.
 """
-
-SECTIONS = {
-    "base": "Categories",
-    "gateway": "Gateways, workers and pods",
-    "session": "Sessions, runs and synced folders",
-    "mesh": "Meshes, endpoints and ports",
-    "remote": "What happened in the cluster",
-    "control": "The weaver, training and failure injection",
-}
-"""Modules of `loom.errors`, and the headings of theirs."""
 
 ALIASES = """\
 ## Other names of these classes
@@ -58,14 +48,14 @@ def _is_alias(name: str, cls: type) -> bool:
 
 
 def _sections() -> Iterator[str]:
-    for module, title in SECTIONS.items():
-        defined = vars(importlib.import_module(f"loom.errors.{module}"))
-        text = inspect.getsource(importlib.import_module(f"loom.errors.{module}"))
-        classes = [defined[name] for name in errors.__all__ if f"\nclass {name}(" in text]
-        yield f"## {title}\n\n| exception | code | HTTP | exit | also a | when |"
+    """The sections: each begins with a comment between two classes, the first with the categories."""
+    title = "# Categories"
+    for part in re.split(r"\n\n\n(?=# )", inspect.getsource(errors).partition("# Cases that")[0]):
+        title = part.splitlines()[0] if part.startswith("# ") else title
+        yield f"#{title}\n\n| exception | code | HTTP | exit | also a | when |"
         yield "| --- | --- | --- | --- | --- | --- |"
-        for cls in sorted(classes, key=lambda cls: text.index(f"\nclass {cls.__name__}(")):
-            yield _row(cls)
+        for name in re.findall(r"^class (\w+)\(", part, re.MULTILINE):
+            yield _row(getattr(errors, name))
         yield ""
 
 
