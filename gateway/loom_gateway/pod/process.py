@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 
 import psutil
 
-from loom.process.backoff import Backoff
-from loom.process.child import Child, python
-from loom.process.state import ProcessState
-from loom.process.supervisor import run_again
+from loom.process.backoff import Backoff, run_again
+from loom.process.child import Child, ProcessState, python
 
 logger = logging.getLogger(__name__)
 

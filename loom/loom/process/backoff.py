@@ -1,17 +1,16 @@
-"""`Backoff`: the waits between attempts after failures."""
+"""`Backoff`: the waits between attempts after failures, and `run_again`, which uses them."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
-_MOST_DOUBLINGS = 64
-"""The most doublings of a wait: every limit is below 2**64.
-
-A float would overflow after 1,023, two hours of attempts.
-"""
+_MOST_DOUBLINGS = 64  # every limit is below 2**64, and a float would overflow after 1,023
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,9 @@ class Backoff:
     """
 
     first: float
-    """Seconds before the first attempt."""
     most: float
-    """Seconds before any attempt, at most."""
     jitter: float = 0.0
-    """The part of each wait by which it is shortened at random, at most.
-
-    The randomness keeps the clients of a restarted server from coming all at once.
-    """
+    """The part of each wait by which it is shortened at random, so that not all clients come back at once."""
     at_once: bool = False
     """Whether the first attempt comes without a wait."""
 
@@ -47,3 +41,14 @@ class Backoff:
         for attempt in itertools.count():
             wait = self.wait(attempt)
             yield wait - random.uniform(0.0, self.jitter) * wait
+
+
+async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady: float) -> NoReturn:
+    """Run something, and again after each end; the waits are short again after a run of ``steady`` seconds."""
+    waits = iter(backoff)
+    while True:
+        began = time.monotonic()
+        await run()
+        if time.monotonic() - began > steady:
+            waits = iter(backoff)
+        await asyncio.sleep(next(waits))

@@ -1,4 +1,4 @@
-"""`Child`: a child process that announces when it is ready."""
+"""`Child`: a child process that announces when it is ready; `ProcessState`: the state of a supervised one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from typing import IO, Any
 
 from loom.errors import LoomError
@@ -20,6 +21,17 @@ from loom.process.lifeline import Lifeline
 KEPT_LINES = 50
 LONGEST_LINE = 8192
 """Bytes of a line of a child's output. The last lines are kept for error messages; longer lines are split."""
+
+
+class ProcessState(str, Enum):
+    """The state of a supervised process that listens on a port when it runs."""
+
+    STARTING = "starting"
+    LISTENING = "listening"
+    ENDED = "ended"
+    """The process is restarted after a while."""
+    PORT_TAKEN = "port_taken"
+    """The process is not started, because another program listens on its port."""
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -95,7 +107,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
@@ -104,15 +115,13 @@ class Child:
         return "\n".join(list(self._output))
 
     def signal(self, number: int) -> None:
-        """Send a signal, unless the child has ended."""
         self._process.send_signal(number)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM."""
         self._process.terminate()
 
     def cut(self) -> None:
-        """Close the lifeline, so that the child ends. Do nothing if it is closed."""
+        """Close the lifeline, so that the child ends."""
         if self._lifeline:
             self._lifeline.close()
 

@@ -9,21 +9,14 @@ from pathlib import Path
 
 from loom.errors import Conflict, UnsafeStateFolder
 
-_LONGEST_SOCKET_PATH = 107
-"""Bytes of the path of a unix socket, on Linux; elsewhere a few less."""
+_LONGEST_SOCKET_PATH = 107  # bytes, on Linux; elsewhere a few less
 
 
 def hold(path: Path, holder: str, socket: str, advice: str = "") -> int:
     """Create a folder if it is missing, and hold it until this process ends; return the descriptor of its lock.
 
-    Args:
-        holder: the kind of process that holds it.
-        socket: the longest name of a socket in it.
-        advice: how to choose another folder, for the ends of error messages.
-
-    Raises:
-        UnsafeStateFolder: the folder is not this user's own, others can open it, or it cannot be created.
-        StateFolderInUse: another process holds the folder.
+    ``holder`` is the kind of process that holds it, ``socket`` the longest name of a socket in it, and ``advice``
+    says how to choose another folder.
     """
     if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
         raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")

@@ -12,9 +12,7 @@ _held: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
 
 class Lifeline:
-    """The parent's side of the pipe.
-
-    The child has ``child_end`` as its standard input, and sees when this side closes.
+    """The parent's side of the pipe, whose ``child_end`` the child has as its standard input.
 
     The kernel closes this side when this process ends. A forked copy of this process does not hold it.
     """
@@ -29,16 +27,12 @@ class Lifeline:
         os.close(self.child_end)
 
     def close(self) -> None:
-        """Tell the child to end. Do nothing if that was done."""
+        """Tell the child to end."""
         self._ours.close()
 
 
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
-    """Call a function, on a thread of its own, when the parent closes its end of standard input.
-
-    Args:
-        descriptor: of the pipe, if it is not standard input any more.
-    """
+    """Call a function, on a thread of its own, when the parent closes its end of the pipe, standard input."""
 
     def watch() -> None:
         while os.read(descriptor, 4096):

@@ -14,11 +14,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -> socket.socket:
-    """Listen on a TCP port of an address; return the socket.
-
-    Args:
-        port: 0 picks a free one.
-        advice: what to do if the port is in use.
+    """Listen on a TCP port of an address; return the socket. ``advice`` is for a port that is in use.
 
     Raises:
         PortInUse: something else listens there.

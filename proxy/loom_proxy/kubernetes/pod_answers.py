@@ -9,7 +9,7 @@ from typing import Any
 
 from loom._version import __version__
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
-from loom.process.state import ProcessState
+from loom.process.child import ProcessState
 
 _FINAL = frozenset({"ImportError", "MissingDependency", "WrongArguments"})
 """Errors of a pod that only another image or other arguments can cure."""

@@ -9,9 +9,8 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from loom.process.child import Child, python
+from loom.process.child import Child, ProcessState, python
 from loom.process.listen import free_ports
-from loom.process.state import ProcessState
 from loom_gateway.pod.process import SupervisedProcess
 
 ANNOUNCES = "tests.unit.loom_gateway.pod.announces"
