@@ -38,8 +38,7 @@ class _Application:
     """The application of a command so far."""
 
     command: Command
-    reason: str | None = None
-    """Why the whole command is refused."""
+    reason: str | None = None  # why the whole command is refused
     changes: dict[str, Change] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)
@@ -61,10 +60,9 @@ class CommandApplier(StatusReporter):
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
         self._applying = threading.RLock()
-        """Held while commands apply, so that each applies once, whichever threads call.
+        """Held while commands apply; reentrant because a handler may call the threadlet.
 
-        The lock is reentrant because a handler may call the threadlet. The link's thread never takes it, because
-        handlers may take long.
+        The link's thread never takes it, because handlers may take long.
         """
         self._paused = False
         self._stop = False
@@ -105,11 +103,7 @@ class CommandApplier(StatusReporter):
         return TimedBlock(self._accounting, reason, beyond)
 
     def check_and_apply_updates(self) -> bool:
-        """Apply the commands that came since the last call, in order; call it between two steps.
-
-        Returns:
-            whether there were any.
-        """
+        """Apply the commands that came since the last call, in order, between two steps; return whether any did."""
         if self._each_step and not self._in_steps:
             self._run_each_step()
         if not self._pending and self._drain_published is None:
@@ -283,8 +277,7 @@ class CommandApplier(StatusReporter):
         )
         acknowledged = Acknowledged(made.command.id, acknowledgement)
         self._inbox.finish(acknowledged)
-        if self._link is not None:
-            self._link.send(acknowledged)
+        self._send(acknowledged)
 
     def _inject_at_once(self, command: Command) -> bool:
         """Start a command that does not wait for a step boundary; return False if it has to wait for one."""
@@ -316,8 +309,7 @@ class CommandApplier(StatusReporter):
                 self._report_removed(command.id, over)
 
     def _report_removed(self, injection: str, evidence: dict[str, Any]) -> None:
-        if self._link is not None:
-            self._link.send(FaultRemoved(injection, plain(evidence)))
+        self._send(FaultRemoved(injection, plain(evidence)))
 
 
 def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:

@@ -26,10 +26,7 @@ class ConnectionOver(Exception):
 
 
 class Connection:
-    """A connection that carries frames over one socket, for one thread.
-
-    Only `exchange` waits; a byte from ``wake`` ends the wait.
-    """
+    """A connection over one socket, for one thread. Only `exchange` waits; a byte from ``wake`` ends the wait."""
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
         _set_options(sock)
@@ -42,7 +39,6 @@ class Connection:
         self._splitter = Splitter()
         self._out = bytearray()
         self._watched = selectors.EVENT_READ
-        """The events at the socket that the selector waits for."""
 
     @property
     def waiting(self) -> int:
@@ -75,7 +71,6 @@ class Connection:
         self._socket.close()
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing follows."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def exchange(self, timeout: float) -> list[list[Any]]:

@@ -24,27 +24,18 @@ class BadValue(ValueError):
 
 
 def convert(value: Any, wanted: Any) -> Any:
-    """Convert a value to a type.
-
-    Args:
-        value: any value that JSON can hold.
-        wanted: int, float, bool, str, an Enum (by name or value), a Literal, Optional or any union of these, a list
-            of them, or `Any`.
-
-    Raises:
-        BadValue: the value cannot be converted; the text names the value and the type.
-    """
+    """Convert a value of JSON to a type that `is_convertible` knows; raise `BadValue` if it cannot be."""
     if wanted is Any or wanted is object:
         return value
-    if wanted is None or wanted is type(None):
-        return _none(value)
+    if wanted is None:
+        wanted = type(None)
     if (simple := _SIMPLE.get(wanted)) is not None:
         return simple(value)
     origin = typing.get_origin(wanted)
     if origin is list or wanted is list:
         return _list(value, wanted)
     if origin is Literal:
-        return _literal(value, wanted)
+        return _chosen(value, [(choice, choice) for choice in typing.get_args(wanted)], wanted)
     if _is_union(origin):
         return _union(value, wanted)
     return _enum(value, wanted)
@@ -52,7 +43,7 @@ def convert(value: Any, wanted: Any) -> Any:
 
 def is_convertible(wanted: Any) -> bool:
     """Return whether `convert` knows the type."""
-    if wanted in (Any, object, None, type(None), list) or wanted in _SIMPLE:
+    if wanted in (Any, object, None, list) or wanted in _SIMPLE:
         return True
     origin = typing.get_origin(wanted)
     if origin is Literal:
@@ -84,16 +75,13 @@ def _refuse(value: Any, wanted: Any) -> BadValue:
 
 
 def _int(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not (whole or isinstance(value, str)):
+        raise _refuse(value, int)
+    try:
         return int(value)
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            raise _refuse(value, int) from None
-    raise _refuse(value, int)
+    except ValueError:
+        raise _refuse(value, int) from None
 
 
 def _float(value: Any) -> float:
@@ -130,12 +118,12 @@ def _str(value: Any) -> str:
     raise _refuse(value, str)
 
 
-_SIMPLE: dict[Any, Callable[[Any], Any]] = {int: _int, float: _float, bool: _bool, str: _str}
-
-
 def _none(value: Any) -> None:
     if value is not None and not (isinstance(value, str) and value.strip().lower() in _NONE):
         raise _refuse(value, None)
+
+
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {int: _int, float: _float, bool: _bool, str: _str, type(None): _none}
 
 
 def _list(value: Any, wanted: Any) -> list[Any]:
@@ -156,10 +144,6 @@ def _list(value: Any, wanted: Any) -> list[Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"JSON has no {name}")
-
-
-def _literal(value: Any, wanted: Any) -> Any:
-    return _chosen(value, [(choice, choice) for choice in typing.get_args(wanted)], wanted)
 
 
 def _enum(value: Any, wanted: type[enum.Enum]) -> Any:

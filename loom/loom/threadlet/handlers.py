@@ -25,28 +25,12 @@ class Outcome:
     """The later outcome of a value that the handler accepted but has not applied yet."""
 
 
-@dataclass(frozen=True)
-class _Handler:
-    function: Callable[[Any], Any]
-    wanted: Any
-
-    def apply(self, key: str, value: Any) -> Outcome:
-        try:
-            converted = convert(value, self.wanted)
-        except BadValue as error:
-            return Outcome(key, value, f"{key}: {error}")
-        try:
-            answer = self.function(converted)
-        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-            return Outcome(key, converted, f"{key}: the handler raised {type(error).__name__}: {error}")
-        return Outcome(key, converted, deferred=answer if isinstance(answer, Deferred) else None)
-
-
 class HandlerRegistry:
     """The handlers by key. Any thread may register handlers or apply updates."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, _Handler] = {}
+        self._handlers: dict[str, tuple[Callable[[Any], Any], Any]] = {}
+        """The function for each key, and the type of its value."""
 
     def __len__(self) -> int:
         return len(self._handlers)
@@ -55,18 +39,9 @@ class HandlerRegistry:
         return key in self._handlers
 
     def register(self, key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None = None) -> None:
-        """Register a function to be called with each new value of a key, in place of an earlier one.
+        """Register a function for each new value of a key, as `loom.Threadlet.handler` describes.
 
-        Args:
-            key: of the configuration.
-            function: takes the value, converted to the type its parameter is annotated with. Without annotation, it
-                gets the value as it came. It may return a `Deferred` if the value applies at a later step.
-            names: names that the annotations may use in addition to the globals of their module, such as a caller's
-                locals.
-
-        Raises:
-            WrongArguments: the function cannot be called with one argument, values cannot be converted to its
-                annotation, or the key is no text of 1 to 200 characters.
+        Its annotations may use ``names``, such as a caller's locals, besides the globals of its module.
         """
         if not isinstance(key, str) or not 0 < len(key) <= 200:
             raise WrongArguments(f"a handler's key is a text of 1 to 200 characters, not {key!r:.80}")
@@ -77,24 +52,31 @@ class HandlerRegistry:
                 "str, Enum, Literal, Optional and list of these"
             )
         # Replace the dict instead of changing it: other threads may iterate over the old one.
-        self._handlers = {**self._handlers, key: _Handler(function, wanted)}
+        self._handlers = {**self._handlers, key: (function, wanted)}
 
     def types(self) -> dict[str, str]:
-        """Return the name of each key's type, as `loom.threadlet.conversion.type_name` writes it."""
-        return {key: type_name(handler.wanted) for key, handler in self._handlers.items()}
+        """Return the name of each key's type."""
+        return {key: type_name(wanted) for key, (_, wanted) in self._handlers.items()}
 
     def apply(self, update: Mapping[str, Any]) -> Iterator[Outcome]:
-        """Yield the outcome of each key's handler, in order; each value is applied or refused on its own.
-
-        An exception that is no `Exception`, such as `KeyboardInterrupt`, passes through.
-        """
+        """Yield the outcome of each key's handler, in order; each value is applied or refused on its own."""
         for key, value in update.items():
-            handler = self._handlers.get(key)
-            yield Outcome(key, value, self._unknown(key)) if handler is None else handler.apply(key, value)
+            yield self._apply(key, value)
 
-    def _unknown(self, key: str) -> str:
-        known = ", ".join(sorted(self._handlers)) or "none"
-        return f"{key}: no handler for it in this replica; it has handlers for: {known}"
+    def _apply(self, key: str, value: Any) -> Outcome:
+        if key not in self._handlers:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            return Outcome(key, value, f"{key}: no handler for it in this replica; it has handlers for: {known}")
+        function, wanted = self._handlers[key]
+        try:
+            value = convert(value, wanted)
+        except BadValue as error:
+            return Outcome(key, value, f"{key}: {error}")
+        try:
+            answer = function(value)
+        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
+            return Outcome(key, value, f"{key}: the handler raised {type(error).__name__}: {error}")
+        return Outcome(key, value, deferred=answer if isinstance(answer, Deferred) else None)
 
 
 def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 from loom.control.commands import Acknowledged, Command, CommandKind
@@ -25,9 +25,10 @@ class CommandInbox:
         self._changed = threading.Condition()
         self._begun: set[str] = set()
         """The ids of commands that came and were not finished."""
-        self._acknowledged: OrderedDict[str, Acknowledged] = OrderedDict()
+        self._acknowledged: dict[str, Acknowledged] = {}
         """The last acknowledgements by command id, the oldest first."""
-        self._arrived = 0
+        self.arrived = 0
+        """The number of commands that have come, for `wait`."""
         self._closed = False
 
     def receive(self, command: Command) -> Acknowledged | None:
@@ -40,7 +41,7 @@ class CommandInbox:
                 if self.at_once is not None and self.at_once(command):
                     return None
                 self.pending.append(command)
-                self._arrived += 1
+                self.arrived += 1
                 self._changed.notify_all()
             return None
 
@@ -62,26 +63,20 @@ class CommandInbox:
             self._begun.discard(acknowledged.command)
             self._acknowledged[acknowledged.command] = acknowledged
             while len(self._acknowledged) > MAX_APPLIED:
-                self._acknowledged.popitem(last=False)
+                del self._acknowledged[next(iter(self._acknowledged))]
 
     def applied(self) -> list[str]:
         """Return the ids of the remembered acknowledgements, the oldest first."""
         with self._changed:
             return list(self._acknowledged)
 
-    @property
-    def arrived(self) -> int:
-        """The number of commands that have come, for `wait`."""
-        return self._arrived
-
     def wait(self, arrived: int) -> bool:
         """Wait until more than ``arrived`` commands have come; return False once the inbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived > arrived or self._closed)
+            self._changed.wait_for(lambda: self.arrived > arrived or self._closed)
             return not self._closed
 
     def close(self) -> None:
-        """End every wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -22,18 +22,13 @@ Hook = Callable[[dict[str, Any]], Any]
 
 
 class Injections:
-    """The faults of one process.
-
-    ``on_removal`` is called with the id of a removed fault, and with the evidence that it is gone.
-    """
+    """The faults of one process. ``on_removal`` gets the id of a removed fault and the evidence of that."""
 
     def __init__(
         self, hooks: dict[str, Hook], each_step: training.EachStep, on_removal: Callable[[str, Evidence], None]
     ) -> None:
         self._hooks = hooks
-        """Functions that carry out faults in Loom's place, by the fault's kind."""
         self._each_step = each_step
-        """Functions that the training thread calls before each step; faults are added to it."""
         self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}
@@ -59,11 +54,7 @@ class Injections:
         return evidence, None if strike is None else Strike(evidence, strike)
 
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the training, on its thread; return the evidence, and a strike for after its report.
-
-        Raises:
-            LoomError: the fault cannot be injected.
-        """
+        """Inject a fault of the training, on its thread; return the evidence, and a strike for after its report."""
         kind, params, duration = _read(command)
         if (hook := self._hooks.get(kind)) is not None:
             undo = hook(params)

@@ -52,8 +52,6 @@ GOODBYE_TIMEOUT = 0.4
 
 
 class _Refused(Exception):
-    """The weaver refuses this threadlet."""
-
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.text} ({refusal.code})")
         self.code = refusal.code
@@ -62,13 +60,7 @@ class _Refused(Exception):
 class WeaverLink:
     """The connection of this process with the weaver, in a thread of its own.
 
-    Args:
-        address: of the weaver.
-        inbox: takes the commands.
-        reports: holds the status reports to send.
-        hello: returns the first frame of each connection, from the key.
-        beat: returns the step and the phase for a heartbeat.
-        account: returns the process's time account.
+    ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase.
     """
 
     def __init__(
@@ -92,13 +84,11 @@ class WeaverLink:
         """Whether frames can be queued for a connection."""
         self.connected = False
         """Whether the weaver has welcomed this process and the connection stands."""
-        self._goodbye: Bye | None = None
-        """The last frame to send; None before `close`."""
+        self._goodbye = Bye("", Ending.FINISHED)
         self._deadline = 0.0
         """When `close` gives up, on the monotonic clock."""
         self._closing = threading.Event()
-        self._beat_due = False
-        """Whether a heartbeat is to be sent before its time."""
+        self._beat_due = False  # before its time
         self._flushes: deque[threading.Event] = deque()
         """Events to set when no frame waits to be sent."""
         self._logged: set[str] = set()
@@ -110,14 +100,10 @@ class WeaverLink:
         self._thread = threading.Thread(target=self._run, name="loom-threadlet", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which connects."""
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame soon.
-
-        A frame is lost if the connection breaks: hello or a repeated request makes up for it.
-        """
+        """Send a frame soon. If the connection breaks it is lost: hello or a repeated request makes up for it."""
         if self._open:
             self._frames.append(frame)
             self.wake()
@@ -128,7 +114,6 @@ class WeaverLink:
             self.send(frame)
 
     def beat_now(self) -> None:
-        """Send a heartbeat soon, because the phase has changed."""
         self._beat_due = True
         self.wake()
 
@@ -147,14 +132,7 @@ class WeaverLink:
             sent.wait(timeout)
 
     def close(self, goodbye: Bye, timeout: float) -> None:
-        """Send the remaining frames, say goodbye and end the thread.
-
-        Without a connection, or one that is being made, the call does not wait.
-
-        Args:
-            goodbye: the last frame.
-            timeout: seconds that the call may take in total.
-        """
+        """Send the remaining frames, say goodbye and end the thread; do not wait for a connection to be made."""
         self._goodbye = goodbye
         self._deadline = time.monotonic() + timeout
         self._closing.set()
@@ -247,16 +225,14 @@ class WeaverLink:
             now = time.monotonic()
             while self._frames:
                 connection.put(self._frames.popleft())
+            more = False
             if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
                 connection.put_rows(rows)
                 more = True
-            else:
-                more = False
             if now >= next_beat or self._beat_due:
                 self._beat_due = False
                 next_beat = now + welcome.beat
-                # The weaver would read a heartbeat only after the bytes that it leaves unread: it would add
-                # nothing.
+                # The weaver would read a heartbeat only after the bytes that it leaves unread.
                 if connection.waiting < HIGH_WATER:
                     connection.put(Heartbeat(now_of_system(), *self._beat()))
                     if welcome.spent:
@@ -298,14 +274,13 @@ class WeaverLink:
         """Send the last frame, and wait until the weaver has read it and closes the connection."""
         if welcome.spent:
             connection.put(self._account())
-        connection.put(self._goodbye or Bye("", Ending.FINISHED))
+        connection.put(self._goodbye)
         deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
-            ended = False
+            while connection.waiting and (left := deadline - time.monotonic()) > 0:
+                connection.exchange(left)
+            connection.end_sending()
             while (left := deadline - time.monotonic()) > 0:
-                if not ended and not connection.waiting:
-                    ended = True
-                    connection.end_sending()
                 connection.exchange(left)
 
 

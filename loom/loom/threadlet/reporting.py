@@ -1,4 +1,4 @@
-"""The half of a threadlet that reports the training's status to the weaver."""
+"""The half of a threadlet that reports the training's status and devices to the weaver."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from loom.control.frame import MAX_COUNT
-from loom.control.reports import MAX_KEPT_REPORTS, Phase
+from loom.control.frame import MAX_COUNT, Frame
+from loom.control.reports import MAX_KEPT_REPORTS, DeviceReport, Phase
+from loom.devices import LocalDevice, device_status
 from loom.threadlet.link import ROWS, WeaverLink
 from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 
@@ -25,13 +26,19 @@ processes exchange gradients, all of them wait for the interrupted one. A report
 at once.
 """
 
+DEVICES_INTERVAL = 5.0
+"""Seconds between two reports of the devices."""
+
+CONNECTED_INTERVAL = 0.2
+"""Seconds between two checks for a connection to the weaver."""
+
 
 class StatusReporter:
     """The part of a threadlet that collects status reports, and sends them if there is a weaver."""
 
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config
-        self._link: WeaverLink | None = None
+        self._link: WeaverLink | None = None  # None without a weaver
         self._step: Any = None
         """The current or last reported step, as the loop gave it."""
         self._phase = Phase.BETWEEN
@@ -43,10 +50,7 @@ class StatusReporter:
         self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)
         """Published reports without a row yet. Appending takes no lock, so the training never waits for one."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        """Wakes the thread that makes rows.
-
-        A `SimpleQueue` is reentrant, so that signal handlers may publish too.
-        """
+        """Wakes the thread that makes rows; it is reentrant, so that signal handlers may publish too."""
         self._asleep = False
         """Whether the thread that makes rows waits for a wake."""
         self._rows = RowMaker()
@@ -96,15 +100,16 @@ class StatusReporter:
         """Whether the weaver is connected now."""
         return self._link is not None and self._link.connected
 
+    def _send(self, frame: Frame) -> None:
+        if self._link is not None:
+            self._link.send(frame)
+
     def _whole_step(self) -> int | None:
         step = self._step
         return step if type(step) is int and 0 <= step < MAX_COUNT else self._kept.last_step
 
     def _make_rows(self, link: WeaverLink) -> None:
-        """Make rows of the published reports until the end.
-
-        The method has its own thread, because it waits for GPUs.
-        """
+        """Make rows of the published reports until the end, on its own thread, because it waits for GPUs."""
         warned = False
         make = self._rows.make
         while True:
@@ -128,3 +133,27 @@ class StatusReporter:
         if not self._given and not self._ended.is_set():
             self._wakes.get()
         self._asleep = False
+
+
+def watch_devices(devices: Sequence[LocalDevice], link: WeaverLink, ended: threading.Event) -> None:
+    """Report devices until the threadlet ends, on its own thread, because NVML may hang on a broken GPU."""
+    failed = False
+    errors: dict[str, str | None] = {}
+    pause = 0.0
+    while not ended.wait(pause):
+        if not link.connected:
+            pause = CONNECTED_INTERVAL
+            continue
+        pause = DEVICES_INTERVAL
+        try:
+            status = device_status(devices)
+        except Exception:  # noqa: BLE001 - logged, and tried again
+            if not failed:
+                failed = True
+                _log.exception("the devices cannot be looked at")
+            continue
+        for name, use in status.items():
+            if use.error is not None and use.error != errors.get(name):
+                _log.warning("the device %s does not answer: %s", name, use.error)
+            errors[name] = use.error
+        link.send_if_idle(DeviceReport(now_of_system(), {name: use.as_dict() for name, use in status.items()}))

@@ -34,11 +34,7 @@ Its items are its number (from 0), seconds since the epoch, step, epoch, max_ste
 
 
 def number(value: Any) -> float:
-    """Return a Python, numpy or torch scalar as a float, after waiting for the device that a tensor is on.
-
-    Raises:
-        TypeError, ValueError, OverflowError, RuntimeError: the value is no number, or not a single one.
-    """
+    """Return a Python, numpy or torch scalar as a float, after waiting for the device that a tensor is on."""
     if type(value) is float:
         return value
     if isinstance(value, (str, bytes, bytearray)):
@@ -87,12 +83,9 @@ class RowMaker:
     """A maker of rows from published reports, for one thread, which may have to wait for GPUs."""
 
     def __init__(self) -> None:
-        self._taken = 0
-        """Reports that came here."""
-        self._highest = -1
-        """The highest number of a report that came here."""
-        self._made = 0
-        """The sequence number of the last row."""
+        self._taken = 0  # reports that came here
+        self._highest = -1  # the highest number of them
+        self._made = 0  # the sequence number of the last row
         self._names: set[str] = set()
         self._warned: set[str] = set()
 
@@ -102,10 +95,7 @@ class RowMaker:
         return self._highest + 1 - self._taken
 
     def make(self, given: Given) -> Row:
-        """Return a row with the next sequence number.
-
-        Values that are no number are left out, with one warning for each name.
-        """
+        """Return a row with the next sequence number, without values that are no number."""
         # This runs for every step, while the training waits for the interpreter: common values take the short path.
         published, moment, step, epoch, max_step, metrics, config = given
         self._taken += 1
@@ -142,7 +132,6 @@ class RowMaker:
         return made
 
     def _is_known(self, name: Any) -> bool:
-        """Return whether a metric of this name is sent."""
         if name in self._names:
             return True
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
@@ -181,9 +170,7 @@ class KeptReports:
         self._sent = 0
         """The sequence number of the last row sent on this connection."""
         self.dropped = 0
-        """Rows that were dropped before they were stored."""
         self.last_step: int | None = None
-        """The last step that was reported."""
 
     def __len__(self) -> int:
         return len(self._rows)

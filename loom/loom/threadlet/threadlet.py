@@ -22,7 +22,9 @@ under the name ``loom``, and never raised.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -32,6 +34,7 @@ import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
@@ -42,11 +45,10 @@ from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, local_devices
 from loom.errors import WrongArguments
-from loom.threadlet import process_exit
 from loom.threadlet.applying import CommandApplier
-from loom.threadlet.device_watch import watch_devices
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
+from loom.threadlet.reporting import watch_devices
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
 
@@ -119,7 +121,10 @@ class Threadlet(CommandApplier):
             self._begin(self._link)
 
     def _begin(self, link: WeaverLink) -> None:
-        process_exit.opened(self)
+        _open.add(self)
+        if multiprocessing.parent_process() is not None:
+            # A child of multiprocessing runs these finalizers at its end, but not the functions of `atexit`.
+            Finalize(self, _close, (self,), exitpriority=10)
         # Daemon threads do not keep a process from ending; `close` waits for the reports.
         for target, arguments, name in (
             (self._make_rows, (link,), "loom-reports"),
@@ -166,25 +171,18 @@ class Threadlet(CommandApplier):
 
         def register(function: F) -> F:
             self._registry.register(key, function, names)
-            if self._link is not None:
-                self._link.send(Handlers(self._registry.types()))
+            self._send(Handlers(self._registry.types()))
             return function
 
         return register
 
     def on_device_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-        """Register the decorated function for failures of this process's devices.
-
-        The function gets the device's uuid and the reason.
-        """
+        """Register the decorated function, which gets the uuid of each device that fails, and the reason."""
         self._on_failure.append(function)
         return function
 
     def on_device_change(self, function: Callable[[str, bool], Any]) -> Callable[[str, bool], Any]:
-        """Register the decorated function for changes of this process's devices.
-
-        The function gets the device's uuid, and whether the device may be used now.
-        """
+        """Register the decorated function, which gets a device's uuid, and whether it may be used from now on."""
         self._on_change.append(function)
         return function
 
@@ -252,7 +250,7 @@ class Threadlet(CommandApplier):
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
-        process_exit.closed(self)
+        _open.discard(self)
         if self._link is None:
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT
@@ -260,15 +258,15 @@ class Threadlet(CommandApplier):
         self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
 
     def _goodbye(self, error: BaseException | None) -> Bye:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None
-        if error is not None:
-            if isinstance(error, SystemExit):
-                return Bye(f"exit code {error.code}", Ending.FAILED)
-            return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
-        if self._stop:
-            return Bye("it was told to stop", Ending.STOPPED)
-        return Bye("it came to its end", Ending.FINISHED)
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            return (
+                Bye("it was told to stop", Ending.STOPPED)
+                if self._stop
+                else Bye("it came to its end", Ending.FINISHED)
+            )
+        if isinstance(error, SystemExit):
+            return Bye(f"exit code {error.code}", Ending.FAILED)
+        return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
 
     def __enter__(self) -> Threadlet:
         return self
@@ -295,6 +293,34 @@ class Threadlet(CommandApplier):
         self._deferring = {}
         if link is not None:
             link.abandon()
+
+
+_open: set[Threadlet] = set()
+"""The threadlets that say goodbye when this process ends, and that a forked child abandons."""
+
+
+def _close(threadlet: Threadlet) -> None:
+    """Close a threadlet with the error that ends the interpreter, if it is known: a `sys.exit` is not."""
+    error = sys.exc_info()[1]
+    # At an interactive prompt, `last_value` is any earlier error.
+    if error is None and not hasattr(sys, "ps1"):
+        error = getattr(sys, "last_value", None)
+    threadlet.close(error)
+
+
+def _close_all() -> None:
+    for threadlet in list(_open):
+        _close(threadlet)
+
+
+def _abandon_all() -> None:
+    for threadlet in list(_open):
+        threadlet.abandon()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _own_devices() -> list[LocalDevice]:

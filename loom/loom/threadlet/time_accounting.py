@@ -28,10 +28,7 @@ class TimeAccounting:
         """Seconds in finished blocks with a reason."""
         self._by_reason: dict[str, float] = {}
         self._blocks: list[tuple[str, float]] = []
-        """The open blocks with a reason, the innermost last, with their beginnings.
-
-        The beginnings are by a clock that stops during finished blocks.
-        """
+        """The open blocks, the innermost last, and when each began by a clock that stops during finished blocks."""
         self.began = 0.0
         """When the current step began, plus the blocks with a reason that have ended since."""
         self.compute = 0.0
@@ -46,10 +43,7 @@ class TimeAccounting:
         """Seconds before the first step, not counting blocks with a reason."""
 
     def odd_step(self, number: Any, took: float, made: bool) -> None:
-        """Count a step that raised, or whose number is not simply higher than all before.
-
-        ``took`` is in seconds.
-        """
+        """Count a step that raised, or whose number is not simply higher than all before."""
         if self._first_at is None:
             self._begin(monotonic() - took)
         if made and self.highest == math.inf and type(number) is int:
@@ -86,8 +80,7 @@ class TimeAccounting:
     def account(self, in_step: bool, uses_steps: bool, step: int | None) -> TimeAccount:
         """Return the account for the weaver; ``step`` is the last reported step.
 
-        A loop need not mark its steps. Then everything from its first report on counts as steps, except the blocks
-        with a reason.
+        If a loop does not mark its steps, everything from its first report on counts as steps, except the blocks.
         """
         now = monotonic()
         spent, inside = self._with_open_blocks(now)

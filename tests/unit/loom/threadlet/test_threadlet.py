@@ -18,7 +18,7 @@ import pytest
 
 from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
-from loom.threadlet import Deferred, Threadlet, device_watch, reporting
+from loom.threadlet import Deferred, Threadlet, reporting
 from loom.threadlet import threadlet as module
 from tests.support.logged import messages
 from tests.unit.loom.threadlet.fake_weaver import BOUND, KEY, Connection, FakeWeaver, Loop, eventually
@@ -305,7 +305,7 @@ def test_threads_may_publish_at_once(weaver: FakeWeaver, threadlet: Make) -> Non
 
 
 def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
     threadlet()
     connection, _ = weaver.welcome()
 
@@ -319,8 +319,8 @@ def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: 
 def test_a_device_that_does_not_answer_is_said_once(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(device_watch, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
+    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(reporting, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
     threadlet()
     connection, _ = weaver.welcome()
 
@@ -338,8 +338,8 @@ def test_devices_that_cannot_be_looked_at_are_said_once(
         looked.release()
         raise RuntimeError("driver/library mismatch")
 
-    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(device_watch, "device_status", fail)
+    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(reporting, "device_status", fail)
     threadlet()
     connection, _ = weaver.welcome()
     for _ in range(3):
