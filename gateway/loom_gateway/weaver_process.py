@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
-from loom.process.backoff import Backoff, run_again
-from loom.process.child import python
+from loom.process.backoff import Backoff
+from loom.process.child import python, run_again
 from loom.weaver.client import WeaverClient
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically

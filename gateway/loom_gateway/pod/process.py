@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import psutil
 
-from loom.process.backoff import Backoff, run_again
-from loom.process.child import Child, ProcessState, python
+from loom.process.backoff import Backoff
+from loom.process.child import Child, ProcessState, python, run_again
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from typing import NamedTuple
 
 from loom.errors import InvalidAddress
+from loom.process.listen import address_towards
 
 ADDRESS_VARIABLE = "LOOM_WEAVER"
 """The environment variable in which a threadlet finds the weaver's address."""
@@ -41,3 +44,11 @@ def parse_weaver_address(text: str) -> WeaverAddress:
             f"{shown!r} is not the address of a weaver: {ADDRESS_VARIABLE} has the form tcp://HOST:PORT/KEY"
         )
     return WeaverAddress(match["host"].strip("[]"), int(match["port"]), match["key"])
+
+
+def own_address() -> str:
+    """Return this host's address on the route to the weaver, at which other hosts reach it too."""
+    if not (text := os.environ.get(ADDRESS_VARIABLE)):
+        return socket.gethostbyname(socket.gethostname())
+    weaver = parse_weaver_address(text)
+    return address_towards(weaver.host, weaver.port)

@@ -1,14 +1,11 @@
-"""`Backoff`: the waits between attempts after failures, and `run_again`, which uses them."""
+"""`Backoff`: the waits between attempts after failures."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
 
 _MOST_DOUBLINGS = 64  # every limit is below 2**64, and a float would overflow after 1,023
 
@@ -41,14 +38,3 @@ class Backoff:
         for attempt in itertools.count():
             wait = self.wait(attempt)
             yield wait - random.uniform(0.0, self.jitter) * wait
-
-
-async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady: float) -> NoReturn:
-    """Run something, and again after each end; the waits are short again after a run of ``steady`` seconds."""
-    waits = iter(backoff)
-    while True:
-        began = time.monotonic()
-        await run()
-        if time.monotonic() - began > steady:
-            waits = iter(backoff)
-        await asyncio.sleep(next(waits))

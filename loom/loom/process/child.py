@@ -1,7 +1,8 @@
-"""`Child`: a child process that announces when it is ready; `ProcessState`: the state of a supervised one."""
+"""`Child`: a child process that announces when it is ready; and the supervision of processes that start again."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -9,12 +10,14 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from loom.errors import LoomError
+from loom.process.backoff import Backoff
 from loom.process.exit_codes import error_for_exit_code
 from loom.process.lifeline import Lifeline
 
@@ -168,3 +171,14 @@ class Child:
 def _lines(stream: IO[bytes]) -> Iterator[str]:
     while line := stream.readline(LONGEST_LINE):
         yield line.decode(errors="replace").rstrip("\n")
+
+
+async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady: float) -> NoReturn:
+    """Run something, and again after each end; the waits are short again after a run of ``steady`` seconds."""
+    waits = iter(backoff)
+    while True:
+        began = time.monotonic()
+        await run()
+        if time.monotonic() - began > steady:
+            waits = iter(backoff)
+        await asyncio.sleep(next(waits))
