@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.beside import session
-from loom.train.controller.controller import Controller, controller_of
-from loom.train.controller.summaries import JobStatus, JobSummary
+from loom.train.controller.controller import Controller
+from loom.train.controller.summaries import JobSummary
 from loom.train.spec import JobSpec
 
 
@@ -46,12 +46,3 @@ class FaultTolerantJob(JobSpec):
             TrainingFailed: no group is left.
         """
         return Controller(self, session()).run()
-
-
-def status(name: str = "train") -> JobStatus:
-    """Return the status of a job that runs in this driver: ``job.run(loom.train.status)``.
-
-    Raises:
-        WrongArguments: no job of the name runs here.
-    """
-    return controller_of(name).status()

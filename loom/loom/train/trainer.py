@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from loom.actor import Actor, concurrent_endpoint, current_rank, endpoint
-from loom.train.addresses import own_address
+from loom.control.address import own_address
 from loom.train.model import TrainerModel
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment
@@ -33,10 +33,7 @@ class TrainerActor(TrainerModel, Actor):
         self._store: Any = None
         """The group's store, in its first process. The reference keeps the store running."""
         self._joined = False
-        """Whether this process has joined the process group of its replica group.
-
-        It joins once for all trainings.
-        """
+        """Whether this process has joined its group's process group, which it does once for all trainings."""
 
     @endpoint
     async def prepare(self) -> Member:

@@ -19,17 +19,7 @@ _TENSOR, _TUPLE, _BIG_INT = 1, 2, 3
 
 
 def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """Copy a state into tensors and bytes. The caller may change the state as soon as this returns.
-
-    Args:
-        state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None.
-
-    Returns:
-        The state without its tensors, for `join`, and copies of the tensors on the CPU, by the path to each.
-
-    Raises:
-        UnstorableState: the state holds something else; the text says where.
-    """
+    """Copy a state into bytes and tensors, for `join`; the tensors are on the CPU, by the path to each."""
     tensors: dict[str, torch.Tensor] = {}
     rest = _packed(_without_tensors(state, ("state",), tensors))
     return rest, tensors

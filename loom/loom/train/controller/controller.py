@@ -27,8 +27,8 @@ TICK = 0.05
 _controllers: dict[str, Controller] = {}
 
 
-def controller_of(name: str) -> Controller:
-    """Return the controller of a job that runs in this process.
+def status(name: str = "train") -> JobStatus:
+    """Return the status of a job that runs in this driver: ``job.run(loom.train.status)``.
 
     Raises:
         WrongArguments: no job of the name runs here.
@@ -36,7 +36,7 @@ def controller_of(name: str) -> Controller:
     found = _controllers.get(name)
     if found is None:
         raise WrongArguments(f"no job {name!r} runs in this driver; running: {', '.join(_controllers) or 'none'}")
-    return found
+    return found.status()
 
 
 class Controller:
@@ -46,22 +46,14 @@ class Controller:
         self._job = job
         self._session = session
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """Calls that other threads hand to the controller's thread.
-
-        It alone changes slots and groups, so they need no lock.
-        """
+        """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
         self._events = JobEvents(job.name, session, self._respawn)
-        self._pool = GroupPool(session, job, self._events, self._group_changed)
+        self._pool = GroupPool(session, job, self._events, lambda: self._messages.put(self._slots.look))
         self._support = Support(session, job, self._messages.put, self._events)
         self._slots = ReplicaSlots(job, self._pool, self._support, self._events)
         self._support.moved = self._slots.lighthouse_moved
 
     def run(self) -> JobSummary:
-        """Run the job to its end.
-
-        Raises:
-            TrainingFailed: no group is left.
-        """
         job = self._job
         if job.name in _controllers:
             raise WrongArguments(f"a job {job.name!r} runs in this driver already: give another name")
@@ -149,11 +141,6 @@ class Controller:
             failures=self._slots.failures,
             events=tuple(self._events.recorded),
         )
-
-    # Other threads call the following methods.
-
-    def _group_changed(self) -> None:
-        self._messages.put(self._slots.look)
 
     def _respawn(self, replica: str, reason: str) -> None:
         self._messages.put(functools.partial(self._slots.respawn, replica, reason))

@@ -107,7 +107,6 @@ class GroupPool:
             spare.stop(f"host {host} is drained")
 
     def close(self) -> None:
-        """Stop all groups."""
         for group in self._groups:
             if group.state is not GroupState.OVER:
                 group.stop("the job is over")

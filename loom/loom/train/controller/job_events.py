@@ -41,10 +41,7 @@ class JobEvent:
 class JobEvents:
     """A reporter of one job's events, which also asks the weaver which replicas to respawn.
 
-    Args:
-        job: name of the job, which each event has.
-        session: gives access to the weaver.
-        respawn: called by another thread with the name of a replica to respawn, and the reason.
+    Its thread calls ``respawn`` with the name of a replica to respawn, and the reason.
     """
 
     def __init__(self, job: str, session: Session, respawn: Callable[[str, str], object]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from loom.actor import Actor, endpoint
+from loom.control.address import own_address
 from loom.errors import MissingDependency
-from loom.train.addresses import own_address
 from loom.train.settings import Timeouts
 
 QUORUM_TICK_MS = 20

@@ -19,8 +19,10 @@ class SlotState(Enum):
     STARTING = "starting"
     """The slot's group prepares, or waits until it may begin."""
     TRAINING = "training"
-    LEAVING = "leaving"
-    """The slot's group was told to end its training at the next step boundary."""
+    REMOVING = "removing"
+    """The slot's group was told to end its training at the next step boundary, and the slot ends with it."""
+    MOVING = "moving"
+    """The slot's group was told to end its training; one on another host takes the slot."""
     OVER = "over"
     """The slot gets no further group."""
 
@@ -28,19 +30,11 @@ class SlotState(Enum):
 _NEXT = {
     SlotState.EMPTY: {SlotState.EMPTY, SlotState.STARTING, SlotState.OVER},
     SlotState.STARTING: {SlotState.TRAINING, SlotState.EMPTY, SlotState.OVER},
-    SlotState.TRAINING: {SlotState.LEAVING, SlotState.STARTING, SlotState.EMPTY, SlotState.OVER},
-    SlotState.LEAVING: {SlotState.EMPTY, SlotState.OVER},
+    SlotState.TRAINING: set(SlotState) - {SlotState.TRAINING},
+    SlotState.REMOVING: {SlotState.OVER},
+    SlotState.MOVING: {SlotState.EMPTY, SlotState.OVER},
     SlotState.OVER: set[SlotState](),
 }
-
-
-class LeaveReason(Enum):
-    """The reason why a slot's group leaves."""
-
-    REMOVED = "removed"
-    """The slot ends."""
-    MOVED = "moved"
-    """A group on another host takes the slot."""
 
 
 @dataclass
@@ -59,8 +53,6 @@ class ReplicaSlot:
     """The host on which the last group could not be prepared, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None
     """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
-    leaving: LeaveReason | None = None
-    """The reason why the slot's group leaves; None unless the slot is leaving."""
     successor: ReplicaGroup | None = None
     """The group on another host that takes the slot once it is ready."""
     why: str = ""
@@ -79,13 +71,16 @@ class ReplicaSlot:
         return self.state is SlotState.OVER
 
     @property
+    def leaving(self) -> bool:
+        """Whether the slot's group trains only until the next step boundary."""
+        return self.state in (SlotState.REMOVING, SlotState.MOVING)
+
+    @property
     def trains(self) -> bool:
-        """Whether the slot's group trains, if only until the next step boundary."""
-        return self.state in (SlotState.TRAINING, SlotState.LEAVING)
+        return self.state is SlotState.TRAINING or self.leaving
 
     @property
     def is_ready(self) -> bool:
-        """Whether the slot's group can begin at once."""
         return self.state is SlotState.STARTING and self.group is not None and self.group.state is GroupState.READY
 
     @property
@@ -94,7 +89,6 @@ class ReplicaSlot:
         return self.trains and self.report.first_step_at is not None
 
     def take(self, group: ReplicaGroup) -> None:
-        """Give a group to the empty slot."""
         self._enter(SlotState.STARTING)
         self.group = group
 
@@ -112,22 +106,21 @@ class ReplicaSlot:
         assert self.group is not None
         self.group.rest()
 
-    def leave(self, reason: LeaveReason) -> None:
-        """Tell the training group to leave at the next step boundary."""
-        self._enter(SlotState.LEAVING)
+    def leave(self, state: SlotState) -> None:
+        """Tell the training group to leave at the next step boundary, and remove or move the slot."""
+        self._enter(state)
         assert self.group is not None
-        self.leaving = reason
         self.group.leave()
 
     def vacate(self, due: float) -> None:
         """Drop the stopped group; the slot looks for another one when it is due."""
         self._enter(SlotState.EMPTY)
-        self.group, self.leaving, self.due = None, None, due
+        self.group, self.due = None, due
 
     def end(self, ending: Ending) -> None:
         """End the slot for good, after its group was stopped."""
         self._enter(SlotState.OVER)
-        self.group, self.leaving, self.ending = None, None, ending
+        self.group, self.ending = None, ending
         if self.successor is not None:
             self.successor.stop("its replica needs no group any more")
             self.successor = None

@@ -10,7 +10,7 @@ from loom.errors import WrongArguments
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
-from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
+from loom.train.controller.replica_slot import ReplicaSlot, SlotState
 from loom.train.controller.support import Support
 from loom.train.settings import Ending, Restore, TrainerReport
 from loom.train.spec import Assignment, JobSpec
@@ -39,16 +39,14 @@ class ReplicaSlots:
         return sorted(self._slots.copy().values(), key=lambda slot: slot.number)
 
     def open(self) -> list[ReplicaSlot]:
-        """Return the slots that are not over, by their numbers."""
         return [slot for slot in self.all() if not slot.over]
 
     def training(self) -> list[ReplicaSlot]:
-        """Return the slots whose groups train."""
         return [slot for slot in self.all() if slot.trains]
 
     def _staying(self) -> list[ReplicaSlot]:
         """Return the slots that are not being removed; a group that moves to another host stays in the job."""
-        return [slot for slot in self.open() if slot.leaving is not LeaveReason.REMOVED]
+        return [slot for slot in self.open() if slot.state is not SlotState.REMOVING]
 
     @property
     def step(self) -> int:
@@ -67,11 +65,7 @@ class ReplicaSlots:
     # Changes while the job runs. The first three methods are handlers: an exception refuses the change.
 
     def resize(self, groups: int) -> None:
-        """Add slots, or remove those with the highest numbers.
-
-        Raises:
-            WrongArguments: no slot would be left.
-        """
+        """Add slots, or remove those with the highest numbers."""
         if groups < 1:
             raise WrongArguments(f"a job has 1 group at least, not {groups}; `loom stop` ends it")
         staying = self._staying()
@@ -82,11 +76,7 @@ class ReplicaSlots:
             self.events.record("group_added", slot.replica)
 
     def drain(self, host: int) -> None:
-        """Move all groups off a host, and start no more there.
-
-        Raises:
-            WrongArguments: the host does not exist, or its groups or their state cannot go anywhere.
-        """
+        """Move all groups off a host, and start no more there."""
         self._check_drain(host)
         why = f"host {host} is drained"
         self.pool.drain(host)
@@ -97,19 +87,17 @@ class ReplicaSlots:
                 self._move(slot, why)
 
     def undrain(self, host: int) -> None:
-        """Allow groups on a host again."""
         self.pool.draining.discard(host)
 
     def respawn(self, replica: str, reason: str) -> None:
         """Move the group of a replica whose device has failed."""
         for slot in self.training():
-            if slot.replica == replica and slot.successor is None and slot.state is not SlotState.LEAVING:
+            if slot.replica == replica and slot.successor is None and not slot.leaving:
                 self._move(slot, f"its device has failed: {reason}")
 
     def stop_all(self) -> None:
-        """Tell all groups to leave for good."""
         for slot in self._staying():
-            if slot.state is not SlotState.LEAVING:
+            if not slot.leaving:
                 self.remove(slot, "the job was told to stop")
 
     def _check_drain(self, host: int) -> None:
@@ -134,9 +122,8 @@ class ReplicaSlots:
         return slot
 
     def remove(self, slot: ReplicaSlot, why: str) -> None:
-        """Tell the group of a slot to leave, and end the slot."""
         slot.why = why
-        self._depart(slot, LeaveReason.REMOVED)
+        self._depart(slot, SlotState.REMOVING)
 
     def _move(self, slot: ReplicaSlot, why: str) -> None:
         """Start another group elsewhere for a slot; the old group trains until the new one is ready."""
@@ -151,7 +138,6 @@ class ReplicaSlots:
     # Periodic work, and the findings of the groups.
 
     def tick(self, now: float) -> None:
-        """Do the periodic work that is due."""
         if not self._began:
             self._begin_together()
         for slot in self.open():
@@ -165,7 +151,6 @@ class ReplicaSlots:
             self.pool.keep_spares(now)
 
     def look(self) -> None:
-        """Act on the findings of the groups since the last call."""
         for slot in self.open():
             if slot.group is not None:
                 self._look_at(slot, slot.group)
@@ -174,7 +159,6 @@ class ReplicaSlots:
         self.pool.drop_lost_spares()
 
     def lighthouse_moved(self) -> None:
-        """Tell the training groups the new URL of the lighthouse."""
         for slot in self.training():
             if slot.group is not None:
                 slot.group.move(self.support.lighthouse)
@@ -216,17 +200,16 @@ class ReplicaSlots:
             slot.last = report
             self._lose(slot, (report.error or "").strip().rpartition("\n")[2])
             return
-        if report.ending is Ending.NO_PEERS and slot.leaving is None:
-            # The groups that had the state were lost after this one was told to begin. Its own processes are
-            # healthy.
+        if report.ending is Ending.NO_PEERS and not slot.leaving:
+            # The groups that had the state were lost after this one was told to begin; its processes are healthy.
             slot.rest()
             self._begin(slot)
             return
         if report.ending is not Ending.NO_PEERS:
             self._take_report(slot, group, report)
         group.stop("its training has ended")
-        if slot.leaving is not None and report.ending in (Ending.LEFT, Ending.NO_PEERS):
-            self._departed(slot, slot.leaving)
+        if slot.leaving and report.ending in (Ending.LEFT, Ending.NO_PEERS):
+            self._departed(slot, slot.state)
             return
         assert report.ending is not None
         slot.end(report.ending)
@@ -289,8 +272,8 @@ class ReplicaSlots:
         slot.lost_at = time.time()
         slot.shunned = group.host if hung or not group.members else None
         self._record("group_failed", slot, group, step=slot.report.step, reason=reason)
-        if slot.leaving is not None:
-            self._departed(slot, slot.leaving)
+        if slot.leaving:
+            self._departed(slot, slot.state)
             return
         slot.failures += 1
         wait = self.job.retries.wait(slot.failures)
@@ -304,17 +287,17 @@ class ReplicaSlots:
             slot.vacate(time.monotonic() + wait)
             self.events.record("group_retried", slot.replica, attempt=slot.failures, wait=wait)
 
-    def _depart(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
+    def _depart(self, slot: ReplicaSlot, state: SlotState) -> None:
         if slot.state is SlotState.TRAINING:
-            slot.leave(reason)
+            slot.leave(state)
             return
         if slot.group is not None:
             slot.group.stop(slot.why)
-        self._departed(slot, reason)
+        self._departed(slot, state)
 
-    def _departed(self, slot: ReplicaSlot, reason: LeaveReason) -> None:
+    def _departed(self, slot: ReplicaSlot, state: SlotState) -> None:
         """Note that a slot's group has left, and give the slot to its successor if there is one."""
-        if reason is LeaveReason.REMOVED:
+        if state is SlotState.REMOVING:
             slot.end(Ending.LEFT)
             self.events.record("group_removed", slot.replica, step=slot.last.step, reason=slot.why)
             return
@@ -328,11 +311,11 @@ class ReplicaSlots:
     def _hand_over(self, slot: ReplicaSlot) -> None:
         """Let a group leave if its successor is ready, unless the state would be lost with it."""
         successor = slot.successor
-        if successor is None or successor.state is not GroupState.READY or slot.state is SlotState.LEAVING:
+        if successor is None or successor.state is not GroupState.READY or slot.leaving:
             return
-        others = any(one.has_state and one.state is not SlotState.LEAVING for one in self.open() if one is not slot)
+        others = any(one.has_state and not one.leaving for one in self.open() if one is not slot)
         if others or (self.job.checkpoints is not None and len(self.training()) == 1):
-            self._depart(slot, LeaveReason.MOVED)
+            self._depart(slot, SlotState.MOVING)
 
     def _record(self, kind: str, slot: ReplicaSlot, group: ReplicaGroup, **data: object) -> None:
         self.events.record(kind, slot.replica, host=group.host, pids=group.pids, **data)

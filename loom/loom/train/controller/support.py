@@ -28,7 +28,6 @@ class HostAgent(Actor):
 
     @endpoint
     async def kill(self, pids: list[int]) -> None:
-        """Send SIGKILL to those of the processes that exist."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -52,24 +51,16 @@ class Support:
         self._on_controller = on_controller
         self._events = events
         self._agents: dict[int, tuple[SpawnedProcs, Any]] = {}
-        self._procs: SpawnedProcs | None = None
-        """The lighthouse's process."""
+        self._procs: SpawnedProcs | None = None  # the lighthouse's
         self._host: int | None = None
         """Number of the host that runs the lighthouse, or ran the last one."""
         self._closed = False
-        self.lighthouse = ""
-        """URL of the lighthouse."""
+        self.lighthouse = ""  # its URL
         self.moved: Callable[[], None] = lambda: None
         """Called when the lighthouse has a new URL."""
 
     def open(self) -> None:
-        """Start the lighthouse on the first host that can run it.
-
-        The host of the last lighthouse is tried last: it may be lost without anything having noticed yet.
-
-        Raises:
-            LoomError: no host can run it.
-        """
+        """Start the lighthouse on a host that can run it; the last one's host, which may be lost, is tried last."""
         reasons = []
         for host in sorted(self._session.hosts(), key=lambda host: host == self._host):
             try:
@@ -137,7 +128,6 @@ class Support:
             _log.info("%s were not killed: %s", pids, error)
 
     def close(self) -> None:
-        """Stop the lighthouse and the agents."""
         self._closed = True
         for procs in [*(procs for procs, _ in self._agents.values()), *([self._procs] if self._procs else [])]:
             procs.stop("the job is over")

@@ -33,30 +33,22 @@ class _Proposal:
     version: int
     value: float
     change: Deferred
-    """The deferred outcome of the proposal."""
 
 
 class Agreement:
-    """One group's view of the configuration.
-
-    Args:
-        values: the first value of each key.
-    """
+    """One group's view of the configuration, from the first value of each key."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._adopted = {key: _Adopted(0, value, 0) for key, value in values.items()}
         self._proposed: dict[str, _Proposal] = {}
 
     def __getitem__(self, key: str) -> float:
-        """Return the value that all groups have adopted."""
         return self._adopted[key].value
 
     def propose(self, key: str, value: float) -> Deferred:
         """Propose a value for the next step that all groups take.
 
-        Returns:
-            The deferred change. It is decided when the groups adopt a value, or at once if they have adopted this
-                one already, because another group proposed it before.
+        The result is decided at once if they have adopted the value already, because another group proposed it.
         """
         change = Deferred()
         adopted, earlier = self._adopted[key], self._proposed.get(key)
@@ -71,7 +63,6 @@ class Agreement:
 
     @property
     def width(self) -> int:
-        """The number of numbers in a row."""
         return 2 * len(self._adopted)
 
     def row(self) -> list[float]:
@@ -83,15 +74,7 @@ class Agreement:
         return row
 
     def settle(self, rows: Sequence[Sequence[float]], step: int) -> dict[str, float]:
-        """Adopt the newest values of the rows of all groups. Every group has to pass the same rows.
-
-        Args:
-            rows: of all groups.
-            step: the first step at which the values hold.
-
-        Returns:
-            The keys that have changed, with their new values.
-        """
+        """Adopt the newest values of the rows, the same in all groups, from a step on; return what has changed."""
         changed = {}
         for place, (key, adopted) in enumerate(list(self._adopted.items())):
             version, value = max((row[2 * place], row[2 * place + 1]) for row in rows)
@@ -132,7 +115,6 @@ class AgreedConfig(Agreement):
 
     @property
     def current(self) -> LiveConfig:
-        """The current values."""
         return LiveConfig(
             learning_rate=self["learning_rate"],
             batch_size=int(self["batch_size"]),

@@ -35,7 +35,6 @@ class StepStrategy:
         """Prepare for the first step."""
 
     def advance(self, step: Step) -> None:
-        """Make one step."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -58,10 +57,7 @@ class StepStrategy:
         return flatten((one.grad for one in state.parameters), [float(loss.detach())])
 
     def _apply(self, flat: torch.Tensor) -> None:
-        """Let the optimizer step by a mean gradient, unless it is not finite.
-
-        All groups have the same mean, and so agree on whether it is finite.
-        """
+        """Let the optimizer step by the mean gradient, the same in all groups, unless it is not finite."""
         state, report = self.state, self.state.report
         report.metrics["loss"] = unflatten(flat, (one.grad for one in state.parameters))[0]
         if self.exchange.all_members(local(one.grad).isfinite().all() for one in state.parameters):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
+from loom.train.loop.tensors import whole
 from loom.train.loop.training_state import TrainingState
 
 
@@ -24,7 +25,7 @@ class Checkpointing:
         found = None if self._store is None else self._store.newest()
         if found is None:
             return
-        self._state.take_from_checkpoint(found.load())
+        self._state.load(found.load(), of_whole=True)
         passed = "".join(f"; passed over {one.path.name}: {one.reason}" for one in found.skipped)
         report = self._state.report
         report.restored = f"checkpoint {found.path.name}{passed}"
@@ -35,7 +36,7 @@ class Checkpointing:
         self._take_note()
         if self._store is None:
             return
-        state = self._state.for_checkpoint()
+        state = self._state.save(whole)
         self._saved_step = step = self._state.report.step
         if self._state.rank == 0:
             self._pending = self._store.save(state, step)

@@ -41,7 +41,6 @@ class Exchange:
 
     @property
     def is_first(self) -> bool:
-        """Whether this group is the first of those that take part."""
         return self.membership.place[0] == 0
 
     @property
@@ -50,11 +49,7 @@ class Exchange:
         return self.wanted_end() if self._members == 1 else self._agreed_end
 
     def gather(self) -> None:
-        """Wait for the other groups; a group that is behind takes over their state.
-
-        Raises:
-            NoPeers: no group has the state.
-        """
+        """Wait for the other groups; a group that is behind takes over their state, or raises `NoPeers`."""
         if not self._gathered:
             with self.clock.waiting(self._gathering):
                 self.membership.gather()

@@ -17,6 +17,7 @@ from loom.train.loop.exchange import Exchange, NoPeers
 from loom.train.loop.membership import Membership
 from loom.train.loop.outer import ParameterMean
 from loom.train.loop.step_clock import StepClock
+from loom.train.loop.tensors import hash_of
 from loom.train.loop.training_state import TrainingState
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, Ending, Restore, TrainerReport
@@ -49,18 +50,15 @@ class TrainingLoop:
     # Any thread may call the following methods.
 
     def report(self) -> TrainerReport:
-        """Return the progress of the training."""
         # Copy the dicts, each in one atomic operation: the training thread goes on writing to the originals.
         report = self._report
         paused = self._threadlet is not None and self._threadlet.paused
         return dataclasses.replace(report, paused=paused, hashes=dict(report.hashes), metrics=dict(report.metrics))
 
     def leave(self) -> None:
-        """End the training at the next step boundary."""
         self._leaving.set()
 
     def move(self, lighthouse: str) -> None:
-        """Move to another lighthouse."""
         if self._membership is not None:
             self._membership.move(lighthouse)
 
@@ -132,7 +130,7 @@ class TrainingLoop:
             report.metrics.update(state.evaluate())
 
     def _note_hash(self, state: TrainingState) -> None:
-        hashes, found = self._report.hashes, state.hash()
+        hashes, found = self._report.hashes, hash_of(state.model)
         hashes[self._report.step] = found
         while len(hashes) > KEPT_HASHES:
             del hashes[next(iter(hashes))]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 from torch.distributed import ReduceOp, TCPStore
 from torchft.manager import Manager
 
 from loom.errors import FaultRefused
-from loom.train.addresses import address_towards
+from loom.process.listen import address_towards
 from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
+from loom.train.loop.tensors import local
 from loom.train.loop.training_state import TrainingState
 
 _log = logging.getLogger("loom")
@@ -34,10 +37,8 @@ class Membership:
         self._state = state
         self._attend = attend
         self._moved = threading.Event()
-        """Set when there is a new lighthouse to move to."""
         self._lighthouse = state.assignment.lighthouse
-        self._generation = 0
-        """The number of managers so far."""
+        self._generation = 0  # the number of managers so far
         self._alone = False
         """Whether the last attempt to join a quorum failed."""
         self._manager = self._join()
@@ -50,7 +51,8 @@ class Membership:
 
     def _join(self) -> Manager:
         state, assignment, job = self._state, self._state.assignment, self._state.job
-        own_address = address_towards(self._lighthouse)
+        lighthouse = urlsplit(self._lighthouse)
+        own_address = address_towards(lighthouse.hostname or "", lighthouse.port or 80)
         timeouts = job.timeouts
         group = (NcclGroup if job.backend == "nccl" else GlooGroup)(own_address, timeouts.collective)
         host, port = assignment.store
@@ -63,7 +65,7 @@ class Membership:
         manager = Manager(
             pg=group,
             load_state_dict=state.take_from_peer,
-            state_dict=state.for_peers,
+            state_dict=functools.partial(state.save, local),
             min_replica_size=1,
             use_async_quorum=False,
             timeout=timedelta(seconds=timeouts.collective),
@@ -146,5 +148,4 @@ class Membership:
         abort(group)
 
     def leave(self) -> None:
-        """Leave the other groups."""
         self._manager.shutdown(wait=False)

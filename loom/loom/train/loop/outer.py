@@ -17,11 +17,9 @@ class ParameterMean:
         self._parameters = parameters
 
     def progress(self) -> Sequence[torch.Tensor]:
-        """Return the tensors that the groups average."""
         return self._parameters
 
     def follow(self, mean: torch.Tensor) -> None:
-        """Continue from the mean."""
         unflatten(mean, self._parameters)
 
 

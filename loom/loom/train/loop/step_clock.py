@@ -28,11 +28,7 @@ Mark: TypeAlias = tuple[float, dict[str, float]]
 
 
 class Baseline:
-    """The usual time of an exchange with other groups.
-
-    Groups exchange gradients in each step. The exchange is a part of the step, and its time varies. An exchange
-    that takes much longer is a wait for a group that is slow, stopped, gone or new.
-    """
+    """The usual time of an exchange: a much longer one is a wait for a slow, stopped, gone or new group."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
@@ -41,7 +37,6 @@ class Baseline:
         """The longest usual time; 0 until enough times are known."""
 
     def add(self, seconds: float) -> None:
-        """Add the time of an exchange, in seconds."""
         self._times.append(seconds)
         self._until_again -= 1
         if self._until_again == 0:
@@ -50,11 +45,7 @@ class Baseline:
 
 
 class StepClock:
-    """A sum of seconds by their use, for a step's metrics and for the weaver's goodput.
-
-    Args:
-        threadlet: takes the time that is not part of a step.
-    """
+    """A sum of seconds by their use, for a step's metrics and, by the threadlet, for the weaver's goodput."""
 
     def __init__(self, threadlet: Threadlet) -> None:
         self._threadlet = threadlet

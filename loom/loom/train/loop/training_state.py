@@ -9,7 +9,7 @@ import torch
 
 from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.outer import OuterOptimizer
-from loom.train.loop.tensors import hash_of, load_model, load_optimizer, local, plain, whole
+from loom.train.loop.tensors import load_model, load_optimizer, plain
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, TrainerReport
 from loom.train.spec import Assignment
@@ -41,7 +41,6 @@ class TrainingState:
         self._use_optimizer(config.current.optimizer)
 
     def adopt(self, changed: Iterable[str]) -> None:
-        """Apply the changed keys of the configuration."""
         if "optimizer" in changed:
             self._use_optimizer(self.config.current.optimizer)
         elif "learning_rate" in changed:
@@ -55,39 +54,18 @@ class TrainingState:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the model's quality."""
         self.model.eval()
         with torch.no_grad():
             metrics = self.trainer.evaluate(self.model)
         self.model.train()
         return metrics
 
-    def hash(self) -> str:
-        """Return the SHA-256 of this process's part of the parameters."""
-        return hash_of(self.model)
+    def save(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        """Return the state, with each tensor converted.
 
-    def for_peers(self) -> dict[str, Any]:
-        """Return the state of this process, for the process of the same rank in a joining group."""
-        return self._state(local)
-
-    def for_checkpoint(self) -> dict[str, Any]:
-        """Return the state of the whole group; all its members have to call this."""
-        return self._state(whole)
-
-    def take_from_peer(self, state: Mapping[str, Any]) -> None:
-        """Continue from a peer's `for_peers`."""
-        self._load(state, of_whole=False)
-        if self.report.restored:
-            return
-        step = self.report.step
-        self.report.restored = f"peers, at step {step}" if step else FROM_THE_BEGINNING
-        self.report.restored_step = step
-
-    def take_from_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `for_checkpoint`."""
-        self._load(state, of_whole=True)
-
-    def _state(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        By `local` it is for the process of the same rank in a joining group. By `whole` it is that of the whole
+        group, for a checkpoint: all its members have to call this.
+        """
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -100,7 +78,17 @@ class TrainingState:
         converted: dict[str, Any] = plain(state, convert)
         return converted
 
-    def _load(self, state: Mapping[str, Any], of_whole: bool) -> None:
+    def take_from_peer(self, state: Mapping[str, Any]) -> None:
+        """Continue from a peer's state."""
+        self.load(state, of_whole=False)
+        if self.report.restored:
+            return
+        step = self.report.step
+        self.report.restored = f"peers, at step {step}" if step else FROM_THE_BEGINNING
+        self.report.restored_step = step
+
+    def load(self, state: Mapping[str, Any], of_whole: bool) -> None:
+        """Continue from a state that `save` converted by `whole` or `local`."""
         self.config.load(state["config"])
         self._use_optimizer(state["optimizer_name"])
         load_model(self.model, state["model"], of_whole)

@@ -11,7 +11,7 @@ import pytest
 from loom.errors import WrongArguments
 from loom.train import FaultTolerantJob, RetryBudget, TrainerActor, TrainerReport
 from loom.train.controller.group import GroupState
-from loom.train.controller.replica_slot import LeaveReason, ReplicaSlot, SlotState
+from loom.train.controller.replica_slot import ReplicaSlot, SlotState
 from loom.train.controller.replica_slots import ReplicaSlots
 from loom.train.settings import Ending, Restore
 from loom.train.spec import Assignment
@@ -199,7 +199,7 @@ def test_a_group_that_moves_trains_until_its_successor_is_ready_which_takes_its_
     job.slots.drain(0)
     assert slot.state is SlotState.TRAINING
     (successor,) = job.prepare()
-    assert slot.state is SlotState.LEAVING
+    assert slot.state is SlotState.MOVING
     assert group.told_to_leave
     job.end(group, Ending.LEFT, step=5, first_step_at=1.0)
 
@@ -225,7 +225,7 @@ def test_a_group_that_moves_still_counts_as_one_of_the_job() -> None:
     job.train()
     job.slots.drain(0)
     job.prepare()
-    assert job.slots.all()[0].state is SlotState.LEAVING
+    assert job.slots.all()[0].state is SlotState.MOVING
 
     job.slots.resize(2)
 
@@ -327,8 +327,8 @@ def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: s
 def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
     slot = ReplicaSlot(0, "train_0", due=0.0)
 
-    with pytest.raises(RuntimeError, match="train_0 cannot become leaving: it is empty"):
-        slot.leave(LeaveReason.REMOVED)
+    with pytest.raises(RuntimeError, match="train_0 cannot become removing: it is empty"):
+        slot.leave(SlotState.REMOVING)
     slot.end(Ending.LEFT)
     with pytest.raises(RuntimeError, match="cannot become starting: it is over"):
         slot.take(Group(0))  # type: ignore[arg-type]
