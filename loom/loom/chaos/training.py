@@ -28,6 +28,7 @@ EachStep = list[Callable[[], None]]
 
 MEGABYTE = 1 << 20
 _BLOCK = 16 * MEGABYTE
+_REMOVE_WHEN_EMPTY = 'n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,6 @@ class Strike:
     evidence: Evidence
     strike: Callable[[], Evidence | None]
     """Injects the fault. Returns the evidence of its end if it blocks until it is over."""
-
-
-def strike(kind: str, params: dict[str, Any], duration: float | None) -> Strike:
-    """Prepare one of `STRIKES`."""
-    return STRIKES[kind](params, duration)
 
 
 def _segfault(params: dict[str, Any], duration: float | None) -> Strike:
@@ -66,7 +62,8 @@ def _out_of_memory(params: dict[str, Any], duration: float | None) -> Strike:
     if params["bound"] == "cgroup":
         group, limit = _memory_group(more)
         return Strike({"pid": os.getpid(), "cgroup": str(group), "limit": limit}, lambda: _take_memory(None))
-    limit = _address_space() + more
+    address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = address_space + more
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY and limit > hard:
         raise FaultRefused(
@@ -95,11 +92,6 @@ def _take_memory(limit: int | None) -> None:
         raise MemoryError(f"injected: {size} bytes were taken, and of {limit} there were no more") from None
 
 
-def _address_space() -> int:
-    """Return the size of this process's address space in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
 def _memory_group(more: int) -> tuple[Path, int]:
     """Put this process into a new memory cgroup that lets it allocate ``more`` further bytes."""
     root = Path("/sys/fs/cgroup")
@@ -109,7 +101,8 @@ def _memory_group(more: int) -> tuple[Path, int]:
     limit_file = "memory.limit_in_bytes" if old.is_dir() else "memory.max"
     try:
         group.mkdir()
-        _remove_when_empty(group)
+        # A program outside the cgroup removes it when this process has ended.
+        run_at_end(["sh", "-c", _REMOVE_WHEN_EMPTY, str(group)])
         (group / limit_file).write_text(str(more))
         if not old.is_dir() and (group / "memory.swap.max").exists():
             (group / "memory.swap.max").write_text("0")
@@ -119,12 +112,6 @@ def _memory_group(more: int) -> tuple[Path, int]:
             group.rmdir()
         raise FaultRefused(f"no memory cgroup can be made here ({error}): use bound: rlimit") from error
     return group, more
-
-
-def _remove_when_empty(group: Path) -> None:
-    """Let a program outside the cgroup remove it when this process has ended."""
-    program = 'n=0; until rmdir "$0" 2>/dev/null || [ $n = 500 ]; do n=$((n+1)); sleep 0.01; done'
-    run_at_end(["sh", "-c", program, str(group)])
 
 
 def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:
@@ -148,6 +135,7 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
     "out_of_memory": _out_of_memory,
     "gil_deadlock": _gil_deadlock,
 }
+"""Functions that prepare a fault, of its parameters and duration."""
 
 
 Begun = tuple[Evidence, Callable[[], Evidence]]
@@ -161,21 +149,17 @@ def begin(
     each_step: EachStep,
     on_removal: Callable[[Evidence], None] | None = None,
 ) -> Injected:
-    """Inject a fault that is no `Strike` into this process.
+    """Inject a fault that is no `Strike` into this process, or raise `FaultRefused` if it has no target for it.
 
     Args:
-        kind: of `loom.chaos.faults`.
-        params: all of its parameters.
         duration: seconds after which the fault is removed.
         each_step: the list to which functions for each step are added.
         on_removal: called with the evidence of the removal.
-
-    Raises:
-        FaultRefused: this process has no target for the fault.
     """
+    undo: Callable[[], Evidence] | None = None
     match kind:
         case "pg_abort":
-            return Injected(kind, _abort_groups())
+            evidence = _abort_groups()
         case "slow_rank":
             evidence, undo = _slow(params["seconds"], each_step)
         case "clock_jump":

@@ -65,7 +65,7 @@ class Injections:
                 )
             return evidence, None
         if kind in training.STRIKES:
-            strike = training.strike(kind, params, duration)
+            strike = training.STRIKES[kind](params, duration)
             return strike.evidence, strike
         injected = training.begin(kind, params, duration, self._each_step, self._removal_reporter(command.id))
         if injected.removable:

@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom.chaos.host import lost_host as hosts
-from loom.chaos.host.proc import state_of
+from loom.chaos.host.processes import state_of
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.reports import Report
 from loom.chaos.runs.run import Run

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loom.chaos.faults import FAULTS
-from loom.chaos.host.dispatch import carry_out, prepare
-from loom.chaos.host.proc import ProcessId
-from loom.chaos.injected import Evidence
+from loom.chaos.host import disks, lost_host, network, processes
+from loom.chaos.host.processes import ProcessId
+from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused, UnknownInjection
 
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
@@ -31,6 +31,25 @@ FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
 
 REMOVED_WITHIN = 30.0
 """Seconds that the removal of a fault may take; restarting a worker takes longest."""
+
+
+_OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
+    "sigkill": processes.kill,
+    "sigstop": processes.stop,
+    "lost_host": lost_host.lose,
+}
+"""Functions of the training process's pid."""
+
+_OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
+    "partition": network.partition,
+    "link_down": network.link_down,
+    "loss": network.lose,
+    "delay": network.delay,
+    "bandwidth": network.narrow,
+    "full_disk": disks.fill,
+    "corrupt_checkpoint": disks.corrupt,
+}
+"""Functions of the parameters that `loom.chaos.faults` lists."""
 
 
 def keep(
@@ -47,9 +66,6 @@ def keep(
     with that of its removal.
 
     Args:
-        injection: id of the fault.
-        kind: of `loom.chaos.faults`.
-        params: all of its parameters.
         duration: seconds after which the fault is removed; None: when `remove` is called.
         pid: of the training process.
         on_removal: called, on a thread of its own, with the evidence that the fault is gone.
@@ -118,6 +134,18 @@ def _folder() -> Path:
     return folder
 
 
+def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
+    """Check that a fault that silences its process is possible here; return evidence of its target."""
+    match kind:
+        case "lost_host":
+            return {"worker": lost_host.worker_of(pid)}
+        case "partition":
+            return network.try_partition(**params)
+        case "link_down":
+            return network.try_link_down(**params)
+    return {"pid": pid}
+
+
 def main() -> int:
     """Inject one fault and hold it until its end; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -125,17 +153,18 @@ def main() -> int:
     )
     parser.add_argument("request", help="JSON, as loom.chaos.host.agent.keep writes it")
     request = json.loads(parser.parse_args().request)
+    kind, pid, params = request["kind"], request["pid"], request["params"]
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: asked.set())
     try:
         record = _folder() / f"{request['id']}.json"
         record.write_text(json.dumps(ProcessId.find(os.getpid())))
-        silences = FAULTS[request["kind"]].silences
+        silences = FAULTS[kind].silences
         if silences:
-            _print(evidence=prepare(request["kind"], request["pid"], request["params"]))
+            _print(evidence=_prepare(kind, pid, params))
             sys.stdin.readline()
-        injected = carry_out(request["kind"], request["pid"], request["params"])
+        injected = _OF_PROCESSES[kind](pid) if kind in _OF_PROCESSES else _OF_HOSTS[kind](**params)
     except FaultRefused as error:
         record.unlink(missing_ok=True)
         _print(refused=str(error))

@@ -83,12 +83,7 @@ def delay(milliseconds: float, device: str) -> Injected:
 
 
 class DelayQueue:
-    """A queue in which each frame waits for the same time. The caller passes the time.
-
-    Args:
-        seconds: that each frame waits.
-        room: bytes that may wait.
-    """
+    """A queue of ``room`` bytes in which each frame waits for the same time. The caller passes the time."""
 
     def __init__(self, seconds: float, room: int = ROOM) -> None:
         self.dropped = 0

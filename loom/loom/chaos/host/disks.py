@@ -17,14 +17,9 @@ _PIECE = 4 * MEGABYTE
 
 
 def fill(folder: str, most: int = 1024) -> Injected:
-    """Fill the file system of a folder with a file, which the removal of the fault deletes.
-
-    Args:
-        folder: on the file system.
-        most: megabytes to write at most.
-    """
+    """Write up to ``most`` megabytes into a file, which the removal of the fault deletes."""
     place = _folder(folder)
-    room = _room(place)
+    room = shutil.disk_usage(place).free
     if room > most * MEGABYTE:
         raise FaultRefused(
             f"the file system of {folder} has {room // MEGABYTE} megabytes of room and at most {most} are filled: "
@@ -39,20 +34,16 @@ def fill(folder: str, most: int = 1024) -> Injected:
 
     def undo() -> Evidence:
         ballast.unlink(missing_ok=True)
-        return {"folder": folder, "room": _room(place)}
+        return {"folder": folder, "room": shutil.disk_usage(place).free}
 
-    return Injected("full_disk", {"folder": folder, "room": _room(place), "written": written}, undo)
+    evidence = {"folder": folder, "room": shutil.disk_usage(place).free, "written": written}
+    return Injected("full_disk", evidence, undo)
 
 
 def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
     """Change bytes of each file of the newest checkpoint in a folder; the removal of the fault restores them.
 
     The newest checkpoint is the folder's last changed entry whose name does not begin with a dot.
-
-    Args:
-        folder: with a file or folder for each checkpoint.
-        bytes: how many to change in each file; all bytes of a smaller one.
-        seed: of the choice of bytes.
     """
     place = _folder(folder)
     found = [one for one in place.iterdir() if not one.name.startswith(".")]
@@ -65,7 +56,11 @@ def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
         raise FaultRefused(f"the newest checkpoint {newest} is empty: there is nothing to corrupt")
     chosen = random.Random(seed)
     before = {one: _digest(one) for one in files}
-    changed = {one: _flip(one, bytes, chosen) for one in files}
+    changed = {}
+    for one in files:
+        size = one.stat().st_size
+        changed[one] = sorted(chosen.sample(range(size), min(bytes, size)))
+        _invert(one, changed[one])
     evidence = {
         "checkpoint": str(newest),
         "before": {str(one): digest for one, digest in before.items()},
@@ -89,11 +84,6 @@ def _folder(folder: str) -> Path:
     return place
 
 
-def _room(place: Path) -> int:
-    """Return the bytes that this user can write there."""
-    return shutil.disk_usage(place).free
-
-
 def _write_all_room(ballast: Path) -> int:
     descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     written, size = 0, _PIECE
@@ -111,13 +101,6 @@ def _write_all_room(ballast: Path) -> int:
     finally:
         os.close(descriptor)
     return written
-
-
-def _flip(file: Path, count: int, chosen: random.Random) -> list[int]:
-    size = file.stat().st_size
-    places = sorted(chosen.sample(range(size), min(count, size)))
-    _invert(file, places)
-    return places
 
 
 def _invert(file: Path, places: list[int]) -> None:

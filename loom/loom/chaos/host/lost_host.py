@@ -8,8 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from loom.chaos.host.proc import ancestors, start_of, state_of
-from loom.chaos.host.processes import kill
+from loom.chaos.host.processes import ancestors, kill, start_of, state_of
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 

@@ -35,11 +35,7 @@ def try_partition(peers: Sequence[str] = ()) -> Evidence:
 
 
 def partition(peers: Sequence[str] = ()) -> Injected:
-    """Drop all packets to and from other hosts.
-
-    Args:
-        peers: addresses of the others, or networks; if empty, all but this host itself.
-    """
+    """Drop all packets to and from the peers' addresses or networks; if there are none, all other hosts'."""
     return _rules("partition", _partition_rules(peers), {"peers": list(peers) or "all others"})
 
 

@@ -1,17 +1,71 @@
-"""The faults of a process of this machine, by its pid: it is killed, or stopped as if it hung."""
+"""Processes of this machine, by pid: what ``/proc`` says of them, and their faults (killed, or stopped)."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
-from loom.chaos.host.proc import ProcessId, state_of
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
 SEEN_WITHIN = 5.0
 """Seconds that the kernel may take to carry out a signal."""
+
+
+class ProcessId(NamedTuple):
+    """A process, with its start time to tell it from a later one with the same pid."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def find(cls, pid: int) -> ProcessId:
+        """Return the process with a pid."""
+        fields = _fields(pid)
+        if fields is None:
+            raise FaultRefused(f"there is no process {pid} on this machine")
+        return cls(pid, fields[19])
+
+    def alive(self) -> bool:
+        """Return whether the process exists and is no zombie."""
+        fields = _fields(self.pid)
+        return fields is not None and fields[0] not in "ZX" and fields[19] == self.started
+
+
+class Start(NamedTuple):
+    """The start of a process: arguments, working folder and environment."""
+
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+def state_of(pid: int) -> str | None:
+    """Return the letter of a process's state, such as ``S``, ``T`` (stopped) or ``Z``; None without a process."""
+    fields = _fields(pid)
+    return None if fields is None else fields[0]
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the parent of a process, then that one's parent, and so on."""
+    while (fields := _fields(pid)) is not None and (pid := int(fields[1])) > 0:
+        yield pid
+
+
+def start_of(pid: int) -> Start:
+    """Return how a process of this user was started."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        arguments = (folder / "cmdline").read_bytes().split(b"\0")[:-1]
+        pairs = (pair.partition(b"=") for pair in (folder / "environ").read_bytes().split(b"\0") if pair)
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        return Start([os.fsdecode(one) for one in arguments], os.readlink(folder / "cwd"), environment)
+    except OSError as error:
+        raise FaultRefused(f"process {pid} cannot be looked at: {error.strerror}") from error
 
 
 def kill(pid: int) -> Injected:
@@ -57,3 +111,11 @@ def _await_state(process: ProcessId, wanted: str) -> None:
                 f"process {process.pid} was signalled, but is in state {state} after {SEEN_WITHIN:g} s"
             )
         time.sleep(0.001)
+
+
+def _fields(pid: int) -> list[str] | None:
+    try:
+        # The name stands in brackets and may contain any characters, brackets too: read after the last bracket.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None

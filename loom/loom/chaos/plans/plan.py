@@ -154,11 +154,9 @@ class PlannedFault:
     @field_validator("params", mode="before")
     @classmethod
     def _check_params(cls, params: Any, before: ValidationInfo) -> dict[str, Any]:
-        return (
-            _raising_value_errors(check_params)(fault_kind(before.data["fault"]), params)
-            if "fault" in before.data
-            else {}
-        )
+        if "fault" not in before.data:
+            return {}
+        return _raising_value_errors(check_params)(fault_kind(before.data["fault"]), params)
 
     @property
     def kind(self) -> FaultKind:

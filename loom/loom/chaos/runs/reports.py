@@ -18,6 +18,9 @@ from loom.chaos.runs.verdicts import Verdict, compute_share, goodput, judge
 
 GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one, or to the end."
 
+PLOTTED = "loss"
+"""The metric of the plot."""
+
 
 class Report:
     """The summary of a run that has ended."""
@@ -152,14 +155,46 @@ class Report:
         written = [folder / "report.json", folder / "report.md"]
         picture = None
         if find_spec("matplotlib") is not None:
-            from loom.chaos.runs.plots import draw
-
             picture = folder / "report.png"
-            draw(self.run, picture)
+            _draw(self.run, picture)
             written.append(picture)
         written[0].write_text(json.dumps(_plain(self.to_dict()), indent=2) + "\n")
         written[1].write_text(self.markdown(None if picture is None else picture.name))
         return written
+
+
+def _draw(run: Run, path: Path) -> None:
+    """Draw the loss and the steps of each replica over time, with the faults, into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, steps = figure.subplots(2, 1, sharex=True)
+    for replica in run.watched():
+        points = run.observer.history(replica.id, PLOTTED, run.began)
+        times = [point.time - run.began for point in points]
+        loss.plot(times, [point.value for point in points], linewidth=0.9, label=replica.id)
+        steps.plot(times, [point.step for point in points], linewidth=0.9, label=replica.id)
+    for axes in (loss, steps):
+        _draw_faults(run, axes)
+    loss.set_ylabel(PLOTTED)
+    loss.set_title(f"{run.plan.name}, seed {run.plan.seed}", loc="left")
+    loss.legend(loc="upper right", fontsize="small")
+    steps.set_ylabel("step")
+    steps.set_xlabel("seconds")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_faults(run: Run, axes: Any) -> None:
+    for struck in run.struck:
+        at = struck.at - run.began
+        until = (struck.over or struck.at) + (struck.recovered or 0.0) - run.began
+        axes.axvspan(at, max(until, at), color="tab:red", alpha=0.12, linewidth=0)
+        axes.axvline(at, color="tab:red", linewidth=0.8)
+        axes.annotate(
+            struck.planned.fault, (at, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top"
+        )
 
 
 def _short(evidence: dict[str, Any]) -> str:
