@@ -9,6 +9,7 @@ from typing import Protocol, cast
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
+from loom_gateway.sessions.session import Traffic
 
 _HIGH_WATER = 512 << 10
 """Bytes that may wait for the other side before reading pauses. A small call waits behind all of them."""
@@ -37,10 +38,9 @@ class ClientSocket(Protocol):
 
 
 class DriverLink(asyncio.Protocol):
-    """The gateway's end of one connection to a driver."""
+    """The gateway's end of one connection to a driver, whose frames and bytes it adds to ``traffic``."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, traffic: Traffic) -> None:
         self._transport: asyncio.Transport
         self._head = b""  # an incomplete length
         self._pieces: list[Buffer] = []  # the parts of the current frame that have arrived
@@ -48,13 +48,8 @@ class DriverLink(asyncio.Protocol):
         self._last: Sequence[Buffer] = ()  # the last frame, if it may be a farewell
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()  # frames from before `relay_to`
         self._socket: ClientSocket | None = None
-        self.frames = 0
-        """The number of frames sent to the driver."""
-        self.bytes_in = 0
-        """The bytes of these frames, including their lengths."""
-        self.bytes_out = 0
-        """Bytes received from the driver."""
-        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._traffic = traffic
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the driver has closed the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,7 +69,7 @@ class DriverLink(asyncio.Protocol):
         return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
-        self.bytes_out += len(data)
+        self._traffic.bytes_out += len(data)
         if not self._missing and not self._head and len(data) >= 4 and LENGTH.unpack_from(data)[0] == len(data) - 4:
             self._frame([data[4:]])  # small frames usually arrive whole
             return
@@ -115,8 +110,8 @@ class DriverLink(asyncio.Protocol):
         if self._transport.is_closing():
             return  # uvloop's transport would raise, and the client's connection would end without an explanation
         size = sum(map(len, pieces))
-        self.frames += 1
-        self.bytes_in += LENGTH.size + size
+        self._traffic.frames += 1
+        self._traffic.bytes_in += LENGTH.size + size
         self._transport.writelines((LENGTH.pack(size), *pieces))
 
     def pause_writing(self) -> None:
@@ -143,5 +138,4 @@ class DriverLink(asyncio.Protocol):
             self.closed.set_result(None)
 
     def close(self) -> None:
-        """Close the connection."""
         self._transport.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from loom.errors import LoomError
 from loom_gateway.sessions.driver_files import DriverRecord
@@ -34,45 +30,13 @@ _NEXT = {
 }
 
 
-class Link(Protocol):
-    """A connection between a client and a driver, with its counters."""
-
-    frames: int
-    bytes_in: int
-    bytes_out: int
-
-
+@dataclass
 class Traffic:
     """Counters of what this gateway has relayed between a session's clients and its driver."""
 
-    def __init__(self) -> None:
-        self._earlier = Counter[str]()  # totals of the connections that have ended
-        self._links: set[Link] = set()
-
-    @contextlib.contextmanager
-    def on(self, link: Link) -> Iterator[None]:
-        """Include a connection's counters while it is open, and keep their totals afterwards."""
-        self._links.add(link)
-        try:
-            yield
-        finally:
-            self._links.discard(link)
-            self._earlier.update(frames=link.frames, bytes_in=link.bytes_in, bytes_out=link.bytes_out)
-
-    @property
-    def frames(self) -> int:
-        """Frames towards the driver."""
-        return self._earlier["frames"] + sum(link.frames for link in self._links)
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes towards the driver."""
-        return self._earlier["bytes_in"] + sum(link.bytes_in for link in self._links)
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes towards the clients."""
-        return self._earlier["bytes_out"] + sum(link.bytes_out for link in self._links)
+    frames: int = 0  # towards the driver
+    bytes_in: int = 0  # towards the driver, including the frames' lengths
+    bytes_out: int = 0  # towards the clients
 
 
 @dataclass
@@ -87,29 +51,24 @@ class Session:
     """Seconds since the epoch."""
     state: SessionState = SessionState.STARTING
     clients: int = 0
-    """The number of connected clients."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the driver has ended and the reason is noted."""
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def owner(self) -> str:
-        """The id of the token that opened the session; ``gateway`` for the gateway's own."""
         return self.record.owner
 
     @property
     def persist(self) -> bool:
-        """Whether the session never ends for lack of a client."""
         return self.record.persist
 
     @property
     def pid(self) -> int:
-        """The process id of the driver."""
         return self.driver.pid
 
     @property
     def client_connected(self) -> bool:
-        """Whether any client is connected."""
         return self.clients > 0
 
     @property
@@ -123,11 +82,7 @@ class Session:
         return self.state in (SessionState.ENDING, SessionState.ENDED)
 
     def move_to(self, state: SessionState) -> None:
-        """Change the state.
-
-        Raises:
-            RuntimeError: the current state never changes to that one.
-        """
+        """Change the state. Raise `RuntimeError` if the current one never changes to that one."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"session {self.name!r} cannot become {state.value}: it is {self.state.value}")
         self.state = state

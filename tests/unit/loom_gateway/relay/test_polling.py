@@ -22,6 +22,7 @@ from loom_gateway.relay import http_tunnel as polling
 from loom_gateway.relay.http_tunnel import BATCH, Tunnel
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Traffic
 
 BOUND = 30.0
 
@@ -50,7 +51,7 @@ async def tunnelled(folder: Path, idle: float = BOUND) -> AsyncIterator[Tunnelle
     loop = asyncio.get_running_loop()
     came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
     server = await asyncio.start_unix_server(lambda *streams: came.set_result(streams), str(folder / "driver"))
-    _, link = await loop.create_unix_connection(DriverLink, str(folder / "driver"))
+    _, link = await loop.create_unix_connection(lambda: DriverLink(Traffic()), str(folder / "driver"))
     reader, writer = await came
     closed = asyncio.Event()
     tunnel = Tunnel(idle, closed.set)

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvloop
 
 from loom_gateway.relay.links import DriverLink
+from loom_gateway.sessions.session import Traffic
 
 BOUND = 10.0
 
@@ -22,13 +23,14 @@ def test_what_comes_for_a_driver_that_is_gone_is_dropped(tmp_path: Path) -> None
             writer.close()
 
         server = await asyncio.start_unix_server(leave_after_one, path)
-        _, link = await asyncio.get_running_loop().create_unix_connection(DriverLink, path)
+        traffic = Traffic()
+        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: DriverLink(traffic), path)
         link.write(b"a", b"bc")
         await asyncio.wait_for(link.closed, BOUND)
         await asyncio.sleep(0)  # the transport lets go of its handle in the next turn of the loop
         link.write(b"nobody reads this")
         server.close()
-        return link.frames, await came
+        return traffic.frames, await came
 
     loop = uvloop.new_event_loop()
     try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from loom.errors import SessionLost, UnknownSession
+from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import Session, SessionState, Traffic
 
 
 class Driver(DriverProcess):
@@ -21,15 +22,6 @@ class Driver(DriverProcess):
 
     def abandon(self) -> None:
         """Nobody is there."""
-
-
-@dataclass(eq=False)
-class Passed:
-    """What a connection has passed on."""
-
-    frames: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 @pytest.fixture
@@ -82,13 +74,22 @@ async def test_several_may_want_it_to_end(session: Session, before: SessionState
     assert session.state is before
 
 
-async def test_what_is_passed_on_is_counted_while_it_is_and_afterwards(session: Session) -> None:
-    first, second = Passed(1, 10, 100), Passed()
-    with session.traffic.on(first), session.traffic.on(second):
-        second.frames, second.bytes_in, second.bytes_out = 2, 20, 200
-        assert (session.operations, session.traffic.bytes_in, session.traffic.bytes_out) == (3, 30, 300)
+async def test_what_is_passed_on_is_counted_over_all_connections(session: Session, tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
 
-    assert (session.operations, session.traffic.bytes_in, session.traffic.bytes_out) == (3, 30, 300)
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(7))
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "socket")
+    for connections in (1, 2):
+        _, link = await loop.create_unix_connection(lambda: DriverLink(session.traffic), str(tmp_path / "socket"))
+        link.write(b"abc")
+        assert await link.next() == b"abc"
+        assert session.operations == connections
+        assert session.traffic == Traffic(frames=connections, bytes_in=7 * connections, bytes_out=7 * connections)
+        link.close()
+    server.close()
 
 
 async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None:
