@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from loom.errors import LoomError, WrongArguments
+from loom.token_file import Token
 from loom_gateway.access.rate_limits import RateLimit
-from loom_gateway.access.tokens import Identity
 
 KEPT_FILES = 5
 """The number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``."""
@@ -26,12 +26,10 @@ PERIOD = 60.0
 """Seconds over which refusals of one kind to one address share one line."""
 
 KINDS = 1000
-"""The number of pairs of address and kind of refusal that are counted separately. Further ones are counted
-together."""
+"""The number of pairs of address and kind of refusal that are counted apart from the others."""
 
 LINES = 5.0
-"""Refusals a second that get a line at once, after the first few. It keeps a flood of addresses from filling the
-file."""
+"""Refusals a second that get a line at once, so that a flood of addresses does not fill the file."""
 
 
 class Audit:
@@ -60,16 +58,15 @@ class Audit:
             except OSError as error:
                 raise WrongArguments(f"cannot write the audit file {path}: {error.strerror or error}") from error
 
-    def write(self, event: str, who: Identity | None, peer: str, **details: object) -> None:
-        """Write a line: time, event, token (id, name and scope), address of the peer, and details."""
+    def write(self, event: str, who: Token | None, peer: str, **details: object) -> None:
         if self._handler is None:
             return
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        token = {} if who is None else {"token": who.token, "name": who.name, "scope": who.scope}
+        token = {} if who is None else {"token": who.id, "name": who.name, "scope": who.scope}
         line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
         self._handler.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
 
-    def refused(self, error: LoomError, who: Identity | None, peer: str) -> None:
+    def refused(self, error: LoomError, who: Token | None, peer: str) -> None:
         """Note a refusal. Refusals in quick succession share one line, which has their number."""
         if self._handler is None:
             return
@@ -89,22 +86,18 @@ class Audit:
         more = {"earlier": count} if count else {}
         self.write("refused", who, key[0], code=error.code, message=str(error), **more)
 
-    def tick(self) -> None:
-        """Write a line for each kind of refusal that has gone on, once its last line is `PERIOD` seconds old."""
+    def tick(self, period: float = PERIOD) -> None:
+        """Write a line for each kind of refusal that has gone on, once its last line is ``period`` seconds old."""
         now = self._clock()
-        for key, (count, last) in list(self._refused.items()):
-            if now - last >= PERIOD:
-                del self._refused[key]
-                if count:
-                    self.write("refused", None, key[0], code=key[1], earlier=count)
-
-    def close(self) -> None:
-        """Write the remaining numbers, and close the file."""
-        if self._handler is not None:
-            for (peer, code), (count, _) in self._refused.items():
+        for (peer, code), (count, last) in list(self._refused.items()):
+            if now - last >= period:
+                del self._refused[peer, code]
                 if count:
                     self.write("refused", None, peer, code=code, earlier=count)
-            self._refused.clear()
+
+    def close(self) -> None:
+        self.tick(0.0)
+        if self._handler is not None:
             self._handler.close()
             self._handler = None
 

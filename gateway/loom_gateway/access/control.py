@@ -26,10 +26,11 @@ from loom.errors import (
     ScopeError,
     TokenRevoked,
 )
+from loom.token_file import SCOPES, Token
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
-from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
+from loom_gateway.access.tokens import TokenAuthority, digest_shown
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
@@ -50,7 +51,7 @@ Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 class Principal:
     """The sender of an admitted request."""
 
-    identity: Identity
+    token: Token
     peer: str
     """The address that the connection came from."""
 
@@ -83,27 +84,22 @@ class AccessControl:
         """Address and digest of each token that was accepted from there, the newest last."""
         self._connected: dict[object, tuple[Principal, Disconnect]] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by token
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
         """Authenticate a request or a WebSocket, given its ASGI scope.
 
         Args:
             counts: whether it counts as a connection; False for later requests of a tunnel.
-
-        Raises:
-            RateLimited: its address sends too many requests.
-            OriginRefused: it is a WebSocket of a web page whose origin is not allowed.
-            AuthenticationError: it has no token, or an unknown one.
         """
-        peer = peer_of(scope)
+        client = scope.get("client")
+        peer = str(client[0]) if client else ""
         try:
             return Principal(self._admit(scope, address_key(peer), counts), peer)
         except LoomError as error:
             self.audit.refused(error, None, peer)
             raise
 
-    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> Identity:
+    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> Token:
         if counts:
             if wait := self._connections.wait(address):
                 limit = f"--connection-rate {self.limits.connection_rate:g} a second from one address"
@@ -119,7 +115,7 @@ class AccessControl:
             what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
             raise _too_often(what, wait)
         try:
-            identity = self._authority.check(shown)
+            token = self._authority.check(shown)
         except TokenRevoked:  # not a guess, so it does not count as a failure
             raise
         except AuthenticationError:
@@ -129,7 +125,7 @@ class AccessControl:
         self._known.move_to_end((address, shown))
         if len(self._known) > ADDRESSES:
             self._known.popitem(last=False)
-        return identity
+        return token
 
     def _check_origin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         given = {name.lower(): value.decode("latin-1") for name, value in headers}
@@ -144,12 +140,7 @@ class AccessControl:
             )
 
     def check_hello(self, principal: Principal, hello: Hello) -> None:
-        """Check that a client may do what its hello asks for.
-
-        Raises:
-            ScopeError: its token's scope is too small.
-            ProtocolMismatch: it asks for something that does not exist.
-        """
+        """Check that a client may do what its hello asks for, and that this exists."""
         if hello.mode == "watch" and hello.session is not None:
             self.require(principal, "view", "to watch a session")
         elif hello.mode == "drive":
@@ -158,41 +149,36 @@ class AccessControl:
             raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
 
     def require(self, principal: Principal, scope: str, what: str) -> None:
-        """Check that a principal's token has a scope.
-
-        Raises:
-            ScopeError: its scope is too small.
-        """
-        try:
-            principal.identity.require(scope, what)
-        except ScopeError as error:
-            self.audit.refused(error, principal.identity, principal.peer)
-            raise
+        """Raise `ScopeError` if the scope of a principal's token is too small for ``what``."""
+        token = principal.token
+        if SCOPES.index(token.scope) < SCOPES.index(scope):
+            error = ScopeError(
+                f"{what} needs a token of scope {scope}; this one ({token.name!r}) has scope {token.scope}. "
+                f"Ask for another: `loom token create --scope {scope}`"
+            )
+            self.audit.refused(error, token, principal.peer)
+            raise error
 
     @contextmanager
     def opening(self, principal: Principal, sessions: Sequence[Session]) -> Iterator[None]:
-        """Count a new session against the token's limit while it is being opened.
-
-        Raises:
-            LimitReached: the token has as many sessions as it may.
-        """
-        token = principal.identity.token
+        """Count a new session while it is being opened. Raise `LimitReached` if the token has all that it may."""
+        token = principal.token
         most = self.limits.max_sessions
-        has = sum(session.owner == token for session in sessions) + self._opening[token]
+        has = sum(session.owner == token.id for session in sessions) + self._opening[token.id]
         if most and has >= most:
             error = LimitReached(
-                f"the token {principal.identity.name!r} has {has} sessions, and --max-sessions allows {most}: end "
+                f"the token {token.name!r} has {has} sessions, and --max-sessions allows {most}: end "
                 f"one (`loom sessions list`, `loom sessions end NAME`) or attach to it with session=…"
             )
-            self.audit.refused(error, principal.identity, principal.peer)
+            self.audit.refused(error, token, principal.peer)
             raise error
-        self._opening[token] += 1
+        self._opening[token.id] += 1
         try:
             yield
         finally:
-            self._opening[token] -= 1
-            if not self._opening[token]:
-                del self._opening[token]
+            self._opening[token.id] -= 1
+            if not self._opening[token.id]:
+                del self._opening[token.id]
 
     @contextmanager
     def connected(self, principal: Principal, disconnect: Disconnect) -> Iterator[None]:
@@ -205,12 +191,8 @@ class AccessControl:
             self._connected.pop(key, None)
 
     def confirm(self, principal: Principal) -> None:
-        """Check that a principal's token is still valid.
-
-        Raises:
-            TokenRevoked: the token was revoked, or has expired.
-        """
-        self._authority.confirm(principal.identity.token)
+        """Raise `TokenRevoked` if a principal's token was revoked or has expired."""
+        self._authority.confirm(principal.token.id)
 
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients whose token was revoked or has expired, and end their sessions. Never returns."""
@@ -223,19 +205,14 @@ class AccessControl:
                     self.confirm(principal)
                 except TokenRevoked as error:
                     del self._connected[key]
-                    self.audit.write("cut off", principal.identity, principal.peer, message=str(error))
-                    self._background(disconnect(error))
+                    self.audit.write("cut off", principal.token, principal.peer, message=str(error))
+                    manager.background(disconnect(error))
             for session in manager.sessions():
                 try:
                     self._authority.confirm(session.owner)
                 except TokenRevoked as error:
                     if not session.is_ending:
-                        self._background(manager.end(session, str(error).partition(":")[0]))
-
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                        manager.background(manager.end(session, str(error).partition(":")[0]))
 
     def entered(self, principal: Principal, session: Session, hello: Hello) -> None:
         """Note in the audit that a client entered a session."""
@@ -246,23 +223,17 @@ class AccessControl:
         else:
             event = "watched" if hello.mode == "watch" else "drove"
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
-        self.audit.write(event, principal.identity, principal.peer, **details)
+        self.audit.write(event, principal.token, principal.peer, **details)
 
     def left(self, principal: Principal, session: Session) -> None:
-        """Note in the audit that a client left."""
-        self.audit.write("left", principal.identity, principal.peer, session=session.name)
+        """Note in the audit that a client left a session."""
+        self.audit.write("left", principal.token, principal.peer, session=session.name)
 
     def session_ended(self, session: Session) -> None:
         """Note in the audit that a session has ended."""
         reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
         self.audit.write("ended", None, "", opened_by=session.owner, **details)
-
-
-def peer_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the address that a request came from."""
-    client = scope.get("client")
-    return str(client[0]) if client else ""
 
 
 def refusal_headers(error: LoomError) -> dict[str, str]:

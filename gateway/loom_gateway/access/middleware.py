@@ -1,8 +1,4 @@
-"""The access middleware of the gateway's application, in front of everything else.
-
-It is a plain ASGI wrapper, so that a refused request costs nothing of FastAPI: FastAPI's own middlewares come after
-a handful of others.
-"""
+"""The access middleware of the gateway's application, in plain ASGI: a refused request costs nothing of FastAPI."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":  # noted before the client gets the answer
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
                 event, details = scope.get(DONE, ("commanded", {}))
-                self._access.audit.write(event, principal.identity, principal.peer, **command, **details)
+                self._access.audit.write(event, principal.token, principal.peer, **command, **details)
             await send(message)
 
         await self._app(scope, receive, note_and_send)

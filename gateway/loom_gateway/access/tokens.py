@@ -6,38 +6,15 @@ import hmac
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from loom.errors import AuthenticationError, ScopeError, TokenFileError, TokenRevoked
-from loom.token_file import SCOPES, Token, TokenFile, digest
+from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
+from loom.token_file import Token, TokenFile, digest
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The owner of a token."""
-
-    token: str
-    """The token's id; ``gateway`` for the gateway's own."""
-    name: str
-    scope: str
-
-    def require(self, scope: str, what: str) -> None:
-        """Check that the token's scope suffices for ``what``.
-
-        Raises:
-            ScopeError: it does not; the text names both scopes.
-        """
-        if SCOPES.index(self.scope) < SCOPES.index(scope):
-            raise ScopeError(
-                f"{what} needs a token of scope {scope}; this one ({self.name!r}) has scope {self.scope}. Ask for "
-                f"another: `loom token create --scope {scope}`"
-            )
-
-
-OWN = Identity("gateway", "gateway", "drive")
-"""The identity of the gateway's own token, which is not in the file, does not expire, and may do everything."""
+OWN = "gateway"
+"""The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
 
 
 class TokenAuthority:
@@ -49,7 +26,7 @@ class TokenAuthority:
     """
 
     def __init__(self, token: str, file: TokenFile | None = None) -> None:
-        self._own = digest(token)
+        self._own = Token(OWN, OWN, "drive", digest(token), time.time())
         self._file = file
         self._version: tuple[int, ...] | None = None  # of the file's last content
         self._by_digest: dict[str, Token] = {}
@@ -75,15 +52,15 @@ class TokenAuthority:
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
-    def check(self, shown: str) -> Identity:
-        """Return the identity of the token with a digest, as `digest_shown` returns it.
+    def check(self, shown: str) -> Token:
+        """Return the token with a digest, as `digest_shown` returns it.
 
         Raises:
             AuthenticationError: no token has this digest.
             TokenRevoked: the token was revoked, or has expired.
         """
-        if hmac.compare_digest(shown, self._own):
-            return OWN
+        if hmac.compare_digest(shown, self._own.sha256):
+            return self._own
         self.reload()
         # The time of the look-up may depend on the digest, but reveals nothing about a token.
         token = self._by_digest.get(shown)
@@ -92,17 +69,12 @@ class TokenAuthority:
                 "this gateway does not accept the token; the gateway printed its own when it started"
                 + ("" if self._file is None else ", and `loom token create` makes more")
             )
-        identity = Identity(token.id, token.name, token.scope)
         self.confirm(token.id)
-        return identity
+        return token
 
     def confirm(self, ident: str) -> None:
-        """Check, by its id, that an accepted token is still valid.
-
-        Raises:
-            TokenRevoked: the token was revoked, or has expired.
-        """
-        if ident in ("", OWN.token):  # an empty id is that of a gateway that recorded no owners
+        """Raise `TokenRevoked` if the token with an id, which was accepted, was revoked or has expired."""
+        if ident in ("", OWN):  # an empty id is that of a gateway that recorded no owners
             return
         token = self._by_id.get(ident)
         state = "revoked" if token is None else token.state(time.time())
@@ -113,11 +85,7 @@ class TokenAuthority:
 
 
 def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the digest of the token in a request's headers.
-
-    Raises:
-        AuthenticationError: the request has no token.
-    """
+    """Return the digest of the token in a request's headers. Raise `AuthenticationError` if there is none."""
     given = next((value for name, value in headers if name.lower() == b"authorization"), None)
     if given is None:
         raise AuthenticationError(

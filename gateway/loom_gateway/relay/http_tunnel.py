@@ -33,7 +33,6 @@ from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, sp
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
 from loom_gateway.access.control import Principal
-from loom_gateway.access.tokens import Identity
 from loom_gateway.relay.links import DriverLink
 
 logger = logging.getLogger(__name__)
@@ -223,7 +222,7 @@ class Tunnels:
     def __init__(self, relay: ASGIApp, idle: float = IDLE) -> None:
         self._relay = relay
         self._idle = idle
-        self._tunnels: dict[str, tuple[Identity, Tunnel]] = {}
+        self._tunnels: dict[str, tuple[str, Tunnel]] = {}  # with the id of the client's token
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = [
             Route(TUNNELS, self._open, methods=["POST"]),
@@ -240,7 +239,7 @@ class Tunnels:
     async def _open(self, request: Request) -> Response:
         name = secrets.token_urlsafe(24)
         tunnel = Tunnel(self._idle, partial(self._tunnels.pop, name, None))
-        self._tunnels[name] = _identity(request), tunnel
+        self._tunnels[name] = _token_id(request), tunnel
         task = asyncio.ensure_future(self._serve(request, tunnel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -275,16 +274,16 @@ class Tunnels:
     def _find(self, request: Request) -> Tunnel:
         owner, tunnel = self._tunnels.get(request.path_params["tunnel"], (None, None))
         # Another token gets the answer for an unknown tunnel, so that it learns nothing.
-        if tunnel is None or owner != _identity(request):
+        if tunnel is None or owner != _token_id(request):
             raise ConnectionLost(
                 "this gateway has no such tunnel of this token: it was closed, or had no poll for long"
             )
         return tunnel
 
 
-def _identity(request: Request) -> Identity:
+def _token_id(request: Request) -> str:
     principal: Principal = request.scope["loom.principal"]
-    return principal.identity
+    return principal.token.id
 
 
 def _number(request: Request) -> int:

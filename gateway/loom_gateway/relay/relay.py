@@ -75,7 +75,7 @@ class Relay:
             return self._manager.get(hello.session)
         self._draining.check_open()
         with self._access.opening(principal, self._manager.sessions()):
-            return await self._manager.create(principal.identity.token)
+            return await self._manager.create(principal.token.id)
 
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
@@ -124,11 +124,7 @@ class Relay:
                 socket.abort()
 
         try:
-            with (
-                self._access.connected(principal, disconnect),
-                session.traffic.on(link),
-                self._notified(hello, socket),
-            ):
+            with self._access.connected(principal, disconnect), self._notified(hello, socket):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass  # a text message, which Loom's clients never send
         finally:
@@ -172,9 +168,11 @@ def _read_hello(frame: bytes) -> Hello:
 
 async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
     """Connect to a session's driver, and pass on the client's hello."""
-    loop = asyncio.get_running_loop()
+    connecting = asyncio.get_running_loop().create_unix_connection(
+        lambda: DriverLink(session.traffic), session.driver.socket_path
+    )
     try:
-        _, link = await loop.create_unix_connection(DriverLink, session.driver.socket_path)
+        _, link = await connecting
     except OSError:
         await _await_exit(session)
         raise session.ended_error() from None

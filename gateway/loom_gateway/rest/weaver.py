@@ -162,7 +162,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def _who(request: Request) -> str:
-    return str(request.scope["loom.principal"].identity.name)
+    return str(request.scope["loom.principal"].token.name)
 
 
 By = Annotated[str, Depends(_who)]

@@ -206,7 +206,7 @@ class SessionManager:
     def _add(self, session: Session) -> None:
         self._sessions[session.name] = session
         self.logs.add(session.name, session.driver.files.log)
-        self._background(self._watch(session))
+        self.background(self._watch(session))
 
     async def _take_spare(self) -> OwnDriver:
         self.prepare_spare()
@@ -279,7 +279,8 @@ class SessionManager:
             driver = await spare
             await driver.end(STOPPED)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something until it ends, and keep a reference to it: asyncio keeps none."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -329,7 +329,7 @@ def test_a_tunnel_comes_in_as_a_websocket_does_and_counts_once() -> None:
     came: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        came.append(f"{scope['method']} {scope['path']} {scope['loom.principal'].identity.name}")
+        came.append(f"{scope['method']} {scope['path']} {scope['loom.principal'].token.name}")
 
     async def refused(message: Any) -> None:
         came.append(str(message.get("status", "")))

@@ -14,6 +14,7 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
+from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority, digest_shown
 from tests.support.processes import run
 
@@ -162,13 +163,13 @@ def test_the_gateway_notices_what_changes(file: TokenFile) -> None:
     authority = TokenAuthority("the gateway's own", file)
     token, text = file.create("ci", "operate")
 
-    identity = authority.check(digest_shown(bearer(text)))
-    assert (identity.token, identity.name, identity.scope) == (token.id, "ci", "operate")
+    accepted = authority.check(digest_shown(bearer(text)))
+    assert (accepted.id, accepted.name, accepted.scope) == (token.id, "ci", "operate")
     file.revoke(token.id)
     with pytest.raises(loom.TokenRevoked, match=r"'ci'.*was revoked"):
         authority.check(digest_shown(bearer(text)))
     with pytest.raises(loom.TokenRevoked, match="was revoked"):
-        authority.confirm(identity.token)
+        authority.confirm(accepted.id)
 
 
 def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
@@ -176,13 +177,13 @@ def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
 ) -> None:
     authority = TokenAuthority("own", file)
     _, text = file.create("ci", "view")
-    identity = authority.check(digest_shown(bearer(text)))
+    accepted = authority.check(digest_shown(bearer(text)))
 
     file.path.write_text("not JSON")
     authority.reload()
     authority.reload()
 
-    authority.confirm(identity.token)
+    authority.confirm(accepted.id)
     assert len([record for record in caplog.records if "not JSON" in record.message]) == 1
     with pytest.raises(loom.AuthenticationError):
         authority.check(digest_shown(bearer("another")))
@@ -191,13 +192,13 @@ def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
 def test_a_file_that_is_removed_lets_nobody_in(file: TokenFile) -> None:
     authority = TokenAuthority("own", file)
     _, text = file.create("ci", "view")
-    identity = authority.check(digest_shown(bearer(text)))
+    accepted = authority.check(digest_shown(bearer(text)))
 
     file.path.unlink()
     authority.reload()
 
     with pytest.raises(loom.TokenRevoked):
-        authority.confirm(identity.token)
+        authority.confirm(accepted.id)
     with pytest.raises(loom.AuthenticationError):
         authority.check(digest_shown(bearer(text)))
 
@@ -205,10 +206,10 @@ def test_a_file_that_is_removed_lets_nobody_in(file: TokenFile) -> None:
 def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> None:
     authority = TokenAuthority("own", file)
 
-    identity = authority.check(digest_shown(bearer("own")))
+    accepted = authority.check(digest_shown(bearer("own")))
 
-    assert identity.scope == "drive"
-    authority.confirm(identity.token)
+    assert accepted.scope == "drive"
+    authority.confirm(accepted.id)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +227,14 @@ def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]
 )
 def test_a_scope_includes_those_before_it(file: TokenFile, has: str, needs: str, enough: bool) -> None:
     _, text = file.create("ci", has)
-    identity = TokenAuthority("own", file).check(digest_shown(bearer(text)))
+    access = AccessControl(TokenAuthority("own", file))
+    principal = access.admit({"type": "http", "headers": bearer(text)})
 
     if enough:
-        identity.require(needs, "this")
+        access.require(principal, needs, "this")
     else:
         with pytest.raises(loom.ScopeError, match=f"scope {needs}.*scope {has}"):
-            identity.require(needs, "this")
+            access.require(principal, needs, "this")
 
 
 # -- the command --------------------------------------------------------------------------------------------

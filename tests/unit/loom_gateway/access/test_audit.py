@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import loom
+from loom.token_file import Token
 from loom_gateway.access.audit import KEPT_FILES, KINDS, PERIOD, Audit
-from loom_gateway.access.tokens import Identity
 from tests.unit.loom_gateway.access.test_limits import Clock
 
-ME = Identity("1234abcd", "me", "drive")
+ME = Token("1234abcd", "me", "drive", "", 0.0)
 
 
 @pytest.fixture
