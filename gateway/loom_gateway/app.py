@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.history import EndedSessionInfo
 from loom_gateway.sessions.log_reader import LogQuery
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState
@@ -48,28 +49,12 @@ class SessionInfo(BaseModel):
     """Whether the session never ends for lack of a client."""
 
 
-class EndedSessionInfo(BaseModel):
-    """A session that is over."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    name: str
-    reason: str
-    """The reason for the end."""
-    exit_code: int | None
-    """The driver's exit code; negative: the signal that killed it; null: unknown."""
-    created_at: float
-    """Seconds since the epoch."""
-    ended_at: float
-    """Seconds since the epoch."""
-
-
 class SessionList(BaseModel):
     """Sessions, oldest first."""
 
     sessions: list[SessionInfo]
     """The living sessions."""
-    ended: list[EndedSessionInfo] = []
+    ended: Sequence[EndedSessionInfo] = ()
     """The last hundred ended sessions, if the request asked for them."""
 
 
@@ -101,8 +86,8 @@ class Health(BaseModel):
 def create_app(
     manager: SessionManager,
     access: AccessControl,
+    supervisor: WeaverSupervisor,
     tunnel_idle: float = IDLE,
-    supervisor: WeaverSupervisor | None = None,
     injectable: bool = False,
 ) -> FastAPI:
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
@@ -112,13 +97,10 @@ def create_app(
     Args:
         manager: the gateway's sessions.
         access: the gateway's access control.
+        supervisor: the weaver's supervisor.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
-        supervisor: the weaver's supervisor; by default one for the manager's folder and workers.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
     """
-    supervisor = supervisor or WeaverSupervisor(
-        manager.folder.weaver, manager.worker_watch.there, exit_with_gateway=manager.exit_with_gateway
-    )
     weaver = supervisor.client
     draining = Draining(manager)
 
@@ -182,7 +164,7 @@ def create_app(
         """The living sessions and, with ``ended``, the last hundred ended ones, with the reasons."""
         return SessionList(
             sessions=[SessionInfo.model_validate(session) for session in manager.sessions()],
-            ended=[EndedSessionInfo.model_validate(session) for session in manager.ended.all()] if ended else [],
+            ended=manager.ended.all() if ended else [],
         )
 
     @app.delete(

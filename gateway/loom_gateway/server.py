@@ -30,20 +30,13 @@ from loom_gateway.request_timeout import TimeoutProtocol
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
-from loom_gateway.settings import GatewaySettings, Limits, LogLevel
+from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 
 def serve(settings: GatewaySettings) -> None:
-    """Run a gateway until a signal ends it.
-
-    Raises:
-        WrongArguments: a setting makes no sense, or a file cannot be used.
-        TokenFileError: the token file cannot be used.
-        InvalidAddress, PortInUse: the gateway cannot listen at its address.
-        UnsafeStateFolder, Conflict: the gateway cannot use the state folder.
-    """
+    """Run a gateway until a signal ends it. Raise a `LoomError` if a setting or a file cannot be used."""
     if not settings.worker and not settings.workers:
         raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
     hosts = WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
@@ -60,7 +53,7 @@ def serve(settings: GatewaySettings) -> None:
         settings.session_linger,
         folder,
         settings.exit_with_parent,
-        _driver_limits(settings),
+        ["--max-message", str(settings.max_message or MAX_MESSAGE), "--max-in-flight", str(settings.max_in_flight)],
         settings.workers_timeout,
     )
     manager.end_sessions |= settings.end_sessions
@@ -105,11 +98,6 @@ def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
     return StateFolder.open(settings.state_dir or default_state_dir(port))
 
 
-def _driver_limits(limits: Limits) -> list[str]:
-    """Return the limits that drivers enforce, as command line options."""
-    return ["--max-message", str(limits.max_message or MAX_MESSAGE), "--max-in-flight", str(limits.max_in_flight)]
-
-
 def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:
     """End at once. The drivers end with this process, and the sessions' processes with them."""
     supervisor.abandon()
@@ -130,7 +118,7 @@ class _Server(uvicorn.Server):
         self._token = token
         self._manager = manager
         self._supervisor = supervisor
-        self._app = create_app(manager, access, settings.tunnel_idle, supervisor, settings.injectable)
+        self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable)
         self._draining: asyncio.Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level
         super().__init__(

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from loom.control.introduction import PROTOCOL
@@ -22,9 +19,9 @@ from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
 from loom.weaver.client import WeaverClient
 from loom_gateway.driver.monarch.root_client import address_towards
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time, write_atomically
+from loom_gateway.sessions.driver_files import DriverFiles, start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
-from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +36,6 @@ BACKOFF = Backoff(0.05, 15.0)
 
 STEADY = 30.0
 """Seconds after which a weaver's death does not count as early, so that the pauses start anew."""
-
-
-@dataclass(frozen=True)
-class WeaverRecord(DriverRecord):
-    """The description of the weaver that a gateway leaves for its successor."""
-
-    address: str = ""
-    """The address at which threadlets find the weaver."""
 
 
 CANCEL_AGAIN = 0.1
@@ -78,7 +67,6 @@ class WeaverSupervisor:
         self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
         self.client = WeaverClient(self._files.socket)
-        """The client for requests to the weaver."""
         self.address: str | None = None
         """The value of ``LOOM_WEAVER`` for training processes; None before the first weaver is up."""
         self._workers = workers
@@ -98,11 +86,7 @@ class WeaverSupervisor:
         self._keeping = asyncio.ensure_future(run_again(self._run, BACKOFF, STEADY))
 
     async def close(self, end: bool) -> None:
-        """Stop supervising.
-
-        Args:
-            end: whether to end the weaver, or to leave it to the next gateway.
-        """
+        """Stop supervising, and end the weaver unless it is left to the next gateway."""
         if self._keeping is not None:
             # Cancel repeatedly: before Python 3.12, `asyncio.wait_for` may lose a cancellation that arrives
             # together with the result that it waits for.
@@ -141,9 +125,8 @@ class WeaverSupervisor:
         if not os.path.exists(self._files.record):
             return None
         try:
-            record = WeaverRecord.parse(Path(self._files.record).read_text())
-            assert isinstance(record, WeaverRecord)
-            if not record.address:
+            address = self._files.read_record().address
+            if not address:
                 raise NotOurDriver("its gateway ended before it had come up")
             process = AdoptedDriver.adopt(self._files)
         except (NotOurDriver, OSError, ValueError) as reason:
@@ -151,7 +134,7 @@ class WeaverSupervisor:
             self._clear_away()
             return None
         self._process = process
-        self.address = record.address
+        self.address = address
         logger.info("the weaver goes on: process %d", process.pid)
         return process
 
@@ -180,13 +163,8 @@ class WeaverSupervisor:
         if self._exit_with_gateway:
             arguments.append("--exit-with-parent")
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
-        process = self._process = OwnDriver("the weaver", self._files, command)
-        self._write_record(process, "")
+        process = self._process = OwnDriver("the weaver", self._files, command, [PROTOCOL])
         announced = await process.come_up(START_TIMEOUT)
         self.address = str(announced["address"])
-        self._write_record(process, self.address)
+        process.note(address=self.address)
         return process
-
-    def _write_record(self, process: DriverProcess, address: str) -> None:
-        record = WeaverRecord(process.pid, start_time(process.pid) or 0, 0, [PROTOCOL], address=address)
-        write_atomically(self._files.record, json.dumps(asdict(record)))

@@ -18,7 +18,7 @@ from loom_gateway.driver.monarch.errors import replace_fault_hook
 from loom_gateway.driver.monarch.root_client import attach, probe
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.session import Session
-from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)
 

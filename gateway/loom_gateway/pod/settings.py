@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import WrongArguments
-from loom_gateway.sessions.driver_files import write_atomically
+from loom_gateway.sessions.driver_files import write_json
 
 MONARCH_PORT = 26600
 GATEWAY_PORT = 8470
@@ -80,7 +80,7 @@ class PodSettings:
     def write(self, folder: Path) -> None:
         """Write the settings to a folder that only this user can open."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(str(folder / "settings.json"), json.dumps(self.to_json()))
+        write_json(str(folder / "settings.json"), self)
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:

@@ -169,7 +169,7 @@ def _read_hello(frame: bytes) -> Hello:
 async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
     """Connect to a session's driver, and pass on the client's hello."""
     connecting = asyncio.get_running_loop().create_unix_connection(
-        lambda: DriverLink(session.traffic), session.driver.socket_path
+        lambda: DriverLink(session.traffic), session.driver.files.socket
     )
     try:
         _, link = await connecting

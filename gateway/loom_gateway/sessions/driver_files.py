@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ OUTPUT_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class DriverRecord:
-    """The description of a driver that a gateway leaves for its successor."""
+    """The description of a driver, or of the weaver, that a gateway leaves for its successor."""
 
     pid: int
     started: int
@@ -31,7 +31,6 @@ class DriverRecord:
     port: int
     """The port of the driver's Monarch."""
     protocol: Sequence[int]
-    """The driver's version of the protocol."""
     session: str = ""
     """The name of its session; empty for a spare."""
     created: float = 0.0
@@ -40,16 +39,8 @@ class DriverRecord:
     """Whether the session never ends for lack of a client."""
     owner: str = ""
     """The id of the token that opened the session; empty for a spare."""
-
-    @classmethod
-    def parse(cls, text: str) -> DriverRecord:
-        """Parse a written record. Raise `ValueError` for any other text."""
-        values = json.loads(text)
-        fits = {"int": int, "float": float, "str": str, "bool": bool, "Sequence[int]": list}
-        kinds = {f.name: fits[str(f.type)] for f in fields(cls)}
-        if not isinstance(values, dict) or any(type(values.get(name)) is not kinds[name] for name in kinds):
-            raise ValueError("it is no record of a driver")
-        return cls(**{name: values[name] for name in kinds})
+    address: str = ""
+    """The address at which threadlets find the weaver."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +58,26 @@ class DriverFiles:
 
     def __init__(self, base: str) -> None:
         self.base = base
-        self.socket = f"{base}.sock"
-        """The socket on which the driver takes the gateway's connections."""
-        self.record = f"{base}.json"
-        """The file of the `DriverRecord`."""
-        self.output = f"{base}.out"
-        """The driver's standard output and error."""
-        self.last_words = f"{base}.end"
-        """The file of the `LastWords`."""
-        self.log = f"{base}.log"
-        """The session's log; see `loom_gateway.driver.output.spool`."""
+        self.socket = f"{base}.sock"  # on which the driver takes the gateway's connections
+        self.record = f"{base}.json"  # of `DriverRecord`
+        self.output = f"{base}.out"  # the driver's standard output and error
+        self.last_words = f"{base}.end"  # of `LastWords`
+        self.log = f"{base}.log"  # the session's; see `loom_gateway.driver.output.spool`
 
     def write_record(self, record: DriverRecord) -> None:
-        """Replace the record atomically."""
-        write_atomically(self.record, json.dumps(asdict(record)))
+        write_json(self.record, record)
 
     def read_record(self) -> DriverRecord:
         """Return the record. Raise `OSError` if there is none, `ValueError` if it is damaged."""
-        return DriverRecord.parse(Path(self.record).read_text())
+        from pydantic import TypeAdapter  # drivers use this module, and do not load pydantic
+
+        return TypeAdapter(DriverRecord).validate_json(Path(self.record).read_bytes(), strict=True)
 
     def write_last_words(self, words: LastWords) -> None:
         """Write the last words. The first reason stays."""
         reason = self.read_last_words().reason or words.reason
         with contextlib.suppress(OSError):  # the folder is gone, and so is the reader
-            write_atomically(self.last_words, json.dumps({"reason": reason, "exit_code": words.exit_code}))
+            write_json(self.last_words, LastWords(reason, words.exit_code))
 
     def read_last_words(self) -> LastWords:
         """Return the last words, or empty ones if there are none."""
@@ -126,13 +113,16 @@ def start_time(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def write_atomically(path: str, text: str) -> None:
-    """Write a file that only this user can read. A reader finds either the old content or the new one, whole."""
+def write_json(path: str, value: object) -> None:
+    """Write a value, which may contain dataclasses, to a file that only this user can read.
+
+    A reader finds either the old content or the new one, whole.
+    """
     folder, name = os.path.split(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
     try:
         with open(descriptor, "w") as file:
-            file.write(text)
+            json.dump(value, file, default=asdict)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -27,15 +27,14 @@ class FreshPorts:
     """Free TCP ports of this machine. When hardly any new ones are left, all may be given again.
 
     Args:
+        path: a file of the given ports for the next gateway, which has the same workers.
         bind: returns a socket that is bound to a port of the kernel's choice.
-        path: a file of the given ports for the next gateway, which has the same workers; None if no gateway will
-            follow.
     """
 
-    def __init__(self, bind: Callable[[], socket.socket] = _bind_any, path: str | None = None) -> None:
+    def __init__(self, path: str, bind: Callable[[], socket.socket] = _bind_any) -> None:
         self._bind = bind
-        self._path = None if path is None else Path(path)
-        given = self._path.read_text().split() if self._path is not None and self._path.exists() else []
+        self._path = Path(path)
+        given = self._path.read_text().split() if self._path.exists() else []
         self._given = {int(port) for port in given if port.isdecimal()}
 
     def take(self) -> int:
@@ -47,10 +46,8 @@ class FreshPorts:
                     break
             else:
                 self._given.clear()
-                if self._path is not None:
-                    self._path.unlink()
+                self._path.unlink(missing_ok=True)
         self._given.add(port)
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(f"{port}\n")
+        with self._path.open("a") as file:
+            file.write(f"{port}\n")
         return port

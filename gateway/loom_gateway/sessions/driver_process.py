@@ -16,6 +16,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from loom.errors import LoomError, SessionLost
@@ -36,10 +37,9 @@ _CREDENTIALS = struct.Struct("3i")
 class DriverProcess(ABC):
     """A driver's process and its files, which are removed when it has ended."""
 
-    def __init__(self, files: DriverFiles, pid: int) -> None:
+    def __init__(self, files: DriverFiles, record: DriverRecord) -> None:
         self.files = files
-        self.pid = pid
-        self.socket_path = files.socket
+        self.record = record
         self.exited = asyncio.Event()
         self.exit_code: int | None = None
         """Negative: the signal that killed the process. None: the process lives, or the code is unknown."""
@@ -47,6 +47,15 @@ class DriverProcess(ABC):
         """The last lines of the process's output, once it has ended."""
         self.reason = ""
         """Why the process was told to end; empty if it ended by itself."""
+
+    @property
+    def pid(self) -> int:
+        return self.record.pid
+
+    def note(self, **changes: Any) -> None:
+        """Change the record, for the next gateway too."""
+        self.record = replace(self.record, **changes)
+        self.files.write_record(self.record)
 
     def _ended(self, exit_code: int | None) -> None:
         words = self.files.read_last_words()
@@ -93,23 +102,23 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
 
-    def __init__(self, name: str, files: DriverFiles, command: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, files: DriverFiles, command: Sequence[str], protocol: Sequence[int], port: int = 0
+    ) -> None:
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # The child's standard input closes when this process ends; see `driver.lifetime`.
             self._child = Child(name, command, errors=output)
         finally:
             os.close(output)
-        super().__init__(files, self._child.pid)
+        pid = self._child.pid
+        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, port, list(protocol)))
+        self.note()
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
 
     async def come_up(self, timeout: float) -> dict[str, Any]:
-        """Wait until the process listens. Return its announcement.
-
-        Raises:
-            SessionLost: the process ended before, or did not listen within ``timeout`` seconds and was killed.
-        """
+        """Return the process's announcement. Kill it, and raise `SessionLost`, if it comes too late or never."""
         ready = asyncio.shield(asyncio.wrap_future(self._child.ready))
         try:
             return await asyncio.wait_for(ready, timeout)
@@ -142,19 +151,14 @@ class AdoptedDriver(DriverProcess):
     """A driver that an earlier gateway started."""
 
     def __init__(self, files: DriverFiles, record: DriverRecord, pidfd: int) -> None:
-        super().__init__(files, record.pid)
-        self.record = record
+        super().__init__(files, record)
         self._pidfd = pidfd
         self._killed_by: int | None = None  # known only if this gateway has killed it
         asyncio.get_running_loop().add_reader(pidfd, self._gone)
 
     @classmethod
     def adopt(cls, files: DriverFiles) -> AdoptedDriver:
-        """Take over the driver of a record.
-
-        Raises:
-            NotOurDriver: the driver has ended, or another process has its id or its socket.
-        """
+        """Take over the driver of a record. Raise `NotOurDriver` if another process has its id or its socket."""
         try:
             record = files.read_record()
         except (OSError, ValueError) as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from loom.errors import LoomError, SessionLost, UnknownSession
-from loom_gateway.sessions.driver_files import write_atomically
+from loom_gateway.sessions.driver_files import DriverRecord, LastWords, write_json
 
 KEEP = 100
 """The number of ended sessions to remember."""
@@ -18,22 +20,42 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class EndedSession:
-    """A session that is over."""
+class EndedSessionInfo:
+    """A session that is over, as REST describes it."""
 
     name: str
     reason: str
-    lost: bool
-    """Whether its driver ended unintentionally."""
     exit_code: int | None
     """The driver's exit code; negative: the signal that killed it; None: unknown."""
     created_at: float
     """Seconds since the epoch, as is `ended_at`."""
     ended_at: float
+
+
+@dataclass(frozen=True)
+class EndedSession(EndedSessionInfo):
+    """A session that is over, as the gateway remembers it."""
+
+    lost: bool
+    """Whether its driver ended unintentionally."""
     output: str
     """The last lines of the driver's output."""
     log: str
     """The path of the session's log."""
+
+    @classmethod
+    def of(cls, record: DriverRecord, words: LastWords, how: str, output: Sequence[str], log: str) -> EndedSession:
+        """Return the entry of a session whose driver has ended; ``how`` counts if no reason was left."""
+        return cls(
+            name=record.session,
+            reason=words.reason or f"its driver {how}",
+            exit_code=words.exit_code,
+            created_at=record.created,
+            ended_at=time.time(),
+            lost=not words.reason,
+            output="\n".join(output),
+            log=log,
+        )
 
     def error(self) -> LoomError:
         """Return the error for a client that wants to attach to the session."""
@@ -48,19 +70,13 @@ class EndedSession:
 
 
 class EndedSessions:
-    """The last `KEEP` ended sessions, the newest last.
+    """The last `KEEP` ended sessions, the newest last, which the next gateway finds in the file ``path``."""
 
-    Args:
-        path: a file in which the next gateway finds them; None if no gateway will follow.
-    """
-
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._sessions: deque[EndedSession] = deque(self._read(), maxlen=KEEP)
 
     def _read(self) -> list[EndedSession]:
-        if self._path is None:
-            return []
         try:
             return [EndedSession(**values) for values in json.loads(Path(self._path).read_text())]
         except FileNotFoundError:
@@ -70,13 +86,11 @@ class EndedSessions:
             return []
 
     def add(self, session: EndedSession) -> None:
-        """Note that a session has ended."""
         self._sessions.append(session)
-        if self._path is not None:
-            try:
-                write_atomically(self._path, json.dumps([asdict(session) for session in self._sessions]))
-            except OSError as error:
-                logger.warning("the end of session %s cannot be written down: %s", session.name, error)
+        try:
+            write_json(self._path, list(self._sessions))
+        except OSError as error:
+            logger.warning("the end of session %s cannot be written down: %s", session.name, error)
 
     def all(self) -> list[EndedSession]:
         """Return the remembered sessions, the newest last."""

@@ -9,13 +9,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 from loom.errors import LoomError, UnknownSession
 from loom.process.child import python
 from loom.wire.handshake import PROTOCOL
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time
+from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
@@ -52,16 +51,15 @@ class SessionManager:
         patience: float = 60.0,
     ) -> None:
         self._linger = linger
+        self._patience = patience
         self.folder = StateFolder.make_temporary() if folder is None else folder
-        """The state folder, in which the next gateway finds the drivers."""
         hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
-        self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"), patience)
-        """Watches the list of worker hosts."""
+        self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"))
         self.exit_with_gateway = exit_with_gateway or self.folder.temporary
         """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._sessions: dict[str, Session] = {}
-        self._ports = FreshPorts(path=self.folder.ports)  # for the Monarchs of the drivers
+        self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -70,9 +68,7 @@ class SessionManager:
         self.end_sessions = self.exit_with_gateway
         """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
-        """The logs of the living sessions and of the last ended ones."""
-        self.ended = EndedSessions(self.folder.ended)
-        """The last ended sessions."""
+        self.ended = EndedSessions(os.path.join(self.folder.path, "ended.json"))
 
     @property
     def spare_ready(self) -> bool:
@@ -85,16 +81,10 @@ class SessionManager:
         return self.worker_watch.hosts.addresses
 
     def sessions(self) -> list[Session]:
-        """Return the living sessions, oldest first."""
         return list(self._sessions.values())
 
     def get(self, name: str) -> Session:
-        """Return a living session.
-
-        Raises:
-            SessionLost: its driver died recently.
-            UnknownSession: it ended recently, or never existed; the text says which.
-        """
+        """Return a living session. Raise `SessionLost` if its driver died, `UnknownSession` if there is none."""
         session = self._sessions.get(name)
         if session is None or session.is_ending:
             ended = self.ended.get(name)
@@ -127,14 +117,11 @@ class SessionManager:
         if found:
             self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
-            record = driver.record
-            session = Session(record.session, driver, record, record.created, SessionState.OPEN)
-            self._add(session)
-            logger.info("session %s goes on: driver %d", session.name, driver.pid)
+            self._add(Session(driver, SessionState.OPEN))
+            logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
         await asyncio.gather(*spares)
 
     def _clear_away(self, files: DriverFiles, reason: str, keep_log: bool) -> None:
-        words = files.read_last_words()
         try:
             record = files.read_record()
         except (OSError, ValueError):
@@ -142,18 +129,8 @@ class SessionManager:
         if record is not None and record.session:
             logger.warning("session %s is not adopted: %s", record.session, reason)
             self.logs.add(record.session, files.log)
-            self._note_end(
-                EndedSession(
-                    record.session,
-                    words.reason or "its driver ended while no gateway ran; its exit code is not known",
-                    lost=not words.reason,
-                    exit_code=words.exit_code,
-                    created_at=record.created,
-                    ended_at=time.time(),
-                    output="\n".join(files.last_output()),
-                    log=files.log,
-                )
-            )
+            how = "ended while no gateway ran; its exit code is not known"
+            self._note_end(EndedSession.of(record, files.read_last_words(), how, files.last_output(), files.log))
             keep_log = True
         files.remove(log=not keep_log)
 
@@ -176,30 +153,17 @@ class SessionManager:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:
             arguments.append("--remove-folder")
-        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments))
-        files.write_record(DriverRecord(driver.pid, start_time(driver.pid) or 0, port, list(PROTOCOL)))
+        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments), PROTOCOL, port)
         await driver.come_up(START_TIMEOUT)
         return driver
 
     async def create(self, owner: str = "gateway") -> Session:
-        """Give the spare driver to a new session and start the next spare.
-
-        Args:
-            owner: the id of the token that opens it; ``gateway`` for the gateway's own.
-
-        Raises:
-            SessionLost: no driver could be started.
-            WorkerUnreachable: workers are missing.
-        """
+        """Give the spare driver to a new session, of the token with the id ``owner``."""
         self.worker_watch.start()
-        await self.worker_watch.there_soon()
+        await self.worker_watch.there(self._patience)
         driver = await self._take_spare()
-        created = time.time()
-        name = f"session-{secrets.token_hex(4)}"
-        record = driver.files.read_record()
-        record = replace(record, session=name, created=created, owner=owner)
-        driver.files.write_record(record)
-        session = Session(name, driver, record, created)
+        driver.note(session=f"session-{secrets.token_hex(4)}", created=time.time(), owner=owner)
+        session = Session(driver)
         self._add(session)
         return session
 
@@ -233,8 +197,7 @@ class SessionManager:
     def persist(self, session: Session) -> None:
         """Note that a session never ends for lack of a client."""
         if not session.persist:
-            session.record = replace(session.record, persist=True)
-            session.driver.files.write_record(session.record)
+            session.driver.note(persist=True)
 
     def connected(self, session: Session) -> None:
         """Note that a client is connected."""
@@ -269,7 +232,7 @@ class SessionManager:
             await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
 
     def abandon(self) -> None:
-        """Do the immediate part of the clean-up when this process ends with its parent. Safe on any thread."""
+        """Do the immediate part of `close` when this process ends with its parent. Safe on any thread."""
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()

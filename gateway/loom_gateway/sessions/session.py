@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from dataclasses import dataclass, field
 
 from loom.errors import LoomError
-from loom_gateway.sessions.driver_files import DriverRecord
+from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.history import EndedSession
 
@@ -43,12 +42,8 @@ class Traffic:
 class Session:
     """One user's session: its driver, its state and its counters."""
 
-    name: str
     driver: DriverProcess
-    record: DriverRecord
-    """The driver's record, which the next gateway finds."""
-    created_at: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
+    """The driver, whose record describes the session to the next gateway."""
     state: SessionState = SessionState.STARTING
     clients: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,12 +51,20 @@ class Session:
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
+    def name(self) -> str:
+        return self.driver.record.session
+
+    @property
+    def created_at(self) -> float:
+        return self.driver.record.created
+
+    @property
     def owner(self) -> str:
-        return self.record.owner
+        return self.driver.record.owner
 
     @property
     def persist(self) -> bool:
-        return self.record.persist
+        return self.driver.record.persist
 
     @property
     def pid(self) -> int:
@@ -94,17 +97,9 @@ class Session:
 
     def ended(self) -> EndedSession:
         """Return the session's entry in the history, when its driver has ended or is ending."""
-        reason = self.driver.reason or self.driver.files.read_last_words().reason
-        return EndedSession(
-            self.name,
-            reason or f"its driver {self.driver.how_it_ended}",
-            lost=not reason,
-            exit_code=self.driver.exit_code,
-            created_at=self.created_at,
-            ended_at=time.time(),
-            output="\n".join(self.driver.output),
-            log=self.driver.files.log,
-        )
+        driver = self.driver
+        words = LastWords(driver.reason or driver.files.read_last_words().reason, driver.exit_code)
+        return EndedSession.of(driver.record, words, driver.how_it_ended, driver.output, driver.files.log)
 
     def ended_error(self) -> LoomError:
         """Return the error for a client whose driver has ended or is ending."""

@@ -24,12 +24,7 @@ class StateFolder:
 
     def __init__(self, path: str, lock: int | None) -> None:
         self.path = path
-        self.ports: str | None = None if lock is None else os.path.join(path, "ports")
-        """The file of `FreshPorts`; None if no gateway will follow."""
-        self.ended: str | None = None if lock is None else os.path.join(path, "ended.json")
-        """The file of `loom_gateway.sessions.history.EndedSessions`; None if no gateway will follow."""
-        self.weaver = os.path.join(path, "weaver")
-        """The weaver's folder."""
+        self.weaver = os.path.join(path, "weaver")  # the weaver's own folder
         self._lock = lock
 
     @property
@@ -44,12 +39,7 @@ class StateFolder:
 
     @classmethod
     def open(cls, path: str) -> StateFolder:
-        """Open a folder, creating it if necessary, and hold it until this process ends.
-
-        Raises:
-            UnsafeStateFolder: it belongs to another user, others can open it, or it cannot be created.
-            StateFolderInUse: another gateway holds it.
-        """
+        """Open a folder, creating it if necessary, and `hold` it until this process ends."""
         path = os.path.abspath(path)
         socket = os.path.basename(cls(path, None).new_driver().socket)
         lock = hold(Path(path), "gateway", socket, " with --state-dir")

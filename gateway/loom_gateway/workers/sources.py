@@ -8,17 +8,18 @@ worker a permanent number: ``hosts=0`` is the same pod tomorrow, or its replacem
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from loom.errors import InvalidAddress, WorkerUnreachable
 from loom.process.listen import bracketed
-from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.sessions.driver_files import write_json
 
 MONARCH_PORT = 26600
 """The default port of a worker."""
@@ -28,6 +29,33 @@ WHOLE = "workers"
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 _ORDINAL = re.compile(r"[^.]*[a-z0-9]-(?P<ordinal>\d+)\..+")
+
+
+@dataclass(frozen=True)
+class WorkerList:
+    """The workers of a gateway, as it publishes them in a file for its drivers and for the next gateway."""
+
+    addresses: Sequence[str]
+    """Each worker's ``tcp://HOST:PORT``, in the order of the dimension ``hosts``."""
+    meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The numbers of the hosts of each named mesh."""
+    sizes: Sequence[int] = ()
+    """The number of workers from each of the gateway's sources, in the sources' order."""
+
+    def write(self, path: str) -> None:
+        """Replace the file atomically."""
+        write_json(path, self)
+
+    @classmethod
+    def read(cls, path: str) -> WorkerList | None:
+        """Return the list in a file; None if it does not exist or cannot be read."""
+        try:
+            found = json.loads(Path(path).read_text())
+            meshes = {str(name): [int(number) for number in numbers] for name, numbers in found["meshes"].items()}
+            sizes = [int(size) for size in found.get("sizes", ())]
+            return cls([str(address) for address in found["addresses"]], meshes, sizes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
 
 class WorkerAddress(NamedTuple):
@@ -107,29 +135,6 @@ class FoundWorker(NamedTuple):
     """The worker's ``tcp://HOST:PORT``."""
     place: int | None = None
     """Its number among the source's workers, if the source knows it."""
-
-
-class WorkerSource(Protocol):
-    """A source of the workers of one mesh."""
-
-    @property
-    def count(self) -> int:
-        """The expected number of workers."""
-
-    @property
-    def where(self) -> str:
-        """The place where workers are looked for, as part of a sentence; empty if their addresses do not change."""
-
-    @property
-    def advice(self) -> str:
-        """Advice for the user if some workers are missing."""
-
-    def find(self) -> Sequence[FoundWorker]:
-        """Return the present workers, in order. May wait for the network.
-
-        Raises:
-            WorkerUnreachable: the source cannot be read; the text says what to do.
-        """
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,15 @@ class FileWorkers:
                 "is one host"
             )
         return addresses
+
+
+WorkerSource: TypeAlias = StaticWorkers | DnsWorkers | FileWorkers
+"""A source of the workers of one mesh.
+
+It has the ``count`` of expected workers, and ``where`` they are looked for, as part of a sentence; this is empty if
+their addresses do not change. ``advice`` is for the user if some are missing. ``find`` returns the present workers,
+in order. It may wait for the network, and raises `WorkerUnreachable` if the source cannot be read.
+"""
 
 
 def parse_source(text: str) -> tuple[str, WorkerSource]:

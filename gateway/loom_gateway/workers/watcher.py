@@ -6,8 +6,7 @@ import asyncio
 import logging
 
 from loom.errors import WorkerUnreachable
-from loom_gateway.workers.registry_file import WorkerList
-from loom_gateway.workers.sources import WorkerHosts
+from loom_gateway.workers.sources import WorkerHosts, WorkerList
 
 logger = logging.getLogger(__name__)
 
@@ -18,18 +17,11 @@ LOOK_SOON = 0.5
 
 
 class WorkerWatch:
-    """Keeps the list of workers up to date.
+    """Keeps the list of workers up to date, and publishes it in the file ``path``."""
 
-    Args:
-        hosts: the workers of the gateway.
-        path: the file of the published list.
-        patience: seconds that a new session waits for missing workers.
-    """
-
-    def __init__(self, hosts: WorkerHosts, path: str, patience: float = 60.0) -> None:
+    def __init__(self, hosts: WorkerHosts, path: str) -> None:
         self.hosts = hosts
         self.path = path
-        self._patience = patience
         self._complete = asyncio.Event()  # set when every host has had a worker
         self._error: WorkerUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
@@ -59,14 +51,7 @@ class WorkerWatch:
             self._task.cancel()
 
     async def there(self, patience: float | None = None) -> WorkerList:
-        """Wait until every host has a worker.
-
-        Args:
-            patience: seconds to wait; None: forever.
-
-        Raises:
-            WorkerUnreachable: some are still missing; the text names them and says what to do.
-        """
+        """Wait until every host has a worker; for at most ``patience`` seconds, then raise `WorkerUnreachable`."""
         try:
             await asyncio.wait_for(self._complete.wait(), patience)
         except asyncio.TimeoutError:
@@ -76,10 +61,6 @@ class WorkerWatch:
         if self._closing:
             raise WorkerUnreachable("the gateway ends")
         return self.hosts.listed()
-
-    async def there_soon(self) -> WorkerList:
-        """Wait until every host has a worker, for at most the time that a new session waits."""
-        return await self.there(self._patience)
 
     def _publish(self) -> None:
         self.hosts.listed().write(self.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -41,20 +42,20 @@ class Kernel:
         return Bound(self._next % self._count + 1)
 
 
-def test_no_port_is_given_twice() -> None:
-    ports = FreshPorts(Kernel(10).bind)
+def test_no_port_is_given_twice(tmp_path: Path) -> None:
+    ports = FreshPorts(str(tmp_path / "ports"), Kernel(10).bind)
     assert len({ports.take() for _ in range(10)}) == 10
 
 
-def test_a_port_that_was_given_is_free_to_be_listened_on() -> None:
-    port = FreshPorts().take()
+def test_a_port_that_was_given_is_free_to_be_listened_on(tmp_path: Path) -> None:
+    port = FreshPorts(str(tmp_path / "ports")).take()
     assert _is_free("127.0.0.1", port)
     with socket.create_server(("127.0.0.1", port)):
         assert not _is_free("127.0.0.1", port)
 
 
-def test_when_none_is_left_they_are_given_again() -> None:
-    ports = FreshPorts(Kernel(TRIES).bind)
+def test_when_none_is_left_they_are_given_again(tmp_path: Path) -> None:
+    ports = FreshPorts(str(tmp_path / "ports"), Kernel(TRIES).bind)
     taken = [ports.take() for _ in range(TRIES)]
     assert len(set(taken)) == TRIES
     assert ports.take() in taken

@@ -293,7 +293,7 @@ async def test_a_client_that_meets_a_driver_at_its_end_is_told_why_it_ends(files
         listener.listen()
         files.write_record(record_of(os.getpid()))
         driver = AdoptedDriver.adopt(files)
-    session = Session("session-1", driver, driver.record)
+    session = Session(driver)
 
     assert isinstance(session.ended_error(), loom.SessionLost)
     files.write_last_words(LastWords("no client for 5 s"))
@@ -438,7 +438,7 @@ def test_the_default_folder_is_this_users_and_the_ports(monkeypatch: pytest.Monk
 
 def test_ports_are_not_given_again_by_the_next_gateway(tmp_path: Path) -> None:
     path = str(tmp_path / "ports")
-    given = FreshPorts(path=path).take()
+    given = FreshPorts(path).take()
     sockets = []
 
     def bind() -> socket.socket:
@@ -449,7 +449,7 @@ def test_ports_are_not_given_again_by_the_next_gateway(tmp_path: Path) -> None:
         sockets.append(sock)
         return sock
 
-    assert FreshPorts(bind, path).take() != given
+    assert FreshPorts(path, bind).take() != given
     assert len(sockets) == 2
     assert len((tmp_path / "ports").read_text().split()) == 2
 

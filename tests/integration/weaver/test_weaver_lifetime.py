@@ -18,7 +18,7 @@ import loom
 from loom.weaver.views import Away, Snapshot
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.weaver_process import WeaverSupervisor
-from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import WorkerList
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.command import CommandProxy

@@ -1,7 +1,7 @@
 """The detection of lost worker hosts, and their reuse when they come back.
 
 A host may come back at another address, as a replaced pod does. The gateway reports the new address; see
-`loom_gateway.workers.registry_file`.
+`loom_gateway.workers.watcher`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from loom_gateway.driver.monarch.root_client import probe
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.notices import notice
 from loom_gateway.driver.session.replies import Handler
-from loom_gateway.workers.registry_file import WorkerList
-from loom_gateway.workers.sources import parse_worker_address
+from loom_gateway.workers.sources import WorkerList, parse_worker_address
 
 logger = logging.getLogger(__name__)
 

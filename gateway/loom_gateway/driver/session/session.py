@@ -24,7 +24,7 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.dispatcher import Dispatcher
 from loom_gateway.driver.weaver_link import WeaverLink
-from loom_gateway.workers.registry_file import WorkerList
+from loom_gateway.workers.sources import WorkerList
 
 
 class Session:

@@ -23,6 +23,7 @@ from loom_gateway.relay.http_tunnel import BATCH, Tunnel
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Traffic
+from loom_gateway.weaver_process import WeaverSupervisor
 
 BOUND = 30.0
 
@@ -206,7 +207,7 @@ async def gateway() -> AsyncIterator[httpx.AsyncClient]:
     """A gateway without workers, whose routes are called in this process."""
     manager = SessionManager([])
     access = AccessControl(TokenAuthority("token"))
-    app = create_app(manager, access)
+    app = create_app(manager, access, WeaverSupervisor(manager.folder.weaver, manager.worker_watch.there))
     transport = httpx.ASGITransport(AccessMiddleware(app, access))
     headers = {"Authorization": "Bearer token"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:

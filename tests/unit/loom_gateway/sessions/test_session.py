@@ -27,7 +27,7 @@ class Driver(DriverProcess):
 @pytest.fixture
 async def session(tmp_path: Path) -> Session:
     files = DriverFiles(str(tmp_path / "driver"))
-    return Session("session-1", Driver(files, 1), DriverRecord(1, 0, 0, []))
+    return Session(Driver(files, DriverRecord(1, 0, 0, [], "session-1")))
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress, WorkerUnreachable
-from loom_gateway.workers.registry_file import WorkerList
 from loom_gateway.workers.sources import (
     DnsWorkers,
     FileWorkers,
     FoundWorker,
     StaticWorkers,
     WorkerHosts,
+    WorkerList,
     parse_source,
 )
 
