@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from loom.errors import ProtocolMismatch
@@ -48,27 +49,17 @@ _FITS: dict[str, Check] = {
 """The check of a value, by the annotation of its field. An ``Id`` may be negative, an ``int`` may not."""
 
 
-_CHECKS: dict[type, tuple[tuple[str, Check], ...]] = {}
-
-
+@cache
 def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
-    checks = _CHECKS.get(cls)
-    if checks is None:
-        checks = _CHECKS[cls] = tuple((one.name, _FITS[str(one.type)]) for one in dataclasses.fields(cls))
-    return checks
+    return tuple((one.name, _FITS[str(one.type)]) for one in dataclasses.fields(cls))
 
 
 def check_fields(body: Any, title: str) -> None:
-    """Check each field of a dataclass whose values a peer sent.
+    """Raise `ProtocolMismatch` unless each field of a dataclass has a value that its annotation allows.
 
-    Args:
-        body: an instance of the dataclass.
-        title: name of the body in error messages.
-
-    Raises:
-        ProtocolMismatch: a field has a value that its annotation does not allow.
+    ``title`` is the name of the body in error messages.
     """
-    for name, fits in _checks(type(body)):
+    for name, fits in _checks(type(body)):  # type: ignore[arg-type]  # classes are hashable
         value = getattr(body, name)
         if not fits(value):
             raise ProtocolMismatch(f"not {title} of Loom's protocol: its {name} is {value!r:.40}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
-from loom.wire.bodies.connection import Refuse
+from loom.wire.bodies import Body, Refuse
 from loom.wire.fields import check_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
@@ -24,7 +24,7 @@ PROTOCOL = (1, 0)
 CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining")
 """This side's abilities beyond the bare protocol."""
 
-T = TypeVar("T", bound="_Body")
+T = TypeVar("T", bound="_HandshakeBody")
 
 
 def python_version() -> tuple[int, int]:
@@ -32,23 +32,18 @@ def python_version() -> tuple[int, int]:
     return sys.version_info[0], sys.version_info[1]
 
 
-class _Body:
-    """A dataclass that travels as the body of a message. Unknown fields of a newer peer are ignored."""
-
-    KIND: ClassVar[Kind]
+class _HandshakeBody(Body):
+    """A body that travels as a map. Unknown fields of a newer peer are ignored."""
 
     def to_body(self) -> list[Any]:
-        return [asdict(self)]  # type: ignore[call-overload]
-
-    def message(self) -> Message:
-        return Message(self.KIND, 0, self.to_body())
+        return [asdict(self)]
 
     @classmethod
     def from_body(cls: type[T], body: Sequence[Any]) -> T:
         try:
             (values,) = body
-            known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-            made = cls(**{name: value for name, value in values.items() if name in known})
+            known = {name: value for name, value in values.items() if name in cls.__match_args__}
+            made = cls(**known)
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolMismatch(f"not a handshake of Loom's protocol: {error}") from error
         check_fields(made, "a handshake")
@@ -56,10 +51,8 @@ class _Body:
 
 
 @dataclass(frozen=True)
-class Hello(_Body):
+class Hello(_HandshakeBody, kind=Kind.HELLO):
     """A client's first message."""
-
-    KIND: ClassVar[Kind] = Kind.HELLO
 
     protocol: Sequence[int] = PROTOCOL
     capabilities: Sequence[str] = CAPABILITIES
@@ -85,10 +78,8 @@ class Hello(_Body):
 
 
 @dataclass(frozen=True)
-class Welcome(_Body):
+class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     """A driver's answer when the session is open."""
-
-    KIND: ClassVar[Kind] = Kind.WELCOME
 
     session: str
     workers: Sequence[str]

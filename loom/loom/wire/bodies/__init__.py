@@ -8,25 +8,13 @@ This package exports the ``__all__`` of each of its modules. `BODIES` has the cl
 
 from __future__ import annotations
 
-from loom.wire.bodies import answers, calls, connection, logs, meshes, ports, runs, sync
 from loom.wire.bodies.answers import *
+from loom.wire.bodies.base import BODIES as BODIES
 from loom.wire.bodies.base import Body as Body
 from loom.wire.bodies.base import Id as Id
 from loom.wire.bodies.calls import *
 from loom.wire.bodies.connection import *
-from loom.wire.bodies.logs import *
 from loom.wire.bodies.meshes import *
 from loom.wire.bodies.ports import *
 from loom.wire.bodies.runs import *
 from loom.wire.bodies.sync import *
-from loom.wire.messages import Kind
-
-_MODULES = (answers, calls, connection, logs, meshes, ports, runs, sync)
-
-BODIES: dict[Kind, type[Body]] = {
-    cls.KIND: cls
-    for module in _MODULES
-    for cls in map(vars(module).__getitem__, module.__all__)
-    if hasattr(cls, "KIND")
-}
-"""The class of each kind's body."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.wire.bodies.base import Body
 from loom.wire.messages import Buffer, Kind, Message, new_message
@@ -13,19 +13,13 @@ __all__ = ["Notice", "OperationError", "OperationResult", "SessionEnded"]
 
 
 @dataclass(frozen=True, slots=True)
-class OperationResult(Body):
+class OperationResult(Body, kind=Kind.RESULT):
     """An operation succeeded. Payload: the result."""
-
-    KIND: ClassVar[Kind] = Kind.RESULT
 
     rpc_ms: float
     """Milliseconds from the operation's arrival at the driver to its answer."""
     index: int | None = None
     """The number of this answer among several, for a `StreamCall`."""
-
-    def to_body(self) -> list[Any]:
-        """Return the fields as they travel."""
-        return [self.rpc_ms] if self.index is None else [self.rpc_ms, self.index]
 
     # For the hot path: making a body for each answer would take longer than the rest of the work.
 
@@ -45,14 +39,12 @@ class OperationResult(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class OperationError(Body):
+class OperationError(Body, kind=Kind.ERROR):
     """An operation failed.
 
     Payload: `loom.wire.texts` with ``text``, ``formatted``, ``type`` and ``original``, then the pickled exception
     if there is one.
     """
-
-    KIND: ClassVar[Kind] = Kind.ERROR
 
     rpc_ms: float
     """Milliseconds from the operation's arrival at the driver to its failure."""
@@ -61,25 +53,17 @@ class OperationError(Body):
     index: int | None = None
     """The number of this answer among several, for a `StreamCall`."""
 
-    def to_body(self) -> list[Any]:
-        """Return the fields as they travel."""
-        return [self.rpc_ms, self.code] if self.index is None else [self.rpc_ms, self.code, self.index]
-
 
 @dataclass(frozen=True, slots=True)
-class Notice(Body):
+class Notice(Body, kind=Kind.EVENT):
     """An event happened. Payload: the event's details, packed by `loom.wire.texts`."""
-
-    KIND: ClassVar[Kind] = Kind.EVENT
 
     name: str
     """Name of the event: ``actors_lost``, ``gateway_draining``, …"""
 
 
 @dataclass(frozen=True, slots=True)
-class SessionEnded(Body):
+class SessionEnded(Body, kind=Kind.ENDED):
     """The session is over, and its meshes have been stopped."""
-
-    KIND: ClassVar[Kind] = Kind.ENDED
 
     reason: str

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from loom.errors import ProtocolMismatch
 from loom.wire.fields import check_fields
 from loom.wire.messages import Buffer, Kind, Message
-
-__all__ = ["Body", "Id"]
 
 Id: TypeAlias = int
 """An id. The client chooses positive ones; ids of returned meshes, which the driver chooses, are negative."""
@@ -19,16 +16,32 @@ B = TypeVar("B", bound="Body")
 
 
 class Body:
-    """The body of one kind of message: a frozen dataclass whose fields travel as a list, in their order."""
+    """The body of one kind of message: a frozen dataclass whose fields travel as a list, in their order.
+
+    A last field whose default is None is left out if it is None.
+    """
 
     __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     KIND: ClassVar[Kind]
-    """The kind of message that has this body."""
+
+    def __init_subclass__(cls, kind: Kind | None = None) -> None:
+        if kind is not None:
+            cls.KIND = kind
+        if hasattr(
+            cls, "KIND"
+        ):  # without ``kind`` for the copy that `dataclass` makes of a class, to give it slots
+            BODIES[cls.KIND] = cls
 
     def to_body(self) -> list[Any]:
         """Return the fields as they travel."""
-        return [getattr(self, name) for name in _names(type(self))]
+        names = self.__match_args__
+        values = [getattr(self, name) for name in names]
+        if values and values[-1] is None and self.__dataclass_fields__[names[-1]].default is None:
+            values.pop()
+        return values
 
     @classmethod
     def from_body(cls: type[B], body: Sequence[Any]) -> B:
@@ -37,29 +50,19 @@ class Body:
         Raises:
             ProtocolMismatch: the list has too few fields, too many, or one of another type; the text names it.
         """
+        title = f"a message {cls.KIND.name}"
         try:
             made = cls(*body)
         except TypeError as error:
-            fields = ", ".join(_names(cls)) or "nothing"
-            text = f"not {cls._title()} of Loom's protocol, which has {fields}: {body!r:.80}"
-            raise ProtocolMismatch(text) from error
-        check_fields(made, cls._title())
+            fields = ", ".join(cls.__match_args__) or "nothing"
+            raise ProtocolMismatch(f"not {title} of Loom's protocol, which has {fields}: {body!r:.80}") from error
+        check_fields(made, title)
         return made
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
         """Return the message with this body, an id and a payload."""
         return Message(self.KIND, ident, self.to_body(), parts)
 
-    @classmethod
-    def _title(cls) -> str:
-        return f"a message {cls.KIND.name}"
 
-
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
-def _names(cls: type[Body]) -> tuple[str, ...]:
-    names = _NAMES.get(cls)
-    if names is None:
-        names = _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
-    return names
+BODIES: dict[Kind, type[Body]] = {}
+"""The class of each kind's body."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Buffer, Kind, Message, new_message
@@ -57,45 +57,33 @@ class EndpointCall(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(EndpointCall):
+class Call(EndpointCall, kind=Kind.CALL):
     """Send to every actor. Result: all results, in the order of ranks."""
 
-    KIND: ClassVar[Kind] = Kind.CALL
-
 
 @dataclass(frozen=True, slots=True)
-class CallOne(EndpointCall):
+class CallOne(EndpointCall, kind=Kind.CALL_ONE):
     """Send to the only actor of the mesh. Result: its result."""
 
-    KIND: ClassVar[Kind] = Kind.CALL_ONE
-
 
 @dataclass(frozen=True, slots=True)
-class Choose(EndpointCall):
+class Choose(EndpointCall, kind=Kind.CHOOSE):
     """Send to one actor, picked at random. Result: its result."""
 
-    KIND: ClassVar[Kind] = Kind.CHOOSE
-
 
 @dataclass(frozen=True, slots=True)
-class StreamCall(EndpointCall):
+class StreamCall(EndpointCall, kind=Kind.STREAM):
     """Send to every actor. Results: one for each actor, as they come, numbered in that order."""
 
-    KIND: ClassVar[Kind] = Kind.STREAM
-
 
 @dataclass(frozen=True, slots=True)
-class Broadcast(EndpointCall):
+class Broadcast(EndpointCall, kind=Kind.BROADCAST):
     """Send to every actor. Answered only if it fails."""
 
-    KIND: ClassVar[Kind] = Kind.BROADCAST
-
 
 @dataclass(frozen=True, slots=True)
-class SendToActors(Body):
+class SendToActors(Body, kind=Kind.SEND):
     """Send to actors; replies go to a port, or nowhere. Answered only if it fails."""
-
-    KIND: ClassVar[Kind] = Kind.SEND
 
     mesh: Id
     endpoint: str
@@ -106,25 +94,17 @@ class SendToActors(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class CancelOperation(Body):
+class CancelOperation(Body, kind=Kind.CANCEL):
     """Withdraw an operation that has not been started. Result: whether that was in time."""
-
-    KIND: ClassVar[Kind] = Kind.CANCEL
 
     operation: Id
     first_chunk: int | None = None
     """Number of the operation's first chunk, when chunks travel in a lane of their own."""
 
-    def to_body(self) -> list[Any]:
-        """Return the fields as they travel."""
-        return [self.operation] if self.first_chunk is None else [self.operation, self.first_chunk]
-
 
 @dataclass(frozen=True, slots=True)
-class ReconfigureActors(Body):
+class ReconfigureActors(Body, kind=Kind.RECONFIGURE):
     """Give the replicas in actors new configuration. Result: each replica's acknowledgement."""
-
-    KIND: ClassVar[Kind] = Kind.RECONFIGURE
 
     mesh: Id
     config: Mapping[str, Any]
@@ -132,10 +112,8 @@ class ReconfigureActors(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class AskWeaver(Body):
+class AskWeaver(Body, kind=Kind.ASK_WEAVER):
     """Ask the weaver for an operation. Result: the weaver's answer."""
-
-    KIND: ClassVar[Kind] = Kind.ASK_WEAVER
 
     operation: str
     """Name of an operation of `loom.weaver`, such as ``command``."""
@@ -145,19 +123,15 @@ class AskWeaver(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ListUnclaimed(Body):
+class ListUnclaimed(Body, kind=Kind.UNDELIVERED):
     """List the unclaimed results: calls of earlier clients whose answers none of them received.
 
     Result: a list of ``(operation, mesh's name, endpoint, adverb, (labels, offset, sizes, strides), answers)``.
     """
 
-    KIND: ClassVar[Kind] = Kind.UNDELIVERED
-
 
 @dataclass(frozen=True, slots=True)
-class CollectAnswer(Body):
+class CollectAnswer(Body, kind=Kind.COLLECT):
     """Claim the results of an earlier client's call. The answers are those of the call, when they come."""
-
-    KIND: ClassVar[Kind] = Kind.COLLECT
 
     operation: Id

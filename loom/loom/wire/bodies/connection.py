@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.wire.bodies.base import Body
 from loom.wire.messages import Kind
@@ -13,10 +13,8 @@ __all__ = ["Chunk", "OpenSession", "Refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse(Body):
+class Refuse(Body, kind=Kind.REFUSE):
     """Refuse the client and end the connection. From gateway or driver to client."""
-
-    KIND: ClassVar[Kind] = Kind.REFUSE
 
     code: str
     """Code of the error in `loom.errors`."""
@@ -26,23 +24,19 @@ class Refuse(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSession(Body):
+class OpenSession(Body, kind=Kind.OPEN):
     """Name the session that the connection is for. From gateway to driver, before the client's first frame."""
-
-    KIND: ClassVar[Kind] = Kind.OPEN
 
     session: str
     """Name of the session."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Body):
+class Chunk(Body, kind=Kind.CHUNK):
     """A piece of a message too large for one frame; see `loom.wire.mux`. In both directions.
 
     The message's id is the number of the transfer. Payload: bytes of the large message's payload.
     """
-
-    KIND: ClassVar[Kind] = Kind.CHUNK
 
     offset: int
     """Bytes of the payload before this piece."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
@@ -25,14 +25,12 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnProcs(Body):
+class SpawnProcs(Body, kind=Kind.SPAWN_PROCS):
     """Spawn processes on the hosts of a mesh. Answered only if it fails.
 
     Payload: ``(bootstrap, proc_bind, bootstrap_command, *marks)``: Monarch's arguments of those names, and then
     maps of further environment variables for the processes, such as the one that marks them as injectable.
     """
-
-    KIND: ClassVar[Kind] = Kind.SPAWN_PROCS
 
     hosts: Id
     """The host mesh."""
@@ -43,13 +41,11 @@ class SpawnProcs(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnActors(Body):
+class SpawnActors(Body, kind=Kind.SPAWN_ACTORS):
     """Spawn an actor in each process of a mesh. Answered only if it fails.
 
     Payload: ``(class, args, kwargs)``.
     """
-
-    KIND: ClassVar[Kind] = Kind.SPAWN_ACTORS
 
     procs: Id
     """The proc mesh."""
@@ -58,10 +54,8 @@ class SpawnActors(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class MakeView(Body):
+class MakeView(Body, kind=Kind.VIEW):
     """Give a part of a mesh an id. Answered only if it fails."""
-
-    KIND: ClassVar[Kind] = Kind.VIEW
 
     mesh: Id
     """The whole mesh, or another part of it."""
@@ -76,10 +70,8 @@ class MakeView(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class StopMesh(Body):
+class StopMesh(Body, kind=Kind.STOP):
     """Stop a proc or actor mesh. Result: None, when it has stopped."""
-
-    KIND: ClassVar[Kind] = Kind.STOP
 
     mesh: Id
     reason: str
@@ -87,19 +79,15 @@ class StopMesh(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitInitialized(Body):
+class AwaitInitialized(Body, kind=Kind.INITIALIZED):
     """Answer when a mesh has been created. Result: True."""
-
-    KIND: ClassVar[Kind] = Kind.INITIALIZED
 
     mesh: Id
 
 
 @dataclass(frozen=True, slots=True)
-class WithPython(Body):
+class WithPython(Body, kind=Kind.WITH_PYTHON):
     """Make a mesh of the same hosts, whose processes run another Python. Answered only if it fails."""
-
-    KIND: ClassVar[Kind] = Kind.WITH_PYTHON
 
     hosts: Id
     executable: str
@@ -107,50 +95,39 @@ class WithPython(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class HostOf(Body):
+class HostOf(Body, kind=Kind.HOST_OF):
     """Make a host mesh of the host of a single process. Answered only if it fails."""
-
-    KIND: ClassVar[Kind] = Kind.HOST_OF
 
     procs: Id
     """A proc mesh of one process."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopHosts(Body):
+class StopHosts(Body, kind=Kind.STOP_HOSTS):
     """Stop every process of the session on all hosts; the hosts stay. Result: None."""
 
-    KIND: ClassVar[Kind] = Kind.STOP_HOSTS
-
 
 @dataclass(frozen=True, slots=True)
-class RefreshHosts(Body):
+class RefreshHosts(Body, kind=Kind.REFRESH_HOSTS):
     """Use lost hosts again that have come back. Result: the list of their indexes."""
 
-    KIND: ClassVar[Kind] = Kind.REFRESH_HOSTS
-
 
 @dataclass(frozen=True, slots=True)
-class ListMeshes(Body):
+class ListMeshes(Body, kind=Kind.MESHES):
     """List the meshes of the session.
 
     Result: a list of ``(id, kind, name, (labels, offset, sizes, strides), class, endpoints or None, stopped)``.
     """
 
-    KIND: ClassVar[Kind] = Kind.MESHES
-
 
 @dataclass(frozen=True, slots=True)
-class ForgetMeshes(Body):
+class ForgetMeshes(Body, kind=Kind.FORGET):
     """Release meshes that came in results, and their parts, which no later message names. Never answered."""
-
-    KIND: ClassVar[Kind] = Kind.FORGET
 
     meshes: Sequence[int]
     """Ids of the meshes. The body is this list itself."""
 
     def to_body(self) -> list[Any]:
-        """Return the ids."""
         return list(self.meshes)
 
     @classmethod

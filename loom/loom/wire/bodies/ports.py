@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
@@ -12,10 +11,8 @@ __all__ = ["ClosePort", "GrantCredit", "OpenPort", "PortMessage", "PortMessages"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPort(Body):
+class OpenPort(Body, kind=Kind.PORT_OPEN):
     """Open a port, whose id is this message's. Answered only if it fails. From client to driver."""
-
-    KIND: ClassVar[Kind] = Kind.PORT_OPEN
 
     once: bool
     """Whether the port takes one message only."""
@@ -26,10 +23,8 @@ class OpenPort(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class SendToPort(Body):
+class SendToPort(Body, kind=Kind.PORT_SEND):
     """Send to a port. Payload: the object. From client to driver."""
-
-    KIND: ClassVar[Kind] = Kind.PORT_SEND
 
     port: Id
     is_exception: bool
@@ -37,10 +32,8 @@ class SendToPort(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class GrantCredit(Body):
+class GrantCredit(Body, kind=Kind.PORT_CREDIT):
     """Allow the driver to send more messages of the port with this id. From client to driver."""
-
-    KIND: ClassVar[Kind] = Kind.PORT_CREDIT
 
     messages: int
     """The number of further messages."""
@@ -49,20 +42,16 @@ class GrantCredit(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ClosePort(Body):
+class ClosePort(Body, kind=Kind.PORT_CLOSE):
     """Close the port with this id. From client to driver."""
-
-    KIND: ClassVar[Kind] = Kind.PORT_CLOSE
 
 
 @dataclass(frozen=True, slots=True)
-class PortMessages(Body):
+class PortMessages(Body, kind=Kind.PORT_MESSAGES):
     """Small messages to the port with this id. From driver to client.
 
     Payload: one part, the pickles back to back.
     """
-
-    KIND: ClassVar[Kind] = Kind.PORT_MESSAGES
 
     sizes: bytes
     """Bytes of each pickle, four bytes each, big endian."""
@@ -71,14 +60,12 @@ class PortMessages(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class PortMessage(Body):
+class PortMessage(Body, kind=Kind.PORT_MESSAGE):
     """A message to the port with this id. From driver to client.
 
     Payload: the object; with a code, the payload of an `OperationError`. With the code ``exception`` the receiver
     raises the exception itself.
     """
-
-    KIND: ClassVar[Kind] = Kind.PORT_MESSAGE
 
     rank: int | None
     """Rank of the sender, if it has one."""

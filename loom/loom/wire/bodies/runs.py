@@ -1,24 +1,35 @@
-"""Functions that run in the driver, and the session's end. From client to driver, except `RunChanged`."""
+"""Functions that run in the driver, printed lines, and the session's end.
+
+From client to driver, except `RunChanged` and `LogLines`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
 
-__all__ = ["AwaitRun", "EndRun", "EndSession", "ListRuns", "ReadRunOutput", "RunChanged", "StartRun"]
+__all__ = [
+    "AwaitRun",
+    "EndRun",
+    "EndSession",
+    "FlushLogs",
+    "ListRuns",
+    "LogLines",
+    "ReadRunOutput",
+    "RunChanged",
+    "SetLogOptions",
+    "StartRun",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class StartRun(Body):
+class StartRun(Body, kind=Kind.RUN):
     """Run a function in the driver. Result: the function's result.
 
     Payload: ``(fn, args, kwargs)``. The message's id becomes the run's.
     """
-
-    KIND: ClassVar[Kind] = Kind.RUN
 
     name: str
     """Name of the run, for lists and for lines of its output."""
@@ -27,29 +38,23 @@ class StartRun(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ListRuns(Body):
+class ListRuns(Body, kind=Kind.RUNS):
     """List the runs of the session. Result: a list of ``(run, name, status, started, finished)``."""
-
-    KIND: ClassVar[Kind] = Kind.RUNS
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitRun(Body):
+class AwaitRun(Body, kind=Kind.RUN_RESULT):
     """Wait for a run. The answer is the run's, when it has finished."""
-
-    KIND: ClassVar[Kind] = Kind.RUN_RESULT
 
     run: Id
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRunOutput(Body):
+class ReadRunOutput(Body, kind=Kind.RUN_OUTPUT):
     """Read the output of a run. Result: ``(position, ended, [(stream, text)])``.
 
     The position is the one after the text; stream is 1 for the standard output and 2 for the standard error.
     """
-
-    KIND: ClassVar[Kind] = Kind.RUN_OUTPUT
 
     run: Id
     position: int
@@ -59,10 +64,8 @@ class ReadRunOutput(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class EndRun(Body):
+class EndRun(Body, kind=Kind.RUN_END):
     """Cancel or forget a run."""
-
-    KIND: ClassVar[Kind] = Kind.RUN_END
 
     run: Id
     how: str
@@ -70,20 +73,44 @@ class EndRun(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class EndSession(Body):
+class EndSession(Body, kind=Kind.END):
     """End the session and stop its meshes. The driver sends `SessionEnded`."""
-
-    KIND: ClassVar[Kind] = Kind.END
 
 
 @dataclass(frozen=True, slots=True)
-class RunChanged(Body):
+class RunChanged(Body, kind=Kind.RUN_STATE):
     """A run has begun or ended. From driver to client; the id is the run's."""
-
-    KIND: ClassVar[Kind] = Kind.RUN_STATE
 
     status: str
     started: float
     """Seconds since the epoch."""
     finished: float | None
     """Seconds since the epoch; None while the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetLogOptions(Body, kind=Kind.LOG_OPTIONS):
+    """Choose which of a proc mesh's log lines to send. Result: None. From client to driver."""
+
+    procs: Id
+    stream: bool
+    """Whether to send lines at all."""
+    window: float | None
+    """Seconds over which identical lines become one; None sends each at once."""
+    level: int
+    """Level of the root logger."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLogs(Body, kind=Kind.FLUSH_LOGS):
+    """Answer when all lines that were printed until now have been sent. Result: None. From client to driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines(Body, kind=Kind.LOG):
+    """Lines that processes have printed. From driver to client. Payload: msgpack, a list of lines.
+
+    Each line is ``[time, mesh, place, ranks, stream, text, count]``: seconds since the epoch, the mesh's name, the
+    place of the first rank that printed it (``hosts=0,gpus=1``), all such ranks, ``stdout`` or ``stderr``, the
+    text, and the number of times that it was printed.
+    """
