@@ -12,7 +12,7 @@ from loom.errors import LoomError, NameTaken, NoSuchRun
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
 
@@ -26,7 +26,7 @@ class RunHandle:
     connection to the session finds it with ``job.runs()``.
     """
 
-    def __init__(self, caller: Caller, ident: int, name: str) -> None:
+    def __init__(self, caller: Calls, ident: int, name: str) -> None:
         self._caller = caller
         self._answer: FutureProxy[Any] | None = None
         self._state: tuple[str, float | None, float | None] = (RUNNING, None, None)
@@ -173,7 +173,7 @@ class RunOutput:
 class KnownRuns:
     """The runs of a session that have a handle in this program."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Calls) -> None:
         self._caller = caller
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
 

@@ -26,7 +26,7 @@ from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
 from loom_proxy.display.progress import EVERY, Progress, Step, wanted
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 BATCH = 2 << 20
 """Bytes of contents in one message."""
@@ -87,7 +87,7 @@ class _Folder:
 class SyncedFolders:
     """The folders that a job has synced."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Calls) -> None:
         self._caller = caller
         self._folders: dict[str, _Folder] = {}
         self._lock = threading.Lock()

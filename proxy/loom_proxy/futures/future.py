@@ -14,8 +14,7 @@ from loom.errors import OperationCancelled, WaitTimeout
 from loom.wire.bodies import Body
 from loom_proxy.display import progress
 from loom_proxy.display.notebook import future_html
-from loom_proxy.futures.timeouts import check_timeout
-from loom_proxy.futures.timing import Timing
+from loom_proxy.futures.timing import Timing, check_timeout
 from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from loom.errors import (
     ActorError,
@@ -44,40 +44,18 @@ class StreamFutures:
             future._complete(unpack)
 
 
-class Success:
-    """A result that has not been unpickled yet."""
-
-    def __init__(self, decoder: Decoder, parts: Sequence[Buffer]) -> None:
-        self._decoder = decoder
-        self._parts = parts
-
-    def __call__(self) -> Any:
-        return self._decoder.loads(self._parts, "the result")
+def raise_failure(decoder: Decoder, message: Message) -> NoReturn:
+    """Unpickle and raise the error of an operation."""
+    error = error_of(decoder, message)
+    pickled = message.parts[1:]
+    if pickled and isinstance(error, OperationFailed):
+        raise own_exception(error, decoder, pickled)
+    raise error
 
 
-class Failure:
-    """An error that has not been unpickled yet."""
-
-    def __init__(self, decoder: Decoder, message: Message) -> None:
-        self._decoder = decoder
-        self._message = message
-
-    def __call__(self) -> Any:
-        error = error_of(self._decoder, self._message)
-        pickled = self._message.parts[1:]
-        if pickled and isinstance(error, OperationFailed):
-            raise own_exception(error, self._decoder, pickled)
-        raise error
-
-
-class Raise:
-    """An error that arose on this side."""
-
-    def __init__(self, error: LoomError) -> None:
-        self._error = error
-
-    def __call__(self) -> Any:
-        raise self._error
+def raise_error(error: LoomError) -> NoReturn:
+    """Raise an error that arose on this side."""
+    raise error
 
 
 def text_of(message: Message) -> str:

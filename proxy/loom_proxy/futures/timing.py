@@ -1,7 +1,8 @@
-"""The time accounting of an operation."""
+"""The time that an operation takes, and that a caller lets it take."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 
@@ -14,3 +15,9 @@ class Timing(NamedTuple):
     """Time on the network and in queues: ``wall_ms - rpc_ms``."""
     rpc_ms: float
     """Time in Monarch and the actors, measured by the driver."""
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""
+    if timeout is not None and not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout is {timeout}: give a number of seconds that is not negative, or None")

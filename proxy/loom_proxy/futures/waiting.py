@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from loom.errors import WaitTimeout
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.futures.timing import check_timeout
 
 R = TypeVar("R")
 

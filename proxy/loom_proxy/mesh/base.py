@@ -14,7 +14,7 @@ from loom.shape import MeshTrait, Shape
 from loom.wire.bodies import AwaitInitialized, MakeView
 from loom_proxy.display.notebook import MeshPanel, mesh_html
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 P = TypeVar("P", bound="MeshProxy")
 
@@ -22,7 +22,7 @@ P = TypeVar("P", bound="MeshProxy")
 class WholeMesh:
     """A whole mesh of the session, which its proxy and the proxies of its slices share."""
 
-    def __init__(self, caller: Caller, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
+    def __init__(self, caller: Calls, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
         self.caller = caller
         self.ident = ident
         self.name = name

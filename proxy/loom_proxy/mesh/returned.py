@@ -13,10 +13,10 @@ from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 
-def proxy_of(caller: Caller, made: Made) -> Any:
+def proxy_of(caller: Calls, made: Made) -> Any:
     """Return the proxy of a mesh, or of a value mesh, that came in a result."""
     labels, offset, sizes, strides = made.shape
     shape = Shape(tuple(labels), offset, tuple(sizes), tuple(strides))
@@ -38,7 +38,7 @@ def proxy_of(caller: Caller, made: Made) -> Any:
     return ActorMeshProxy(whole, shape, class_name=made.class_name, signatures=signatures)
 
 
-def find_meshes(caller: Caller) -> None:
+def find_meshes(caller: Calls) -> None:
     """Make proxies of meshes of the session's earlier clients, except those whose name this client has taken."""
     listed = caller.ask(ListMeshes()).get()
     for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from loom.errors import NoSuchMesh, OncePortUsed, UnpicklableError, WrongArguments
 from loom.wire.bodies import OpenPort, SendToPort
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 R = TypeVar("R")
 
@@ -22,7 +22,7 @@ CREDIT_BYTES = 16 << 20
 class PortLink:
     """A port of the session, which its two ends share. The driver forgets the port when both ends are garbage."""
 
-    def __init__(self, caller: Caller, once: bool) -> None:
+    def __init__(self, caller: Calls, once: bool) -> None:
         self.caller = caller
         self.once = once
         self.ident = caller.send(OpenPort(once, CREDIT_MESSAGES, CREDIT_BYTES))

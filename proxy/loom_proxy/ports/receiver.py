@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from loom.errors import ActorError, LoomError, OncePortUsed, PortClosed
@@ -15,9 +16,9 @@ from loom.wire.bodies import ClosePort, GrantCredit, OperationError, PortMessage
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.results import Raise, error_of
+from loom_proxy.futures.results import error_of, raise_error
 from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, PortLink
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 R = TypeVar("R")
 
@@ -76,7 +77,7 @@ class _PortInbox:
         with self.lock:
             self._over = self._over or error
             while self._waiting:
-                callbacks += self._waiting.popitem(last=False)[0]._bind(Raise(error))
+                callbacks += self._waiting.popitem(last=False)[0]._bind(partial(raise_error, error))
         for callback in callbacks:
             callback()
 
@@ -94,9 +95,10 @@ class _PortInbox:
         if self._messages:
             self._give(received)
         elif self.link.once and self._given:
-            received._bind(Raise(OncePortUsed("this port takes one message, and it has been received already")))
+            used = OncePortUsed("this port takes one message, and it has been received already")
+            received._bind(partial(raise_error, used))
         elif self._over is not None:
-            received._bind(Raise(self._over))
+            received._bind(partial(raise_error, self._over))
 
     def wait(self, received: _Received[Any]) -> None:
         """Give a future the next message that comes. With the lock held."""
@@ -131,7 +133,7 @@ class _PortInbox:
 class Ports:
     """The ports of one connection."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Calls) -> None:
         self.caller = caller
         self.inboxes: weakref.WeakValueDictionary[int, _PortInbox] = weakref.WeakValueDictionary()
         self._released: deque[int] = deque()
@@ -185,7 +187,7 @@ class Ports:
 class _Open:
     """A callable that unpickles a message, and raises it if it is an exception."""
 
-    def __init__(self, caller: Caller, ranked: bool, message: _Delivered) -> None:
+    def __init__(self, caller: Calls, ranked: bool, message: _Delivered) -> None:
         self._caller = caller
         self._ranked = ranked
         self._message = message

@@ -33,7 +33,7 @@ from loom.errors import (
 )
 from loom.methods import Method, no_method
 from loom.tls import client_context
-from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.futures.timing import check_timeout
 from loom_proxy.remote.objects import call_options
 
 SERIALIZATIONS = ("json", "pickle")

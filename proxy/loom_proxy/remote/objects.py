@@ -14,7 +14,7 @@ from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, Wro
 from loom.hosted import HostedObject
 from loom.methods import Method, no_method
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.futures.timing import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy
 

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,16 +27,15 @@ from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
 from loom_proxy.display import progress
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.results import Failure, Raise, StreamFutures, Success, error_of, text_of
-from loom_proxy.mesh.rank_states import MeshStates
+from loom_proxy.futures.results import StreamFutures, error_of, raise_error, raise_failure, text_of
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
-from loom_proxy.session.read_loop import ReadLoop
+from loom_proxy.session.waits import Waits
 
 
-class Calls:
-    """The sender of operations, which completes their futures.
+class Calls(Waits):
+    """The sender of one client's operations, which completes their futures.
 
     Args:
         welcome: the driver's answer when the session was opened.
@@ -44,10 +44,8 @@ class Calls:
         events: gets the failures of operations that have no future.
     """
 
-    read_loop: ReadLoop
-    """The loop in which a thread that waits may read inline. The connection sets it."""
-
     def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
+        super().__init__(stream, sender)
         self.welcome = welcome
         self.watching = welcome.mode == "watch"
         """Whether this client attached with ``mode="watch"`` and may change nothing."""
@@ -64,17 +62,9 @@ class Calls:
         """The whole meshes that have proxies, by id."""
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
-        self.states = MeshStates()
-        """The known states of the meshes' elements."""
-        self.progress: bool | None = None
-        """Whether long waits are shown; see `loom_proxy.display.progress.wanted`."""
-        self.away = False
-        """Whether the connection is lost and reconnects."""
         self.ended = threading.Event()
         """Set when the connection is over, for whatever reason."""
         self._events = events
-        self._stream = stream
-        self._sender = sender
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
         """The futures of operations without an answer yet, by the operation's id."""
@@ -134,7 +124,7 @@ class Calls:
         self._waiting[ident] = future
         self._put(operation.message(ident, parts), key, eager, ident)
         if self._error is not None:  # the connection ended meanwhile, and `fail` may have missed this future
-            future._complete(Raise(self._error))
+            future._complete(partial(raise_error, self._error))
         return future
 
     def ask_many(
@@ -147,7 +137,7 @@ class Calls:
         self._put(operation.message(ident, parts), key, True, ident)
         if self._error is not None:
             self._waiting.pop(ident, None)
-            waiting.fail(Raise(self._error))
+            waiting.fail(partial(raise_error, self._error))
         return futures
 
     def tell(self, operation: Body, ident: int, key: OrderKey) -> None:
@@ -156,11 +146,6 @@ class Calls:
             self._sender.put(operation.message(ident), key)
 
     def withdraw(self, ident: int) -> bool:
-        """Withdraw an operation that has not been started; return whether that was in time.
-
-        A withdrawn operation has no answer. If the operation has left this machine, the driver decides, which takes
-        a round trip.
-        """
         if ident not in self._waiting:
             return False
         try:
@@ -233,16 +218,6 @@ class Calls:
             )
         return None
 
-    def flush(self) -> None:
-        """Send the gathered messages, as far as the socket takes them at once."""
-        if self._stream.ready:
-            with Uninterrupted():
-                self._sender.flush()
-
-    def moving(self) -> tuple[int, int, int]:
-        """Return (bytes to send, bytes received of large results, their total size)."""
-        return self._stream.outbox.pending_bytes, *self._stream.incoming()
-
     def take_result(self, message: Message) -> None:
         """Complete the future of an operation that succeeded."""
         waiting = self._waiting.get(message.id)
@@ -251,7 +226,7 @@ class Calls:
         rpc_ms, index = OperationResult.fields(message.body)
         if self.states.unseen:
             self.states.answered(waiting.operation, index)
-        self._complete(message, waiting, Success(self.decoder, message.parts), rpc_ms, index)
+        self._complete(message, waiting, partial(self.decoder.loads, message.parts, "the result"), rpc_ms, index)
 
     def take_error(self, message: Message) -> None:
         """Complete the future of an operation that failed; without a future, report the failure as an event."""
@@ -263,7 +238,7 @@ class Calls:
             return
         failed = OperationError.from_body(message.body)
         self.states.failed(waiting.operation, failed.code, text_of(message), failed.index)
-        self._complete(message, waiting, Failure(self.decoder, message), failed.rpc_ms, failed.index)
+        self._complete(message, waiting, partial(raise_failure, self.decoder, message), failed.rpc_ms, failed.index)
 
     def _complete(
         self,
@@ -298,7 +273,7 @@ class Calls:
         self._sender.close()
         for future in waiting.values():
             if isinstance(future, FutureProxy):
-                future._complete(Raise(error))
+                future._complete(partial(raise_error, error))
             else:
-                future.fail(Raise(error))
+                future.fail(partial(raise_error, error))
         return error

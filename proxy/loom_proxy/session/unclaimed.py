@@ -10,14 +10,14 @@ from loom.shape import Shape
 from loom.wire.bodies import CollectAnswer, ListUnclaimed
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.values import ValueMeshProxy
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 
 class UndeliveredCall:
     """A call of a program that left before the answer came. The driver keeps the answer until it is collected."""
 
     def __init__(
-        self, caller: Caller, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
+        self, caller: Calls, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
     ) -> None:
         self._caller = caller
         self._ident = ident
@@ -54,7 +54,7 @@ class UndeliveredCall:
         return f"<UndeliveredCall {self.mesh}.{self.endpoint}.{self.adverb}()>"
 
 
-def unclaimed_calls(caller: Caller) -> list[UndeliveredCall]:
+def unclaimed_calls(caller: Calls) -> list[UndeliveredCall]:
     """Return the calls of earlier clients whose answers have not been collected, oldest first."""
     listed = caller.ask(ListUnclaimed(), key=None).get()
     return [

@@ -29,7 +29,7 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverUpdate,
 )
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.feed import WeaverFeed
@@ -62,7 +62,7 @@ class WeaverProxy:
         token: str | None,
         ca: str | None = None,
         transport: str = "auto",
-        session: Caller | None = None,
+        session: Calls | None = None,
     ) -> None:
         self._gateway = Gateway(url, token, ca=ca)
         self._way: AsksWeaver = self._gateway if session is None else SessionWeaver(session, self._gateway)

@@ -11,7 +11,7 @@ from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
 from loom.weaver.serving.operations import AsksWeaver
 from loom.weaver.views import CommandState, few
-from loom_proxy.futures.timeouts import check_timeout
+from loom_proxy.futures.timing import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
 
 ASK_FOR = 5.0

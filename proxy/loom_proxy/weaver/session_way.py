@@ -8,7 +8,7 @@ from loom.errors import GatewayUnreachable, LoomError, WaitTimeout
 from loom.rest import Gateway
 from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.wire.bodies import AskWeaver
-from loom_proxy.session.caller import Caller
+from loom_proxy.session.calls import Calls
 
 ANSWER_TIMEOUT = 10.0
 """Seconds that an answer may take on top of those for which the operation itself waits."""
@@ -25,7 +25,7 @@ class SessionWeaver:
         gateway: the REST interface of the session's gateway.
     """
 
-    def __init__(self, caller: Caller, gateway: Gateway) -> None:
+    def __init__(self, caller: Calls, gateway: Gateway) -> None:
         self._caller = caller
         self._gateway = gateway
 
