@@ -17,7 +17,7 @@ from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
 from loom.wire.waker import Waker
 from loom_proxy.session.handshake import Handshake
-from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
+from loom_proxy.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -124,20 +124,15 @@ class BulkConnection:
     def _receive(self, transport: Transport) -> None:
         assert self._stream.bulk is not None
         # A ping is queued behind outgoing bulk, and so is its answer. So bulk that moves counts as a sign of life.
-        heard, pinged = time.monotonic(), False
+        moved = time.monotonic()
         progress = self._stream.bulk.progress
         while (frames := transport.receive()) is not None:
-            if frames or progress != self._stream.bulk.progress:
-                heard, pinged = time.monotonic(), False
+            self._take(frames)
+            if progress != self._stream.bulk.progress:
+                moved = time.monotonic()
                 progress = self._stream.bulk.progress
-                self._take(frames)
-                continue
-            silence = time.monotonic() - heard
-            if silence > SILENCE:
+            if not transport.is_alive(moved):
                 return
-            if silence > PING_AFTER and not pinged:
-                pinged = True
-                transport.ping()
 
     def _take(self, frames: list[bytes]) -> None:
         for data in frames:

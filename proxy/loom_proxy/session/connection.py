@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from loom.errors import ConnectionLost, LoomError, SessionClosed
 from loom.wire.bodies import EndSession, Notice, SessionEnded
@@ -26,9 +25,9 @@ from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
 from loom_proxy.session.events import Event, SessionEvents
-from loom_proxy.session.handshake import TRANSIENT, Handshake, client_name, connect, delays
+from loom_proxy.session.handshake import CLIENT, RECONNECT, TRANSIENT, Address, Handshake, connect
 from loom_proxy.session.read_loop import ReadLoop
-from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport
+from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
@@ -47,20 +46,6 @@ LINGER_MARGIN = 30.0
 
 LEAVE_TIMEOUT = 2.0
 """Seconds to send the rest of the messages when the program leaves."""
-
-
-class Address(NamedTuple):
-    """The address of a session's gateway, and how to connect to it."""
-
-    url: str
-    """The WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns."""
-    token: str | None
-    patience: float | None = None
-    """Seconds of attempts to reconnect; None for as long as the session can live."""
-    ca: str | None = None
-    """File of the authority that vouches for the gateway; see `loom.tls.client_context`."""
-    transport: str = "auto"
-    """A kind for `open_transport`. ``auto`` is decided at each attempt, since the network may have changed."""
 
 
 class Connection:
@@ -93,8 +78,6 @@ class Connection:
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
-        self._pinged = False
-        """Whether the silent other side has been pinged."""
         self._leaving = threading.Event()
         """Set when the program leaves, which ends attempts to reconnect."""
         self.gone: Callable[[], str | None] = lambda: None
@@ -114,7 +97,7 @@ class Connection:
             LoomError: an error of `loom_proxy.session.handshake.connect`.
         """
         hello = replace(hello, capabilities=_capabilities())
-        handshake = connect(address.url, address.token, hello, timeout, address.ca, address.transport)
+        handshake = connect(address, hello, timeout)
         return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))
 
     def start(self) -> None:
@@ -150,8 +133,7 @@ class Connection:
         return BulkConnection(self._stream, self._sender, self._connect_bulk, self._break)
 
     def _connect_bulk(self) -> Handshake:
-        hello = replace(self._hello(), lane=1)
-        return connect(self.url, self.address.token, hello, CONNECT_TIMEOUT, self.address.ca, "websocket")
+        return connect(self.address, replace(self._hello(), lane=1), CONNECT_TIMEOUT, "websocket")
 
     def _break(self, error: LoomError) -> None:
         """End the connection because of a frame that makes no sense."""
@@ -190,13 +172,7 @@ class Connection:
         """Return whether to wait on for the other side, which has been silent for a while; ping it if need be."""
         if self._stream.untold:
             self._acknowledge()
-        silence = time.monotonic() - self._transport.heard
-        if silence <= PING_AFTER:
-            self._pinged = False
-        elif not self._pinged:
-            self._pinged = True
-            self._transport.ping()
-        return silence < SILENCE
+        return self._transport.is_alive()
 
     def _acknowledge(self) -> None:
         self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
@@ -222,15 +198,14 @@ class Connection:
         patience = self.address.patience
         if patience is None:
             patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
-        for attempt, delay in enumerate(delays()):
+        for attempt, delay in enumerate(RECONNECT):
             hello = self._hello()
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
             try:
-                to = self.address
-                worked = to.transport == "auto" and self._transport.kind == "websocket"
-                kind = "websocket" if worked and attempt < WEBSOCKET_AGAIN else to.transport
-                return connect(to.url, to.token, hello, CONNECT_TIMEOUT, to.ca, kind)
+                worked = self.address.transport == "auto" and self._transport.kind == "websocket"
+                kind = "websocket" if worked and attempt < WEBSOCKET_AGAIN else None
+                return connect(self.address, hello, CONNECT_TIMEOUT, kind)
             except TRANSIENT as error:
                 gone = self.gone()
                 if gone is not None:
@@ -248,7 +223,7 @@ class Connection:
         bulk = self._stream.bulk
         return Hello(
             capabilities=_capabilities(),
-            client=client_name(),
+            client=CLIENT,
             session=self.welcome.session,
             mode=self.welcome.mode,
             stream=self.welcome.stream,
@@ -262,7 +237,6 @@ class Connection:
             if isinstance(transport, WebSocketTransport):
                 transport.listen_for(self._bulk.waker)
             self._bulk.allow(isinstance(transport, WebSocketTransport))
-        self._pinged = False
         # Control frames take their turn among the sender's frames instead of going out in the middle of one.
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received, received_bulk)

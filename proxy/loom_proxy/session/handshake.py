@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import logging
 from typing import NamedTuple
 
 from loom._version import __version__
-from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway, ProtocolMismatch, RateLimited
+from loom.errors import (
+    ConnectionLost,
+    GatewayUnreachable,
+    Invalid,
+    LoomError,
+    NotAGateway,
+    ProtocolMismatch,
+    RateLimited,
+)
 from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, unnumbered_frame
-from loom_proxy.transport.transports import PING_AFTER, SILENCE, Transport, open_http_instead, open_transport
-from loom_proxy.transport.websocket import NoUpgrade
+from loom_proxy.transport.base import SILENCE, Transport
+from loom_proxy.transport.http import HttpTransport
+from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
+
+logger = logging.getLogger("loom")
 
 TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
 """Errors that another attempt may not meet: the network is away, or a gateway restarts or is busy.
@@ -22,7 +32,31 @@ TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
 `NotAGateway` is one of them, because a proxy may answer in place of a gateway that restarts.
 """
 
-_RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
+RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
+"""Seconds before each attempt to connect again."""
+
+CLIENT = f"monarch-loom {__version__}"
+"""The name that this program gives in a `Hello`."""
+
+TRANSPORTS = ("auto", "websocket", "http")
+"""Kinds of transport; ``auto``: HTTP if there is no WebSocket but a gateway over HTTP."""
+
+_logged: set[str] = set()
+"""URLs for which a fallback to HTTP has been logged."""
+
+
+class Address(NamedTuple):
+    """The address of a session's gateway, and how to connect to it."""
+
+    url: str
+    """The WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns."""
+    token: str | None
+    patience: float | None = None
+    """Seconds of attempts to reconnect; None for as long as the session can live."""
+    ca: str | None = None
+    """File of the authority that vouches for the gateway; see `loom.tls.client_context`."""
+    transport: str = "auto"
+    """One of `TRANSPORTS`. ``auto`` is decided at each attempt, since the network may have changed."""
 
 
 class Handshake(NamedTuple):
@@ -34,34 +68,42 @@ class Handshake(NamedTuple):
     """Frames that came together with the welcome, behind it."""
 
 
-def connect(
-    url: str, token: str | None, hello: Hello, timeout: float, ca: str | None = None, transport_kind: str = "auto"
-) -> Handshake:
+def connect(to: Address, hello: Hello, timeout: float, kind: str | None = None) -> Handshake:
     """Connect to a gateway and perform the handshake.
 
     Args:
-        url: the WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns.
-        timeout: seconds to wait for the gateway to accept the connection.
-        ca: file of the authority that vouches for the gateway; see `loom.tls.client_context`.
-        transport_kind: a kind that `loom_proxy.transport.transports.open_transport` takes.
+        timeout: seconds for each attempt to reach the gateway.
+        kind: the kind of transport, if it is not the address's.
 
     Raises:
-        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError, UnknownTransport: see
-            `loom_proxy.transport.transports.open_transport`. Also `NotAGateway` if a WebSocket brings nothing in
-            `SILENCE` seconds, and HTTP does not work either.
+        UnknownTransport: there is no such kind.
+        GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: there is no way to the gateway. Also
+            `NotAGateway` if a WebSocket brings nothing in `SILENCE` seconds, and HTTP does not work either.
         ConnectionLost: the connection broke before there was an answer.
-        UnknownSession, SessionInUse: the session does not live, or has a client.
-        WorkerUnreachable: the gateway's workers do not answer.
-        ProtocolMismatch: the gateway speaks another major version.
+        LoomError: the session cannot be opened, or the gateway speaks another major version.
     """
-    transport = open_transport(transport_kind, url, token, timeout, ca)
+    kind = kind or to.transport
+    if kind not in TRANSPORTS:
+        raise Invalid(
+            f"no transport {kind!r} (transport=… or LOOM_TRANSPORT); there are: {', '.join(TRANSPORTS)}",
+            code="unknown_transport",
+        )
+    if kind == "http":
+        return _say_hello(HttpTransport.open(to.url, to.token, timeout, to.ca), to.url, hello)
     try:
-        return _say_hello(transport, url, hello)
+        return _say_hello(WebSocketTransport.open(to.url, to.token, timeout, to.ca), to.url, hello)
     except NoUpgrade as error:
-        if transport_kind != "auto":
+        if kind == "websocket":
             raise
-        transport = open_http_instead(error, url, token, timeout, ca)
-    return _say_hello(transport, url, hello)
+        no_websocket = error
+    try:
+        transport = HttpTransport.open(to.url, to.token, timeout, to.ca)
+    except LoomError:
+        raise no_websocket from None
+    if to.url not in _logged:
+        _logged.add(to.url)
+        logger.warning("no WebSocket to the gateway, so it is HTTP, which is slower: %s", no_websocket)
+    return _say_hello(transport, to.url, hello)
 
 
 def _say_hello(transport: Transport, url: str, hello: Hello) -> Handshake:
@@ -86,27 +128,12 @@ def _say_hello(transport: Transport, url: str, hello: Hello) -> Handshake:
 
 def _first_frames(transport: Transport, url: str) -> list[bytes]:
     """Return the first frames. Opening a session takes a while, but a gateway answers pings meanwhile."""
-    pinged = False
     while (frames := transport.receive()) is not None:
         if frames:
             return frames
-        silence = time.monotonic() - transport.heard
-        if silence > SILENCE:
+        if not transport.is_alive():
             raise NoUpgrade(
-                f"{url} gave a WebSocket, but in {silence:.0f} s nothing came through it: something on the way "
+                f"{url} gave a WebSocket, but in {SILENCE:.0f} s nothing came through it: something on the way "
                 f"keeps what WebSockets carry"
             )
-        if silence > PING_AFTER and not pinged:
-            pinged = True
-            transport.ping()
     raise ConnectionLost(f"{url} closed the connection during the handshake")
-
-
-def client_name() -> str:
-    """Return the name and version that this program gives in a `Hello`."""
-    return f"monarch-loom {__version__}"
-
-
-def delays() -> Iterator[float]:
-    """Return the seconds before each attempt to connect again."""
-    return iter(_RECONNECT)

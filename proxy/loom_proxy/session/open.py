@@ -9,8 +9,8 @@ from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
 from loom.wire.handshake import Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
-from loom_proxy.session.connection import Address, Connection
-from loom_proxy.session.handshake import client_name
+from loom_proxy.session.connection import Connection
+from loom_proxy.session.handshake import CLIENT, Address
 from loom_proxy.transport.websocket import normalise_url
 
 MODES = ("drive", "watch")
@@ -86,7 +86,7 @@ def connect(
             reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
         )  # fmt: skip
     address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
-    hello = Hello(client=client_name(), session=session, persist=persist, mode=mode, take_over=take_over)
+    hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
             return Job(Connection.open(address, hello, timeout), token, attached=session is not None)

@@ -22,6 +22,7 @@ from loom.process.backoff import Backoff
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
+from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import PATH, connect, errors_of_opening, gateway_error, refused
 
 PATIENCE = 10.0
@@ -102,8 +103,8 @@ class _KeepAlive:
             self._lock.release()
 
 
-class HttpTransport:
-    """A tunnel through HTTP. One thread may receive while another sends."""
+class HttpTransport(Transport):
+    """A tunnel through HTTP. Requests to a silent gateway fail by themselves, so it needs no pings."""
 
     kind = "http"
 
@@ -130,7 +131,7 @@ class HttpTransport:
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> HttpTransport:
-        """Open a tunnel to the gateway with a WebSocket URL, with the arguments and errors of `open_transport`."""
+        """Open a tunnel to a gateway, with the errors of `loom_proxy.session.handshake.connect`."""
         transport = cls(url, token, ca)
         with errors_of_opening(url, timeout):
             response, body = transport._up.ask("POST", "", b"", timeout=timeout, connect_timeout=timeout)
@@ -144,15 +145,10 @@ class HttpTransport:
         return transport
 
     def fileno(self) -> int:
-        """Return -1: a readable socket does not mean that a frame has come."""
-        return -1
+        return -1  # a readable socket does not mean that a frame has come
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """Return the frames that have come, perhaps none; None when the connection is over.
-
-        Args:
-            wait: make a request, whose answer the gateway holds back for a while until it has frames. Without it,
-                there are none.
+        """Return the frames of a request's answer, which the gateway holds back for a while until it has some.
 
         Raises:
             LoomError: the gateway refuses this client.
@@ -174,19 +170,12 @@ class HttpTransport:
 
     @staticmethod
     def encode(frame: bytes) -> bytes:
-        """Return a frame, given behind its length, as a batch of one."""
-        return frame
+        return frame  # a batch of one
 
     def try_send(self, data: Buffer) -> int:
-        """Send nothing and return 0, since every request waits."""
-        return 0
+        return 0  # since every request waits
 
     def send_all(self, data: Buffer) -> None:
-        """Send a batch, waiting for room. Only for threads that no signal interrupts.
-
-        Raises:
-            OSError: the connection is over.
-        """
         number = self._sent + 1
         try:
             while self._request(self._up, "POST", f"/up?n={number}", data, _taken) < number:
@@ -196,16 +185,8 @@ class HttpTransport:
             raise ConnectionLost(str(error)) from error
         self._sent = number
 
-    @property
-    def heard(self) -> float:
-        """The current `time.monotonic`: requests to a silent gateway fail by themselves."""
-        return time.monotonic()
-
-    def ping(self) -> None:
-        """Do nothing, since requests to a silent gateway fail by themselves."""
-
-    def send_control(self, data: bytes) -> None:
-        """Do nothing: HTTP has no control frames."""
+    def is_alive(self, moved: float = 0.0) -> bool:
+        return True
 
     def _request(
         self,

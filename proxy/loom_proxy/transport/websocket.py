@@ -40,6 +40,7 @@ from loom.wire.sender import try_send
 from loom.wire.sockets import keep_queues_short
 from loom.wire.waker import Waker
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
+from loom_proxy.transport.base import Transport
 from loom_proxy.transport.tls import TlsSocket
 
 S = TypeVar("S")
@@ -77,8 +78,8 @@ class NoUpgrade(NotAGateway):
     """The other side speaks HTTP but gave no working WebSocket: it is no gateway, or a proxy is in the way."""
 
 
-class WebSocketTransport:
-    """An open WebSocket. One thread may receive while another sends."""
+class WebSocketTransport(Transport):
+    """An open WebSocket."""
 
     kind = "websocket"
 
@@ -90,13 +91,12 @@ class WebSocketTransport:
         self._pieces: list[bytes] = []
         """The fragments so far of a message in several frames."""
         self.heard = time.monotonic()
-        """The `time.monotonic` of the last sign of life from the other side, such as the answer to a ping."""
         self._waker: Waker | None = None
         """Ends waits in `receive`; see `listen_for`."""
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
-        """Connect and upgrade, with the arguments and errors of `open_transport`.
+        """Connect and upgrade, with the errors of `loom_proxy.session.handshake.connect`.
 
         Raises:
             NoUpgrade: the other side speaks HTTP but gives no WebSocket.
@@ -143,7 +143,6 @@ class WebSocketTransport:
         return cls(sock, protocol)
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def listen_for(self, waker: Waker) -> None:
@@ -158,11 +157,7 @@ class WebSocketTransport:
         return any(number != waker.fileno() for number, _ in self._poll.poll(LONGEST_WAIT * 1000))
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """Return the binary messages that have come, perhaps none; None when the connection is over.
-
-        Args:
-            wait: if nothing has come, wait `LONGEST_WAIT` seconds at most, or until `listen_for`'s waker is woken.
-        """
+        # Waits `LONGEST_WAIT` seconds at most, or until `listen_for`'s waker is woken.
         if self._protocol.close_expected():
             return None
         if wait and self._waker is not None and not self._comes(self._waker):
@@ -198,17 +193,14 @@ class WebSocketTransport:
             self.send_control(reply)
 
     def ping(self) -> None:
-        """Ask the other side for a sign of life."""
         self._protocol.send_ping(b"")
         self.send_control(b"".join(self._protocol.data_to_send()))
 
     def send_control(self, data: bytes) -> None:
-        """Send protocol bytes from the receiving thread. The owner replaces it, to order it among its senders."""
         with contextlib.suppress(OSError):  # the other side is gone, which `receive` finds next
             self._socket.sendall(data)
 
     def try_send(self, data: Buffer) -> int:
-        """Send without waiting; return how many bytes went out."""
         sock = self._socket
         return sock.try_send(data) if isinstance(sock, TlsSocket) else try_send(sock, data)
 

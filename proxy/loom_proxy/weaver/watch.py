@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
-from loom_proxy.session.handshake import delays
+from loom_proxy.session.handshake import RECONNECT
 from loom_proxy.transport.websocket import NoUpgrade, normalise_url, refused
 
 V = TypeVar("V")
@@ -49,7 +49,7 @@ class _Attempts:
 
     def opened(self) -> None:
         self._opened = True
-        self._waits = delays()
+        self._waits = iter(RECONNECT)
 
     def heard(self) -> None:
         self._until = math.inf if self._timeout is None else time.monotonic() + self._timeout

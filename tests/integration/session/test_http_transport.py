@@ -40,7 +40,6 @@ from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport import http as http_transport
 from loom_proxy.transport.http import HttpTransport
-from loom_proxy.transport.transports import open_transport
 from tests.integration.calls.test_failures import driver_pid, rest
 from tests.integration.calls.test_large import forget_peak, gateway_of, peak_mib
 from tests.integration.calls.test_ports import attach
@@ -180,8 +179,8 @@ def test_a_connection_on_which_nothing_happens_is_not_lost(
     cluster: LocalCluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.session.connection.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.session.connection.SILENCE", 2.5)
+    monkeypatch.setattr("loom_proxy.transport.base.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.transport.base.SILENCE", 2.5)
     with loom.connect(cluster.url, cluster.token, transport=kind) as job:
         assert not list(job.events(timeout=4.0))
 
@@ -241,9 +240,8 @@ def test_http_is_used_where_something_breaks_websockets(
 ) -> None:
     with HttpProxy(port_of(cluster), without_websockets(status)) as proxy:
         for _ in range(2):
-            transport = open_transport("auto", f"ws://127.0.0.1:{proxy.port}/ws/v1", cluster.token, BOUND)
-            assert transport.kind == "http"
-            transport.close()
+            with loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token) as job:
+                assert job.transport == "http"
     told = [record for record in caplog.records if record.name == "loom"]
     assert [record.levelno for record in told] == [logging.WARNING], "it is said once"
     assert "HTTP" in told[0].getMessage()
@@ -269,8 +267,8 @@ class Swallowing(DelayProxy):
 def swallowing(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a gateway behind a network that keeps what WebSockets carry."""
     monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.session.handshake.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.session.handshake.SILENCE", 1.5)
+    monkeypatch.setattr("loom_proxy.transport.base.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.transport.base.SILENCE", 1.5)
     with Swallowing(port_of(cluster), delay=0) as proxy:
         yield f"ws://127.0.0.1:{proxy.port}"
 

@@ -19,7 +19,7 @@ from loom_proxy.session.connection import Address, Connection
 from loom_proxy.session.handshake import Handshake
 from loom_proxy.session.interrupts import Uninterrupted
 
-WATCHED = ("/loom/wire/", "/loom_proxy/session/c", "/loom_proxy/session/i")
+WATCHED = ("/loom/wire/", "/loom_proxy/session/c", "/loom_proxy/session/i", "/loom_proxy/session/w")
 """Files in which a signal comes, at each line that runs."""
 
 
