@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from loom.errors import ActorError, SupervisionError
 from loom.shape import Shape
@@ -23,9 +23,6 @@ There may be thousands, so `Job.events` leaves them out.
 
 LONGEST_REASON = 300
 """Characters of a failure's text that are kept."""
-
-_NONE = -(1 << 62)
-"""An id that no mesh has."""
 
 _HOSTS = 0
 """Id of the session's host mesh."""
@@ -45,14 +42,49 @@ class RankState(enum.Enum):
 class _Whole:
     """The states of a whole mesh's elements, by rank. Actors have the ranks of their processes in the proc mesh."""
 
-    def __init__(self, name: str, shape: Shape, procs: int | None) -> None:
-        self.name = name
-        self.shape = shape
-        self.procs = procs
+    def __init__(self) -> None:
+        self.procs: _Whole | None = None
+        """The proc mesh that an actor mesh is on."""
         self.alive: set[int] = set()
         self.failed: dict[int, str] = {}
         """The reason for each failed rank."""
         self.stopped: set[int] = set()
+
+    def note_alive(self, ranks: Iterable[int]) -> None:
+        for whole in self._with_procs():
+            whole.alive.update(ranks)
+
+    def note_failed(self, ranks: Iterable[int], text: str) -> None:
+        text = " ".join(text.split())
+        if len(text) > LONGEST_REASON:
+            text = text[: LONGEST_REASON - 1] + "…"
+        self.failed.update(dict.fromkeys(ranks, text))
+
+    def state(self, rank: int) -> tuple[RankState, str]:
+        """Return the state of an element, and the reason if it has failed."""
+        wholes = self._with_procs()
+        if any(rank in whole.stopped for whole in wholes):
+            return RankState.STOPPED, ""
+        for whole in wholes:
+            if rank in whole.failed:
+                return RankState.FAILED, whole.failed[rank]
+        return (RankState.ALIVE if rank in self.alive else RankState.STARTING), ""
+
+    def _with_procs(self) -> tuple[_Whole, ...]:
+        return (self,) if self.procs is None else (self, self.procs)
+
+
+class _Part(NamedTuple):
+    """A mesh or a part of one that has an id."""
+
+    name: str
+    whole: _Whole
+    shape: Shape
+
+    def ranks(self, index: int | None) -> list[int]:
+        """Return the rank of the element with an index; all ranks without one."""
+        ranks = self.shape.ranks()
+        return ranks if index is None else ranks[index : index + 1]
 
 
 class MeshStates:
@@ -60,29 +92,27 @@ class MeshStates:
 
     def __init__(self) -> None:
         self._wholes: dict[int, _Whole] = {}
-        self._parts: dict[int, tuple[int, Shape]] = {}
-        """The whole mesh's id and the shape of each mesh and part, by its id."""
-        self._lost: dict[int, dict[int, str]] = {}
-        """Failures by rank in meshes that have not been added yet, by the mesh's id."""
-        self._started: dict[int, set[int]] = {}
-        """Started ranks of meshes that have not been added yet, by the mesh's id."""
+        """The whole meshes by id, and those that events have named before they are added."""
+        self._parts: dict[int, _Part] = {}
         self.unseen: set[int] = set()
         """Ids of meshes and parts of meshes that have not answered as a whole yet."""
 
+    def _whole(self, ident: int) -> _Whole:
+        # Events about a mesh may come before this client knows it, as for meshes of an earlier client.
+        return self._wholes.setdefault(ident, _Whole())
+
     def add(self, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
         """Add a whole mesh; ``procs`` is the id of the proc mesh that an actor mesh is on."""
-        whole = self._wholes[ident] = _Whole(name, shape, procs)
-        self._parts[ident] = (ident, shape)
+        whole = self._whole(ident)
+        whole.procs = None if procs is None else self._whole(procs)
+        self._parts[ident] = _Part(name, whole, shape)
         self.unseen.add(ident)
         if ident == _HOSTS:
             whole.alive.update(shape.ranks())  # the session was opened on them
-        # Events about a mesh may come before this client knows it, as for meshes of an earlier client.
-        whole.alive.update(self._started.pop(ident, ()))
-        whole.failed.update(self._lost.pop(ident, {}))
 
     def add_part(self, ident: int, of: int, shape: Shape) -> None:
         """Add a part of a mesh that has an id of its own."""
-        self._parts[ident] = (of, shape)
+        self._parts[ident] = self._parts[of]._replace(shape=shape)
         self.unseen.add(ident)
 
     def forget(self, ident: int) -> None:
@@ -93,132 +123,72 @@ class MeshStates:
 
     def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
         """Return the state of each given rank of a whole mesh, and the reason if it has failed."""
-        whole = self._wholes.get(ident)
-        return [(RankState.STARTING, "") if whole is None else self._of(whole, rank) for rank in ranks]
-
-    def _of(self, whole: _Whole, rank: int) -> tuple[RankState, str]:
-        procs = self._wholes.get(whole.procs) if whole.procs is not None else None
-        if rank in whole.stopped or (procs is not None and rank in procs.stopped):
-            return RankState.STOPPED, ""
-        reason = whole.failed.get(rank)
-        if reason is None and procs is not None:
-            reason = procs.failed.get(rank)
-        if reason is not None:
-            return RankState.FAILED, reason
-        return (RankState.ALIVE if rank in whole.alive else RankState.STARTING), ""
+        return [self._whole(ident).state(rank) for rank in ranks]
 
     def name_and_shape(self, ident: int) -> tuple[str, Shape] | None:
         """Return the name and shape of a mesh or a part of one."""
         part = self._parts.get(ident)
-        whole = self._wholes.get(part[0]) if part is not None else None
-        return None if part is None or whole is None else (whole.name, part[1])
+        return None if part is None else (part.name, part.shape)
 
     def started(self, ident: int) -> tuple[int, int]:
         """Return how many elements of a mesh, or of its proc mesh, have been heard of, and how many there are."""
         part = self._parts.get(ident)
         if part is None:
             return 0, 0
-        root, shape = part
-        whole = self._wholes.get(root)
-        if whole is not None and whole.procs is not None and whole.procs in self._wholes:
-            root = whole.procs
-        states = self.of(root, shape.ranks())
-        return sum(state is not RankState.STARTING for state, _ in states), len(states)
+        whole = part.whole.procs or part.whole
+        states = [whole.state(rank)[0] for rank in part.shape.ranks()]
+        return sum(state is not RankState.STARTING for state in states), len(states)
 
     def answered(self, operation: Body | None, index: int | None = None) -> None:
-        """Note that an operation was answered. If it is a call, its mesh lives.
-
-        Args:
-            operation: the answered operation.
-            index: the number of this answer among several.
-        """
+        """Note that an operation was answered, the ``index``-th time. If it is a call, its mesh lives."""
         if not isinstance(operation, (EndpointCall, AwaitInitialized)) or operation.mesh not in self.unseen:
             return  # nearly always
-        ident = operation.mesh
-        part = self._parts.get(ident)
-        if part is None:
+        part = self._parts.get(operation.mesh)
+        if part is None or (isinstance(operation, Choose) and len(part.shape) > 1):  # unknown which actor answered
             return
-        root, shape = part
-        whole = self._wholes.get(root)
-        if whole is None or (isinstance(operation, Choose) and len(shape) > 1):  # unknown which actor answered
-            return
-        self._note_alive(whole, _ranks(shape, index))
+        part.whole.note_alive(part.ranks(index))
         if index is None:
-            self.unseen.discard(ident)
-
-    def _note_alive(self, whole: _Whole, ranks: Iterable[int]) -> None:
-        ranks = list(ranks)
-        whole.alive.update(ranks)
-        if whole.procs is not None and whole.procs in self._wholes:
-            self._wholes[whole.procs].alive.update(ranks)
+            self.unseen.discard(operation.mesh)
 
     def failed(self, operation: Body | None, code: str, text: str, index: int | None = None) -> None:
-        """Note that an operation on a mesh failed, if the error shows which element is dead.
-
-        Args:
-            operation: the failed operation.
-            code: the error's code in `loom.errors`.
-            text: the error's text.
-            index: the number of this answer among several.
-        """
-        part = self._parts.get(getattr(operation, "mesh", _NONE))
-        if part is None:
+        """Note that an operation failed, with a code of `loom.errors`, if that shows which element is dead."""
+        ident: Any = getattr(operation, "mesh", None)
+        part = self._parts.get(ident)
+        if part is None or (index is None and len(part.shape) > 1):
             return
-        root, shape = part
-        whole = self._wholes.get(root)
-        if whole is None or (index is None and len(shape) > 1):
-            return
-        ranks = _ranks(shape, index)
         if code == ActorError.code:  # the endpoint raised, so the actor lives
-            self._note_alive(whole, ranks)
+            part.whole.note_alive(part.ranks(index))
         elif code == SupervisionError.code:
-            whole.failed.update(dict.fromkeys(ranks, _short(text)))
+            part.whole.note_failed(part.ranks(index), text)
 
     def not_made(self, ident: int, text: str) -> None:
         """Note that a mesh could not be made; ignore ids of other operations."""
-        whole = self._wholes.get(ident)
-        if whole is not None:
-            whole.failed.update(dict.fromkeys(whole.shape.ranks(), _short(text)))
+        part = self._parts.get(ident)
+        if part is not None and part.whole is self._wholes.get(ident):
+            part.whole.note_failed(part.shape.ranks(), text)
 
     def stopped(self, ident: int) -> None:
         """Note that this client stops a mesh or a part of one."""
         part = self._parts.get(ident)
-        if part is not None and part[0] in self._wholes:
-            self._wholes[part[0]].stopped.update(part[1].ranks())
+        if part is not None:
+            part.whole.stopped.update(part.shape.ranks())
             self.unseen.discard(ident)
 
     def event(self, name: str, details: Mapping[str, Any]) -> None:
         """Take in an event of the driver."""
         if name == _STARTED:
-            whole = self._wholes.get(details["id"])
-            known = self._started.setdefault(details["id"], set()) if whole is None else whole.alive
-            known.update(details["ranks"])
-        elif name == _STOPPED and details["id"] in self._wholes:
-            self._wholes[details["id"]].stopped.update(details["ranks"])
+            self._whole(details["id"]).alive.update(details["ranks"])
+        elif name == _STOPPED:
+            self._whole(details["id"]).stopped.update(details["ranks"])
         elif name == "process_lost":
             text = f"process {details['rank']} of proc mesh {details['mesh']!r} is gone"
             for ident in (details["id"], *details.get("actors", ())):
-                whole = self._wholes.get(ident)
-                lost = self._lost.setdefault(ident, {}) if whole is None else whole.failed
-                lost.setdefault(details["rank"], text)
+                self._whole(ident).failed.setdefault(details["rank"], text)
         elif name == "actors_lost":
-            whole = self._wholes.get(details["id"])
-            if whole is not None:
-                text = f"Monarch has stopped it: {details['report']}"
-                whole.failed.update(dict.fromkeys(details["ranks"], _short(text)))
-        elif name == "host_lost" and _HOSTS in self._wholes:
-            self._wholes[_HOSTS].failed[details["host"]] = f"worker {details['address']} is gone"
-        elif name == "host_back" and _HOSTS in self._wholes:
-            self._wholes[_HOSTS].failed.pop(details["host"], None)
-        elif name == "failure" and details.get("id") in self._wholes:
-            self._wholes[details["id"]].failed.update(dict.fromkeys(details["ranks"], _short(details["report"])))
-
-
-def _ranks(shape: Shape, index: int | None) -> list[int]:
-    ranks = shape.ranks()
-    return ranks if index is None else ranks[index : index + 1]
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+            self._whole(details["id"]).note_failed(details["ranks"], f"Monarch has stopped it: {details['report']}")
+        elif name == "host_lost":
+            self._whole(_HOSTS).failed[details["host"]] = f"worker {details['address']} is gone"
+        elif name == "host_back":
+            self._whole(_HOSTS).failed.pop(details["host"], None)
+        elif name == "failure" and "id" in details:
+            self._whole(details["id"]).note_failed(details["ranks"], details["report"])
