@@ -26,13 +26,7 @@ class Components:
         self._injectable = injectable
 
     async def kill(self, kind: str, target: str) -> dict[str, Any]:
-        """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end.
-
-        Raises:
-            NotInjectable: this gateway is not marked as injectable.
-            UnknownSession: no session has this name.
-            WeaverUnavailable: the weaver is away already.
-        """
+        """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end."""
         if not self._injectable:
             raise NotInjectable(
                 "this gateway is not marked as injectable: start it with --injectable or with LOOM_INJECTABLE=1"

@@ -97,11 +97,6 @@ class _Waiting:
         self._some = asyncio.Event()
 
     def add(self, message: dict[str, Any], is_snapshot: bool = False) -> None:
-        """Add a message.
-
-        Raises:
-            WatcherTooSlow: too many characters wait already.
-        """
         text = exact_json(message)
         if is_snapshot:
             self._limit = MAX_WAITING + len(text)

@@ -31,12 +31,7 @@ class WeaverAddress(NamedTuple):
 
 
 def parse_weaver_address(text: str) -> WeaverAddress:
-    """Parse ``tcp://HOST:PORT/KEY``.
-
-    Raises:
-        InvalidAddress: the text has another form, or the port is not in 1 to 65535. The error does not show the
-            key.
-    """
+    """Parse ``tcp://HOST:PORT/KEY``; the `InvalidAddress` of another text does not show the key."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         shown = re.sub(r"^([^/]*//[^/]*/).+", r"\1…", text, flags=re.DOTALL)

@@ -40,11 +40,7 @@ class CommandKind(str, Enum):
 
     @classmethod
     def read(cls, kind: Any) -> CommandKind:
-        """Return the kind with a name.
-
-        Raises:
-            WrongArguments: there is no kind of that name.
-        """
+        """Return the kind with a name."""
         try:
             return cls(kind)
         except ValueError:
@@ -157,11 +153,7 @@ class Acknowledgement:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Acknowledgement:
-        """Check an object and return the acknowledgement that it holds.
-
-        Raises:
-            ProtocolMismatch: the object is not an acknowledgement.
-        """
+        """Check an object and return the acknowledgement that it holds."""
         match body:
             case {"ok": bool(ok), **rest}:
                 step, reason = check_count("step", rest.get("step")), rest.get("reason")
@@ -227,11 +219,7 @@ class FaultRemoved(Frame):
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Check that values of a configuration can be sent to the weaver.
-
-    Raises:
-        WrongArguments: there is no value, or a value is not plain data.
-    """
+    """Check that values of a configuration can be sent to the weaver."""
     if not config:
         raise WrongArguments("give at least one key and its value, such as learning_rate=0.002")
     for key, value in config.items():

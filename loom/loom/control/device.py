@@ -30,11 +30,7 @@ class Device:
 
     @classmethod
     def from_body(cls, body: Any) -> Device:
-        """Check an object and return the device that it describes.
-
-        Raises:
-            ProtocolMismatch: the object does not describe a device.
-        """
+        """Check an object and return the device that it describes."""
         if type(body) is not dict:
             raise ProtocolMismatch(f"a device is described by a map, not {body!r:.80}")
         kind = printable(body, "kind")

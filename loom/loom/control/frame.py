@@ -34,11 +34,7 @@ class Frame:
 
     @classmethod
     def from_body(cls: type[F], body: Sequence[Any]) -> F:
-        """Check a received list and return it as a frame.
-
-        Raises:
-            ProtocolMismatch: the list is not a frame of this kind.
-        """
+        """Check a received list and return it as a frame."""
         try:
             made = cls(*body[1:])
         except TypeError as error:
@@ -48,27 +44,18 @@ class Frame:
 
     @classmethod
     def mismatch(cls, body: Any, why: str = "") -> ProtocolMismatch:
-        """Return the error for something that is not a frame of this kind."""
         return ProtocolMismatch(f"not a {cls.KIND!r} frame: {body!r:.80}" + (f": {why}" if why else ""))
 
 
 def check_count(field: str, value: Any) -> int | None:
-    """Return a count, such as a step, or None.
-
-    Raises:
-        ProtocolMismatch: the value is neither.
-    """
+    """Return a count, such as a step, or None."""
     if value is not None and (type(value) is not int or not 0 <= value < MAX_COUNT):
         raise ProtocolMismatch(f"{field} is a count or None, not {value!r:.80}")
     return value
 
 
 def optional_text(body: dict[str, Any], field: str) -> str | None:
-    """Return a text of at most `MAX_NAME` characters, or None if the field is missing.
-
-    Raises:
-        ProtocolMismatch: the field is something else.
-    """
+    """Return a text of at most `MAX_NAME` characters, or None if the field is missing."""
     value = body.get(field)
     if value is not None and (type(value) is not str or len(value) > MAX_NAME):
         raise ProtocolMismatch(f"{field} is a text of at most {MAX_NAME} characters, not {value!r:.80}")
@@ -76,11 +63,7 @@ def optional_text(body: dict[str, Any], field: str) -> str | None:
 
 
 def printable(body: dict[str, Any], field: str) -> str:
-    """Return a printable text of 1 to `MAX_NAME` characters.
-
-    Raises:
-        ProtocolMismatch: the field is something else.
-    """
+    """Return a printable text of 1 to `MAX_NAME` characters."""
     value = optional_text(body, field)
     if not value or not value.isprintable():
         raise ProtocolMismatch(f"{field} is a printable text, not {value!r:.80}")
@@ -88,11 +71,7 @@ def printable(body: dict[str, Any], field: str) -> str:
 
 
 def values(field: str, value: Any) -> dict[str, Any]:
-    """Return a map of at most `MAX_VALUES` keys, such as a configuration.
-
-    Raises:
-        ProtocolMismatch: the value is something else.
-    """
+    """Return a map of at most `MAX_VALUES` keys, such as a configuration."""
     if type(value) is not dict or len(value) > MAX_VALUES:
         raise ProtocolMismatch(f"{field} is keys and values, not {value!r:.80}")
     return value

@@ -51,12 +51,7 @@ class Splitter:
         """Bytes of `_partial` at which there is something to parse."""
 
     def feed(self, data: bytes) -> list[list[Any]]:
-        """Take bytes; return the frames that they complete, in order.
-
-        Raises:
-            ProtocolMismatch: the bytes are no frames, or a frame is too large. The rest of the stream is
-                unreadable.
-        """
+        """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""
         whole = data  # most data ends with a frame, and needs no copy
         if self._partial:
             self._partial += data

@@ -53,11 +53,9 @@ class WeaverClient:
         self._watching: set[_Link] = set()
 
     def came(self) -> None:
-        """Note that the weaver listens."""
         self._up.set()
 
     def went(self, why: str) -> None:
-        """Note that the weaver is away."""
         self._up.clear()
         self._why_away = why
 
@@ -69,17 +67,7 @@ class WeaverClient:
             link.close()
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result, as `AsksWeaver` describes it.
-
-        Args:
-            operation: its name.
-            by: the user who asks, for the weaver's events.
-            arguments: of the operation.
-
-        Raises:
-            WrongArguments: users cannot ask for the operation.
-            LoomError: any error that `ask` raises.
-        """
+        """Do one of `OPERATIONS` for a user, and return its result, as `AsksWeaver` describes it."""
         if operation not in OPERATIONS:
             raise WrongArguments(
                 f"the weaver knows no operation {operation!r:.80}; it knows {', '.join(OPERATIONS)}"
@@ -94,18 +82,9 @@ class WeaverClient:
         return await self.ask(operation, timeout, by=by, **arguments)
 
     async def ask(self, operation: str, within: float = ANSWER_TIMEOUT, /, **arguments: Any) -> Any:
-        """Ask the weaver to do an operation, and return its result.
+        """Ask the weaver to do an operation, within so many seconds, and return its result.
 
-        Args:
-            operation: its name.
-            within: seconds that the weaver has to answer.
-            arguments: of the operation.
-
-        Raises:
-            WeaverUnavailable: the weaver is away, or went away before it had answered. It may have done the
-                operation.
-            WrongArguments: the arguments cannot be encoded for the weaver.
-            LoomError: the error that the weaver answered with.
+        A weaver that goes away before it answers may have done the operation.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
@@ -121,11 +100,7 @@ class WeaverClient:
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield the current state as ``("snapshot", …)``, and then ``("event", …)`` for each push.
-
-        Raises:
-            WeaverUnavailable: the weaver is away, or goes away.
-        """
+        """Yield the current state as ``("snapshot", …)``, and then ``("event", …)`` for each push."""
         link = await self._open()
         self._watching.add(link)
         try:
@@ -136,7 +111,6 @@ class WeaverClient:
             link.close()
 
     async def available(self) -> None:
-        """Wait until the weaver is up."""
         await self._up.wait()
 
     async def _available(self) -> None:

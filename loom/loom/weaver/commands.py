@@ -28,9 +28,6 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
     """Return the replicas that a target names, and a failed acknowledgement for each name that no replica has.
 
     A glob, a group's name or a short name selects only living replicas; an id selects its replica in any state.
-
-    Raises:
-        WrongArguments: the target is neither text nor a list of texts.
     """
     if isinstance(target, str):
         if target in replicas:
@@ -51,12 +48,7 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
 
 
 def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], target: Target) -> None:
-    """Check that every living replica of a target is marked as injectable, and that there is at least one.
-
-    Raises:
-        UnknownReplica: the target names no living replica.
-        NotInjectable: a replica is not marked.
-    """
+    """Check that every living replica of a target is marked as injectable, and that there is at least one."""
     if unknown:
         raise UnknownReplica("; ".join(str(one.reason) for one in unknown.values()))
     living = [replica for replica in there if replica.state in LIVING]
@@ -97,17 +89,14 @@ class GivenCommand:
 
     @property
     def id(self) -> str:
-        """The command's id."""
         return self.command.id
 
     @property
     def kind(self) -> CommandKind:
-        """The command's kind."""
         return self.command.kind
 
     @property
     def done(self) -> bool:
-        """Whether the command waits for no further acknowledgement."""
         return not self.waiting
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,7 +106,6 @@ class GivenCommand:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> GivenCommand:
-        """Return a stored command."""
         rest = dict(stored)
         command = Command(rest.pop("id"), CommandKind(rest.pop("kind")), rest.pop("params"))
         return cls(command, **rest)
@@ -145,11 +133,7 @@ class Commands:
         return self._commands.get(id)
 
     def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> list[str]:
-        """Add a command with the acknowledgements known already, by replica.
-
-        Returns:
-            The ids of the commands that are forgotten in exchange.
-        """
+        """Add a command with its known acknowledgements; return the ids of commands forgotten in exchange."""
         self._commands[command.id] = command
         command.acknowledgements.update(acknowledgements)
         for replica in command.replicas:
@@ -165,12 +149,7 @@ class Commands:
     def acknowledge(
         self, id: str, replica: str, acknowledgement: Acknowledgement
     ) -> tuple[GivenCommand | None, list[str]]:
-        """Record a replica's acknowledgement of a command.
-
-        Returns:
-            The command, or None if it does not wait for this replica; and the ids of the commands that are
-                forgotten.
-        """
+        """Return the command, None if it does not wait for this replica, and the ids of the forgotten commands."""
         command = self._commands.get(id)
         if command is None or replica not in command.waiting:
             return None, []
@@ -194,11 +173,7 @@ class Commands:
 
 
 def check_command(kind: CommandKind, params: Any) -> None:
-    """Check that a command makes sense, before any replica gets it.
-
-    Raises:
-        WrongArguments: the parameters do not fit the kind.
-    """
+    """Check that a command makes sense, before any replica gets it."""
     if not isinstance(params, dict) or not all(isinstance(key, str) for key in params):
         raise WrongArguments(f"the parameters of {kind} are names and values, not {params!r:.80}")
     if kind is CommandKind.UPDATE_CONFIG and not params:

@@ -29,12 +29,6 @@ class DeviceFailures:
 
         Monitors may report a failure again and again; a repeated report changes nothing unless new processes use
         the device.
-
-        Returns:
-            The event that shows the device, the replicas, and the action taken for each.
-
-        Raises:
-            UnknownDevice: no replica has registered the device.
         """
         known = self._known.devices.device(device)
         affected = [self._known.replicas[id] for id in self._known.devices.replicas_of(device)]

@@ -46,15 +46,12 @@ class DeviceReplicaMap:
         return (known.device for known in self._known.values())
 
     def device(self, uuid: str) -> Device:
-        """Return a device."""
         return self._find(uuid).device
 
     def state(self, uuid: str) -> DeviceState:
-        """Return a device's state."""
         return self._find(uuid).state
 
     def reason(self, uuid: str) -> str | None:
-        """Return why a device is not active; None if it is active."""
         return self._find(uuid).reason
 
     def replicas_of(self, uuid: str) -> list[str]:
@@ -109,7 +106,6 @@ class DeviceReplicaMap:
             known.state, known.reason = DeviceState.INACTIVE, reason
 
     def reactivate(self, uuid: str) -> None:
-        """Mark a device as active again."""
         known = self._find(uuid)
         known.state, known.reason = DeviceState.ACTIVE, None
 

@@ -41,14 +41,7 @@ class Dispatcher:
         now: float,
         cause: int | None = None,
     ) -> GivenCommand:
-        """Give a command to the replicas of a target; ``cause`` is the event that led to it.
-
-        Raises:
-            WrongArguments: the command makes no sense with these parameters or this target.
-            NotInjectable: the command is a fault, and a replica is not marked for faults.
-            UnknownReplica: the command is a fault, and the target names no living replica.
-            UnknownDevice: the command names a device that no replica has registered.
-        """
+        """Give a command to the replicas of a target; ``cause`` is the event that led to it."""
         check_command(kind, params)
         there, acknowledgements = select(target, self._known.replicas)
         if kind in FAULT_COMMANDS:
@@ -79,10 +72,6 @@ class Dispatcher:
         """Remove a fault early, through any injectable replica on its hosts.
 
         The replica that the fault has stopped cannot do so itself.
-
-        Raises:
-            UnknownInjection: no fault with that id was injected, or it was long ago.
-            UnknownReplica: no such replica lives.
         """
         command = self._known.commands.get(injection)
         if command is None or command.kind is not CommandKind.INJECT:
@@ -94,7 +83,6 @@ class Dispatcher:
         return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
     def take(self, replica: Replica, frame: list[Any], now: float) -> None:
-        """Take a replica's acknowledgement of a command."""
         acknowledged = Acknowledged.from_body(frame)
         made = acknowledged.acknowledgement
         command = self._acknowledge(replica, acknowledged.command, made)

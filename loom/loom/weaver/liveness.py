@@ -105,7 +105,6 @@ class Liveness:
             self._stacks.want(replica, event)
 
     def unlink(self, replica: Replica, now: float) -> None:
-        """Record that a replica has lost its connection."""
         replica.link = None
         if replica.state in LIVING:
             replica.link_lost = now

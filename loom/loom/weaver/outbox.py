@@ -40,7 +40,6 @@ class Outbox:
         """Whether a peer or a caller waits for the next commit."""
 
     def send(self, replica: Replica, frame: Frame) -> None:
-        """Send a frame to a connected replica."""
         self.output.frames.append((replica.link, frame))
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
@@ -53,6 +52,5 @@ class Outbox:
         self.output.frames.append((peer, None))
 
     def take(self) -> Output:
-        """Return the output, and start an empty one."""
         output, self.output, self.urgent = self.output, Output(), False
         return output

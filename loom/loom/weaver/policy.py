@@ -36,11 +36,7 @@ class Policy:
         return iter(self._actions.items())
 
     def set(self, group: str, action: str) -> Action:
-        """Set the action of a group, or of all groups that a glob matches (``"*"`` matches all).
-
-        Raises:
-            WrongArguments: there is no such action.
-        """
+        """Set the action of a group, or of all groups that a glob matches (``"*"`` matches all)."""
         if action not in tuple(Action):
             names = ", ".join(one.value for one in Action)
             raise WrongArguments(f"there is no action {action!r:.80}; choose one of {names}")

@@ -99,7 +99,6 @@ class Registration:
         )
 
     def bye(self, replica: Replica, frame: list[Any], now: float) -> None:
-        """Take a threadlet's goodbye."""
         bye = Bye.from_body(frame)
         peer, replica.link = replica.link, None
         peer.replica = None

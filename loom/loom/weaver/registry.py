@@ -79,11 +79,7 @@ class Registry:
         self._replay(now)
 
     def replica(self, id: str) -> Replica:
-        """Return a replica by its id, or by its short name if only one living replica has that name.
-
-        Raises:
-            UnknownReplica: no replica has the id.
-        """
+        """Return a replica by its id, or by its short name if only one living replica has that name."""
         try:
             return self.replicas[id]
         except KeyError:
@@ -93,17 +89,14 @@ class Registry:
             raise UnknownReplica(unknown(id, self.replicas)) from None
 
     def in_procs(self, session: str | None, procs: str) -> list[Replica]:
-        """Return the replicas in the processes of a proc mesh."""
         return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]
 
     def add(self, id: str) -> Replica:
-        """Add a new replica and return it."""
         replica = self.replicas[id] = Replica(id)
         self.states[replica.state] += 1
         return replica
 
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
-        """Update a replica from its threadlet's hello."""
         self._leave_procs(replica)
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
@@ -190,28 +183,20 @@ class Registry:
         return {"replicas": replicas, "devices": devices}
 
     def save_device(self, device: str) -> None:
-        """Write a device and its state with the next commit."""
         known = self.devices.device(device).to_body()
         state, reason = self.devices.state(device).value, self.devices.reason(device)
         self._store.put("devices", device, {"device": known, "state": state, "reason": reason})
 
     def drain(self, replica: Replica) -> None:
-        """Take a replica off its devices."""
         self._forget_unused(self.devices.drain(replica.id))
         self.save(replica)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
-        """Set the action for the replicas of a group, or of all groups that a glob matches, when a device fails.
-
-        Raises:
-            WrongArguments: there is no such action.
-        """
         chosen = self.policy.set(group, action)
         self._store.put("policies", group, {"action": chosen.value, "time": now})
         self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
 
     def add_command(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
-        """Add a command, with the acknowledgements known already, by replica."""
         self._store.put("commands", command.id, command.to_dict())
         for id, one in acknowledgements.items():
             self._store.put_acknowledgement(command.id, id, one.to_body())
@@ -226,11 +211,7 @@ class Registry:
         return command
 
     def commit(self, now: float) -> list[WeaverEvent]:
-        """Write the changes; return the events that are new or were amended.
-
-        Raises:
-            sqlite3.Error: the store cannot be written.
-        """
+        """Write the changes; return the events that are new or were amended."""
         for replica in self._changed:
             self._put(replica)
         self._changed.clear()

@@ -169,7 +169,6 @@ class Replica:
         self._step_times.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the replica as it is stored."""
         return {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
 
     @classmethod
@@ -180,7 +179,6 @@ class Replica:
 
     @property
     def connected(self) -> bool:
-        """Whether the replica has a connection."""
         return self.link is not None
 
     def info(self, devices: list[str]) -> ReplicaInfo:

@@ -62,11 +62,7 @@ class Weaver:
         known.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(known.replicas))
 
     def receive(self, peer: Peer, frames: list[list[Any]], now: float) -> None:
-        """Take frames from a threadlet.
-
-        Raises:
-            ProtocolMismatch: a frame violates the protocol. The caller refuses the connection.
-        """
+        """Take frames from a threadlet; after a `ProtocolMismatch` the caller refuses the connection."""
         for frame in frames:
             replica = peer.replica
             if replica is None:
@@ -81,11 +77,9 @@ class Weaver:
                 return
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
-        """Send the reason why a connection is closed, and close it."""
         self._outbox.refuse(peer, code, text)
 
     def lost(self, peer: Peer, now: float) -> None:
-        """Record that a connection has ended."""
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
             replica.heard = now  # the end of its connection is the last sign of a process
@@ -97,16 +91,10 @@ class Weaver:
             self._liveness.fail(replica, Cause.DIED, reason, now)
 
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
-        """Log an event that a job reports."""
         self._outbox.urgent = True
         return self.known.events.append(now, kind, replica, **data)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
-        """Set the action for the replicas of a group, or of all groups that a glob matches, when a device fails.
-
-        Raises:
-            WrongArguments: there is no such action.
-        """
         self.known.set_policy(group, action, by, now)
         self._outbox.urgent = True
 
@@ -117,15 +105,10 @@ class Weaver:
 
     @property
     def urgent(self) -> bool:
-        """Whether a peer or a caller waits for the next commit."""
         return self._outbox.urgent
 
     def commit(self, now: float) -> Output:
-        """Store the changes; return the output about them.
-
-        Raises:
-            sqlite3.Error: the changes cannot be stored. The weaver has to end: it can acknowledge nothing.
-        """
+        """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
         self._outbox.output.events = self.known.commit(now)
         self.reports.tell_stored(now)
         return self._outbox.take()

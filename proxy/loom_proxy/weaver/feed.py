@@ -37,7 +37,6 @@ class WeaverFeed:
         self._look = look
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
-        """Read the present state, then each change as it happens."""
         if self._transport != "http":
             try:
                 yield from self._socket().updates(timeout)
@@ -48,7 +47,6 @@ class WeaverFeed:
         yield from poll(self._look, self.after, timeout)
 
     async def watch_async(self, timeout: float | None) -> AsyncIterator[WeaverUpdate]:
-        """Read the present state, then each change as it happens, on an event loop."""
         if self._transport != "http":
             try:
                 async for update in self._socket().updates_async(timeout):
@@ -62,7 +60,6 @@ class WeaverFeed:
             yield polled_update
 
     def events(self, after: int | None, follow: bool, *, limit: int, **wanted: str | None) -> Iterator[WeaverEvent]:
-        """Read events, the oldest first; with ``follow``, go on with new ones."""
         reader = _Reader(self, wanted)
         yield from reader.first(after, limit)
         if follow:
@@ -72,7 +69,6 @@ class WeaverFeed:
     async def events_async(
         self, after: int | None, follow: bool, *, limit: int, **wanted: str | None
     ) -> AsyncIterator[WeaverEvent]:
-        """Read events on an event loop, the oldest first; with ``follow``, go on with new ones."""
         reader = _Reader(self, wanted)
         for event in await asyncio.to_thread(list, reader.first(after, limit)):
             yield event
@@ -82,7 +78,6 @@ class WeaverFeed:
                     yield event
 
     def page(self, **wanted: Any) -> list[WeaverEvent]:
-        """Return the events that one request gives."""
         return [WeaverEvent.from_body(one) for one in self._way.ask("events", **wanted)]
 
     def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:

@@ -19,11 +19,7 @@ def poll(
     events: Callable[[int], Iterator[WeaverEvent]],
     timeout: float | None = None,
 ) -> Iterator[WeaverUpdate]:
-    """Yield the present state, and then each change, until there was none for ``timeout`` seconds.
-
-    Raises:
-        LoomError: the first look fails.
-    """
+    """Yield the present state, and then each change, until there was none for ``timeout`` seconds."""
     before: Snapshot | None = look()
     assert before is not None
     yield before

@@ -58,11 +58,7 @@ class _Attempts:
         return None if self._timeout is None else max(0.0, self._until - time.monotonic())
 
     def lost(self, error: Exception) -> tuple[Away | None, float]:
-        """Return an `Away` and the seconds to wait; None in its place if there is no time for another attempt.
-
-        Raises:
-            LoomError: the first attempt failed, or the gateway has ended the connection for good.
-        """
+        """Return an `Away` and the seconds to wait; None in its place if there is no time for another attempt."""
         if isinstance(error, ConnectionClosed):
             error = _closed(error)
         elif not self._opened:
@@ -88,16 +84,7 @@ class WeaverWatch:
         }
 
     def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
-        """Yield the present state, and then each change.
-
-        Args:
-            timeout: stop after so many seconds without a change; None goes on for ever.
-
-        Raises:
-            NoUpgrade: the program at the URL gives no WebSocket.
-            GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: the first connection fails.
-            TokenRevoked: the token was revoked or has expired.
-        """
+        """Yield the present state, and then each change."""
         attempts = _Attempts(timeout)
         while True:
             try:

@@ -102,7 +102,6 @@ class Goodput:
         return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
-        """Take a process's time account."""
         known, place = self._find(job, replica)
         if place is None:
             self.registered(job, replica, now - account.seconds, now)

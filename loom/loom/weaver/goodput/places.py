@@ -47,12 +47,10 @@ class Place:
         return self.before is not None and (self.reached is None or self.reached < self.before)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the place as it is stored."""
         return {**_fields(self), "fault": None if self.fault is None else self.fault.to_body()}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Place:
-        """Return a stored place."""
         fault = stored["fault"]
         return cls(**{**stored, "fault": None if fault is None else FaultRecord(**fault)})
 
@@ -78,20 +76,17 @@ class JobTime:
     vacant: dict[str, None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as it is stored, without its places."""
         left_out = ("places", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
         return {**stored, "faults": [fault.to_body() for fault in self.faults]}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> JobTime:
-        """Return a stored job, without its places."""
         faults = [FaultRecord(**fault) for fault in stored["faults"]]
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
     def restore(self, place: Place) -> None:
-        """Add a stored place."""
         self.places[place.replica] = place
         if place.vacant is not None:
             self.vacant[place.replica] = None
@@ -100,7 +95,6 @@ class JobTime:
                 self.total[reason] = self.total.get(reason, 0.0) + seconds
 
     def update_fault(self, place: Place, **known: Any) -> None:
-        """Update the last fault of a place with new facts."""
         before = place.fault
         assert before is not None
         place.fault = replace(before, **known)

@@ -50,14 +50,7 @@ class AsksWeaver(Protocol):
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Do one of `OPERATIONS`; return its result, in the form that `loom.weaver.views` describes.
 
-        Args:
-            operation: its name.
-            arguments: of the operation; ``wait`` is the seconds to wait for acknowledgements of a command. An
-                argument that is None counts as not given.
-
-        Raises:
-            WeaverUnavailable: the weaver is away.
-            LoomError: the error that the weaver answers with.
+        ``wait`` is the seconds to wait for acknowledgements. An argument that is None counts as not given.
         """
 
 

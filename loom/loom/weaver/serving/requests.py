@@ -57,12 +57,7 @@ class RequestHandler:
         }
 
     def answer(self, operation: str, arguments: dict[str, Any], now: float) -> Any:
-        """Do an operation and return its result.
-
-        Raises:
-            WrongArguments: there is no such operation, or its arguments are wrong.
-            LoomError: the operation cannot be done.
-        """
+        """Do an operation and return its result."""
         found = self._operations.get(operation)
         if found is None:
             known = ", ".join([*self._operations, "command_state", "replicas_in", "stacks"])
@@ -78,7 +73,6 @@ class RequestHandler:
         }
 
     def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        """Return a summary of the weaver."""
         return WeaverStatus(
             weaver=self._weaver.instance,
             started=self._weaver.started,
@@ -209,11 +203,7 @@ class RequestHandler:
 
 
 def timeout_of(arguments: dict[str, Any], default: float) -> float:
-    """Return the seconds that an operation waits.
-
-    Raises:
-        WrongArguments: the timeout is negative or above `MAX_TIMEOUT`.
-    """
+    """Return the checked ``timeout`` of an operation that waits, in seconds."""
     timeout = _time(arguments, "timeout", default)
     if not 0 <= timeout <= MAX_TIMEOUT:
         raise WrongArguments(f"timeout is from 0 to {MAX_TIMEOUT:g} seconds, not {timeout!r:.80}")

@@ -95,7 +95,6 @@ class Server:
         """Limits the processes of py-spy that run at once."""
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
-        """Start to serve."""
         loop = asyncio.get_running_loop()
         self._listeners = [
             await loop.create_server(lambda: ThreadletLink(self), sock=tcp, backlog=4096),
@@ -117,7 +116,6 @@ class Server:
         self.ended.set()
 
     def run(self, work: Any) -> None:
-        """Run a coroutine until this server stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -24,11 +24,9 @@ class EventStore:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to commit."""
         return bool(self._new or self._amended)
 
     def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> WeaverEvent:
-        """Log an event; the next commit writes it."""
         self.last += 1
         event = WeaverEvent(self.last, time, kind, replica, data)
         self._new.append(event)

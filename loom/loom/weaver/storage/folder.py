@@ -23,12 +23,7 @@ class WeaverFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> WeaverFolder:
-        """Open a folder, after creating it if it is missing, and hold it until this process ends.
-
-        Raises:
-            UnsafeStateFolder: the folder is not this user's own, others can open it, or it cannot be created.
-            StateFolderInUse: another weaver holds the folder.
-        """
+        """Open a folder, after creating it if it is missing, and hold it until this process ends."""
         path = Path(path).absolute()
         lock = hold(path, "weaver", "weaver.sock")
         return cls(path, lock)
@@ -50,7 +45,6 @@ class WeaverFolder:
             return None
 
     def remember(self, address: WeaverAddress) -> None:
-        """Store the address for the next weaver."""
         fresh = self._link.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

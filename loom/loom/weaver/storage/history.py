@@ -111,11 +111,7 @@ class History:
     def record(
         self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of a status report that is, or will be, in a row of the journal.
-
-        Raises:
-            ProtocolMismatch: a value is no number, a name is too long, or there are too many metrics.
-        """
+        """Take the metrics of a status report that is, or will be, in a row of the journal."""
         known = self._series.get(replica)
         if known is None:
             known = self._series[replica] = {}
@@ -187,12 +183,9 @@ class History:
             self._db.execute("DELETE FROM series WHERE id = ?", (series.id,))
 
     def write(self, journal_id: int, now: float) -> int:
-        """Write the points that are due, and make old ones coarser; only while the store commits.
+        """Write what is due, and make old points coarser; return the first row of the journal that is still needed.
 
         All points up to now are in the journal's row ``journal_id`` or in those before.
-
-        Returns:
-            The first row of the journal that is still needed.
         """
         self._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", self._new_series)
         self._new_series = []

@@ -81,7 +81,6 @@ class Store:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to commit."""
         return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
     def put(self, table: str, key: str, data: dict[str, Any]) -> None:
@@ -89,15 +88,12 @@ class Store:
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
-        """Drop a row, if it exists."""
         self._rows[table][key] = None
 
     def put_acknowledgement(self, command: str, replica: str, body: dict[str, Any]) -> None:
-        """Put a replica's acknowledgement of a command."""
         self._acknowledgements.append((command, replica, msgpack.packb(body)))
 
     def log(self, entry: list[Any]) -> None:
-        """Append an entry to the journal."""
         self._journal.append(entry)
 
     def rows(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -117,11 +113,7 @@ class Store:
 
     @contextmanager
     def committing(self) -> Iterator[int]:
-        """Commit the rows that were put; the body may write more into the commit, and gets the last journal id.
-
-        Raises:
-            sqlite3.Error: the commit failed and was rolled back.
-        """
+        """Commit the rows that were put; the body may write more into the commit, and gets the last journal id."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write()
