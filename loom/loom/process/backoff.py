@@ -14,11 +14,7 @@ _MOST_DOUBLINGS = 64  # every limit is below 2**64, and a float would overflow a
 class Backoff:
     """The waits between attempts, each twice as long as the one before, up to a limit.
 
-    Iterating over it yields the waits, in seconds. After a success, a new iterator starts with short waits again::
-
-        waits = iter(BACKOFF)
-        while not connected():
-            time.sleep(next(waits))
+    Iterating over it yields the waits, in seconds. After a success, a new iterator starts with short waits again.
     """
 
     first: float

@@ -31,10 +31,8 @@ class ProcessState(str, Enum):
 
     STARTING = "starting"
     LISTENING = "listening"
-    ENDED = "ended"
-    """The process is restarted after a while."""
-    PORT_TAKEN = "port_taken"
-    """The process is not started, because another program listens on its port."""
+    ENDED = "ended"  # the process is restarted after a while
+    PORT_TAKEN = "port_taken"  # the process is not started, because another program listens on its port
 
 
 def python(module: str, *arguments: str) -> list[str]:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from loom.threadlet.injections import Injections
 
 
-FLUSH_TIMEOUT = 0.5
-"""Seconds that a fault which ends the process waits for its acknowledgement to leave."""
+FLUSH_TIMEOUT = 0.5  # seconds that a fault which ends the process waits for its acknowledgement to leave
 
 
 @dataclass
@@ -44,8 +43,7 @@ class _Application:
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)
     """Values that handlers accepted and have not settled yet."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    step: int | None = None
-    """The latest step at which a deferred value takes effect; None for the current step."""
+    step: int | None = None  # the latest step at which a deferred value takes effect; None for the current step
 
 
 class CommandApplier(StatusReporter):
@@ -76,8 +74,7 @@ class CommandApplier(StatusReporter):
         self.injectable = injectable
         """Whether failures may be injected into this process."""
         self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
-        self._each_step: list[Callable[[], None]] = []
-        """Functions that faults run in each step."""
+        self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
         self._injections: Injections | None = None
         if injectable:
             from loom.threadlet.injections import Injections  # imported only if needed, because it takes long

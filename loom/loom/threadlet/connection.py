@@ -15,8 +15,7 @@ from loom.errors import LoomError, TooLarge
 
 _log = logging.getLogger("loom")
 
-SILENCE = 30.0
-"""Seconds after which a peer that acknowledges no bytes counts as lost."""
+SILENCE = 30.0  # seconds after which a peer that acknowledges no bytes counts as lost
 
 _CHUNK = 1 << 16
 

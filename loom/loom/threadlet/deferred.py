@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 
 
@@ -28,14 +29,12 @@ class Deferred:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._verdict: Settlement | None = None
-        self._listener: Callable[[Settlement], None] | None = None
+        self._decided: Future[Settlement] = Future()
 
     @property
     def verdict(self) -> Settlement | None:
         """The outcome of the value; None while it is open."""
-        return self._verdict
+        return self._decided.result() if self._decided.done() else None
 
     def applied(self, step: int) -> None:
         """Settle the value: it takes effect at this step."""
@@ -46,17 +45,9 @@ class Deferred:
         self._decide(Settlement(None, reason))
 
     def when_decided(self, listener: Callable[[Settlement], None]) -> None:
-        """Call the listener with the verdict, at once if there is one. Only the threadlet calls this, once."""
-        with self._lock:
-            self._listener = listener
-            verdict = self._verdict
-        if verdict is not None:
-            listener(verdict)
+        """Call the listener with the verdict, at once if there is one. Only the threadlet calls this."""
+        self._decided.add_done_callback(lambda decided: listener(decided.result()))
 
     def _decide(self, verdict: Settlement) -> None:
-        with self._lock:
-            if self._verdict is not None:
-                return
-            self._verdict, listener = verdict, self._listener
-        if listener is not None:
-            listener(verdict)
+        with contextlib.suppress(InvalidStateError):
+            self._decided.set_result(verdict)

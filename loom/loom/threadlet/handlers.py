@@ -17,10 +17,8 @@ class Outcome:
     """The outcome of one key of an update."""
 
     key: str
-    value: Any
-    """The value that the handler got; the unconverted value if it was refused."""
-    refused: str | None = None
-    """Why the value was refused; None if it was applied or deferred."""
+    value: Any  # the value that the handler got; the unconverted value if it was refused
+    refused: str | None = None  # why the value was refused; None if it was applied or deferred
     deferred: Deferred | None = None
     """The later outcome of a value that the handler accepted but has not applied yet."""
 

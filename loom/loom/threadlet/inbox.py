@@ -23,12 +23,10 @@ class CommandInbox:
         self.at_once: Callable[[Command], bool] | None = None
         """Called with each new command; returns True if it takes the command over from the step boundary."""
         self._changed = threading.Condition()
-        self._begun: set[str] = set()
-        """The ids of commands that came and were not finished."""
+        self._begun: set[str] = set()  # the ids of commands that came and were not finished
         self._acknowledged: dict[str, Acknowledged] = {}
         """The last acknowledgements by command id, the oldest first."""
-        self.arrived = 0
-        """The number of commands that have come, for `wait`."""
+        self.arrived = 0  # the number of commands that have come, for `wait`
         self._closed = False
 
     def receive(self, command: Command) -> Acknowledged | None:

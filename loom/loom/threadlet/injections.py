@@ -14,8 +14,7 @@ from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
 
-MAX_REMOVED = 16
-"""Removed faults that each new connection reports to the weaver again."""
+MAX_REMOVED = 16  # removed faults that each new connection reports to the weaver again
 
 Hook = Callable[[dict[str, Any]], Any]
 """A function that carries out a fault in Loom's place; it returns None, or a function that removes the fault."""

@@ -32,23 +32,12 @@ from loom.threadlet.reports import KeptReports, now_of_system
 
 _log = logging.getLogger("loom")
 
-CONNECT_TIMEOUT = 5.0
-"""Seconds that an attempt to connect may take."""
-
-BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)
-"""Waits before further attempts to connect."""
-
-WELCOME_TIMEOUT = 10.0
-"""Seconds within which the weaver has to answer a hello."""
-
-ROWS = 512
-"""Status reports in one frame."""
-
-HIGH_WATER = 1 << 18
-"""Bytes waiting for the socket above which only answers are added."""
-
-GOODBYE_TIMEOUT = 0.4
-"""Seconds that the weaver has to read the last frame and close the connection."""
+CONNECT_TIMEOUT = 5.0  # seconds that an attempt to connect may take
+BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)  # waits before further attempts to connect
+WELCOME_TIMEOUT = 10.0  # seconds within which the weaver has to answer a hello
+ROWS = 512  # status reports in one frame
+HIGH_WATER = 1 << 18  # bytes waiting for the socket above which only answers are added
+GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
 
 
 class _Refused(Exception):
@@ -80,19 +69,14 @@ class WeaverLink:
         self._account = account
         self._frames: deque[Frame] = deque()
         """Frames to send. Appending takes no lock, so that a signal handler may append while this thread does."""
-        self._open = False
-        """Whether frames can be queued for a connection."""
-        self.connected = False
-        """Whether the weaver has welcomed this process and the connection stands."""
+        self._open = False  # whether frames can be queued for a connection
+        self.connected = False  # whether the weaver has welcomed this process and the connection stands
         self._goodbye = Bye("", Ending.FINISHED)
-        self._deadline = 0.0
-        """When `close` gives up, on the monotonic clock."""
+        self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
         self._beat_due = False  # before its time
-        self._flushes: deque[threading.Event] = deque()
-        """Events to set when no frame waits to be sent."""
-        self._logged: set[str] = set()
-        """The problems logged since the last welcome; each is logged once."""
+        self._flushes: deque[threading.Event] = deque()  # events to set when no frame waits to be sent
+        self._logged: set[str] = set()  # the problems logged since the last welcome; each is logged once
         self._connection: Connection | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)

@@ -26,11 +26,8 @@ processes exchange gradients, all of them wait for the interrupted one. A report
 at once.
 """
 
-DEVICES_INTERVAL = 5.0
-"""Seconds between two reports of the devices."""
-
-CONNECTED_INTERVAL = 0.2
-"""Seconds between two checks for a connection to the weaver."""
+DEVICES_INTERVAL = 5.0  # seconds between two reports of the devices
+CONNECTED_INTERVAL = 0.2  # seconds between two checks for a connection to the weaver
 
 
 class StatusReporter:
@@ -39,20 +36,17 @@ class StatusReporter:
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config
         self._link: WeaverLink | None = None  # None without a weaver
-        self._step: Any = None
-        """The current or last reported step, as the loop gave it."""
+        self._step: Any = None  # the current or last reported step, as the loop gave it
         self._phase = Phase.BETWEEN
         self._in_steps = False
         """Whether the loop uses `step`, which marks begin and end of a step better than `publish_status`."""
         self._numbers = itertools.count()
-        self._published = -1
-        """The number of the last report."""
+        self._published = -1  # the number of the last report
         self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)
         """Published reports without a row yet. Appending takes no lock, so the training never waits for one."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread that makes rows; it is reentrant, so that signal handlers may publish too."""
-        self._asleep = False
-        """Whether the thread that makes rows waits for a wake."""
+        self._asleep = False  # whether the thread that makes rows waits for a wake
         self._rows = RowMaker()
         self._kept = KeptReports()
         self._ended = threading.Event()

@@ -19,8 +19,7 @@ _log = logging.getLogger("loom")
 LARGEST_INT = 2**64 - 1
 SMALLEST_INT = -(2**63)
 
-MAX_METRICS = 1000
-"""Names of metrics that a process may send; the weaver takes no more."""
+MAX_METRICS = 1000  # names of metrics that a process may send; the weaver takes no more
 
 
 now_of_system = time.time
@@ -167,8 +166,7 @@ class KeptReports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: deque[Row] = deque()
-        self._sent = 0
-        """The sequence number of the last row sent on this connection."""
+        self._sent = 0  # the sequence number of the last row sent on this connection
         self.dropped = 0
         self.last_step: int | None = None
 

@@ -56,11 +56,8 @@ _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CLOSE_TIMEOUT = 2.0
-"""Seconds that the end of the process waits for the last reports to be stored."""
-
-MAX_CONFIG = 10_000
-"""Keys of the configuration that a hello may have."""
+CLOSE_TIMEOUT = 2.0  # seconds that the end of the process waits for the last reports to be stored
+MAX_CONFIG = 10_000  # keys of the configuration that a hello may have
 
 
 class Threadlet(CommandApplier):

@@ -24,23 +24,18 @@ class TimeAccounting:
 
     def __init__(self) -> None:
         self._start = monotonic()
-        self.named = 0.0
-        """Seconds in finished blocks with a reason."""
+        self.named = 0.0  # seconds in finished blocks with a reason
         self._by_reason: dict[str, float] = {}
         self._blocks: list[tuple[str, float]] = []
         """The open blocks, the innermost last, and when each began by a clock that stops during finished blocks."""
-        self.began = 0.0
-        """When the current step began, plus the blocks with a reason that have ended since."""
-        self.compute = 0.0
-        """Seconds in finished steps that count."""
-        self.lost = 0.0
-        """Seconds in steps that were repeated, that raised, or that did not count."""
+        self.began = 0.0  # when the current step began, plus the blocks with a reason that have ended since
+        self.compute = 0.0  # seconds in finished steps that count
+        self.lost = 0.0  # seconds in steps that were repeated, that raised, or that did not count
         self.highest: float = math.inf
         """The highest number of a finished step. It starts as infinity, so that the first step takes `odd_step`."""
         self._first: int | None = None
         self._first_at: float | None = None
-        self._before = 0.0
-        """Seconds before the first step, not counting blocks with a reason."""
+        self._before = 0.0  # seconds before the first step, not counting blocks with a reason
 
     def odd_step(self, number: Any, took: float, made: bool) -> None:
         """Count a step that raised, or whose number is not simply higher than all before."""

@@ -34,14 +34,12 @@ class Manifest:
     """The list of a checkpoint's files."""
 
     step: int
-    time: float
-    """When the checkpoint was written, in seconds since the epoch."""
-    files: dict[str, tuple[int, str]]
-    """The size in bytes and the SHA-256 of each file."""
+    time: float  # when the checkpoint was written, in seconds since the epoch
+    files: dict[str, tuple[int, str]]  # the size in bytes and the SHA-256 of each file
 
     @classmethod
-    def of(cls, folder: Path, step: int, time: float) -> Manifest:
-        """Sync a folder's files to the disk, and return their manifest."""
+    def write(cls, folder: Path, step: int, time: float) -> Manifest:
+        """Sync a folder's files to the disk, write their manifest into it, and return that."""
         files = {}
         for path in sorted(folder.iterdir()):
             if path.name == _LOCK:
@@ -49,15 +47,12 @@ class Manifest:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             files[path.name] = path.stat().st_size, _hash(path)
-        return cls(step, time, files)
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest into the folder."""
-        with open(folder / MANIFEST, "w") as file:
-            json.dump({"format": FORMAT, "step": self.step, "time": self.time, "files": self.files}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(folder / MANIFEST, "w") as manifest:
+            json.dump({"format": FORMAT, "step": step, "time": time, "files": files}, manifest, indent=1)
+            manifest.flush()
+            os.fsync(manifest.fileno())
         sync_folder(folder)
+        return cls(step, time, files)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

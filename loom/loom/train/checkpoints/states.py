@@ -14,8 +14,7 @@ import torch
 
 from loom.errors import UnstorableState
 
-_TENSOR, _TUPLE, _BIG_INT = 1, 2, 3
-"""Codes of the types that msgpack lacks."""
+_TENSOR, _TUPLE, _BIG_INT = 1, 2, 3  # codes of the types that msgpack lacks
 
 
 def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:

@@ -46,8 +46,7 @@ _log = logging.getLogger("loom")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable", category=UserWarning)
 
 _REST = "state.msgpack"
-_AT_ONCE = 2
-"""Copies of the state at a time: one that is being written, and one that waits."""
+_AT_ONCE = 2  # copies of the state at a time: one that is being written, and one that waits
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,7 @@ class CheckpointStore:
                 (aside.path / _REST).write_bytes(rest)
                 writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest syncs them
                 save_tensors(dict(tensors), storage_writer=writer, no_dist=True)
-                manifest = Manifest.of(aside.path, step, time.time())
-                manifest.write(aside.path)
+                manifest = Manifest.write(aside.path, step, time.time())
                 path = self._place(aside, step)
         except BaseException as error:
             # torch wraps the error in one of its own, which is a BaseException.

@@ -21,8 +21,7 @@ from loom.train.spec import JobSpec
 
 _log = logging.getLogger("loom")
 
-TICK = 0.05
-"""Seconds without a message after which the controller does its periodic work."""
+TICK = 0.05  # seconds without a message after which the controller does its periodic work
 
 _controllers: dict[str, Controller] = {}
 

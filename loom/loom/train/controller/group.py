@@ -15,8 +15,7 @@ from loom.train.spec import Assignment, JobSpec
 
 _log = logging.getLogger("loom")
 
-REPORT_EVERY = 0.25
-"""Seconds between two reports of a training group."""
+REPORT_EVERY = 0.25  # seconds between two reports of a training group
 
 _numbers = itertools.count()
 

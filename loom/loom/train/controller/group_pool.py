@@ -16,8 +16,7 @@ from loom.train.spec import JobSpec
 
 _log = logging.getLogger("loom")
 
-SPARE_RETRY = 1.0
-"""Seconds between two attempts to start a spare."""
+SPARE_RETRY = 1.0  # seconds between two attempts to start a spare
 
 
 @dataclass
@@ -27,12 +26,9 @@ class GroupPool:
     session: Session
     job: JobSpec
     events: JobEvents
-    changed: Callable[[], object]
-    """Called by other threads when a group has changed."""
-    draining: set[int] = field(default_factory=set)
-    """Numbers of the hosts on which no groups are started."""
-    spares: list[ReplicaGroup] = field(default_factory=list)
-    """The groups that wait to replace a lost one."""
+    changed: Callable[[], object]  # called by other threads when a group has changed
+    draining: set[int] = field(default_factory=set)  # numbers of the hosts on which no groups are started
+    spares: list[ReplicaGroup] = field(default_factory=list)  # the groups that wait to replace a lost one
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()

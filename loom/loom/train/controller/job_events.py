@@ -15,14 +15,9 @@ from loom.errors import LoomError, WeaverUnavailable
 
 _log = logging.getLogger("loom")
 
-RETRY_EVERY = 0.5
-"""Seconds between two attempts to report an event while the weaver is away."""
-
-ASK_EVERY = 0.5
-"""Seconds between two requests for the replicas to respawn."""
-
-MOST_AT_ONCE = 1000
-"""Replicas to respawn in one answer."""
+RETRY_EVERY = 0.5  # seconds between two attempts to report an event while the weaver is away
+ASK_EVERY = 0.5  # seconds between two requests for the replicas to respawn
+MOST_AT_ONCE = 1000  # replicas to respawn in one answer
 
 CLOSE_TIMEOUT = 2.0
 

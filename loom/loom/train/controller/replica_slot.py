@@ -14,17 +14,13 @@ from loom.train.spec import Assignment
 class SlotState(Enum):
     """The state of a slot."""
 
-    EMPTY = "empty"
-    """The slot has no group, and looks for one when it is due."""
-    STARTING = "starting"
-    """The slot's group prepares, or waits until it may begin."""
+    EMPTY = "empty"  # the slot has no group, and looks for one when it is due
+    STARTING = "starting"  # the slot's group prepares, or waits until it may begin
     TRAINING = "training"
     REMOVING = "removing"
     """The slot's group was told to end its training at the next step boundary, and the slot ends with it."""
-    MOVING = "moving"
-    """The slot's group was told to end its training; one on another host takes the slot."""
-    OVER = "over"
-    """The slot gets no further group."""
+    MOVING = "moving"  # the slot's group was told to end its training; one on another host takes the slot
+    OVER = "over"  # the slot gets no further group
 
 
 _NEXT = {
@@ -43,28 +39,22 @@ class ReplicaSlot:
 
     number: int
     replica: str
-    due: float
-    """When an empty slot looks for a group, on the monotonic clock."""
+    due: float  # when an empty slot looks for a group, on the monotonic clock
     state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
-    failures: int = 0
-    """How often the slot's groups have failed since one was healthy."""
+    failures: int = 0  # how often the slot's groups have failed since one was healthy
     shunned: int | None = None
     """The host on which the last group could not be prepared, or hung; None if the group was lost otherwise."""
     lost_at: float | None = None
     """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
-    successor: ReplicaGroup | None = None
-    """The group on another host that takes the slot once it is ready."""
+    successor: ReplicaGroup | None = None  # the group on another host that takes the slot once it is ready
     why: str = ""
     """Why the group leaves or the successor was started, as text for users, such as ``host 1 is drained``."""
-    ending: Ending | None = None
-    """How the slot ended; None unless it is over."""
-    last: TrainerReport = field(default_factory=TrainerReport)
-    """The last report of any of the slot's groups."""
+    ending: Ending | None = None  # how the slot ended; None unless it is over
+    last: TrainerReport = field(default_factory=TrainerReport)  # the last report of any of the slot's groups
     report: TrainerReport = field(default_factory=TrainerReport)
     """The last report of the slot's group that was acted on; an empty one when the group begins."""
-    moved_at: float = 0.0
-    """When the slot's group began, made its last step or was paused, on the monotonic clock."""
+    moved_at: float = 0.0  # when the slot's group began, made its last step or was paused, on the monotonic clock
 
     @property
     def over(self) -> bool:

@@ -24,13 +24,11 @@ class ReplicaSlots:
     pool: GroupPool
     support: Support
     events: JobEvents
-    failures: int = 0
-    """The number of lost groups."""
+    failures: int = 0  # the number of lost groups
 
     def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
-        self._began = False
-        """Whether the first groups, which wait for each other, have begun."""
+        self._began = False  # whether the first groups, which wait for each other, have begun
 
     # The slots and their state.
 
@@ -138,9 +136,12 @@ class ReplicaSlots:
     # Periodic work, and the findings of the groups.
 
     def tick(self, now: float) -> None:
-        if not self._began:
-            self._begin_together()
-        for slot in self.open():
+        slots = self.open()
+        if not self._began and slots and all(slot.is_ready for slot in slots):
+            self._began = True
+            for slot in slots:
+                self._begin(slot)
+        for slot in slots:
             if slot.state is SlotState.EMPTY and now >= slot.due:
                 self._fill(slot)
             self._hand_over(slot)
@@ -240,23 +241,11 @@ class ReplicaSlots:
         """Let a ready group begin, unless the first groups still wait for each other."""
         if not self._began:
             return
-        peers = any(one.has_state for one in self.open() if one is not slot)
-        self._train(slot, Restore.PEERS if peers else self._restore_without_peers)
-
-    def _begin_together(self) -> None:
-        waiting = self.open()
-        if waiting and all(slot.is_ready for slot in waiting):
-            self._began = True
-            for slot in waiting:
-                self._train(slot, self._restore_without_peers)
-
-    @property
-    def _restore_without_peers(self) -> Restore:
-        return Restore.NOTHING if self.job.checkpoints is None else Restore.CHECKPOINT
-
-    def _train(self, slot: ReplicaSlot, restore: Restore) -> None:
         group = slot.group
         assert group is not None
+        restore = Restore.NOTHING if self.job.checkpoints is None else Restore.CHECKPOINT
+        if any(one.has_state for one in self.open() if one is not slot):
+            restore = Restore.PEERS
         slot.begin(Assignment(self.job.for_trainers(), slot.replica, self.support.lighthouse, group.store, restore))
         self._record("group_started", slot, group, procs=group.procs.name, restore=restore.value)
 

@@ -52,12 +52,10 @@ class Support:
         self._events = events
         self._agents: dict[int, tuple[SpawnedProcs, Any]] = {}
         self._procs: SpawnedProcs | None = None  # the lighthouse's
-        self._host: int | None = None
-        """Number of the host that runs the lighthouse, or ran the last one."""
+        self._host: int | None = None  # number of the host that runs the lighthouse, or ran the last one
         self._closed = False
         self.lighthouse = ""  # its URL
-        self.moved: Callable[[], None] = lambda: None
-        """Called when the lighthouse has a new URL."""
+        self.moved: Callable[[], None] = lambda: None  # called when the lighthouse has a new URL
 
     def open(self) -> None:
         """Start the lighthouse on a host that can run it; the last one's host, which may be lost, is tried last."""

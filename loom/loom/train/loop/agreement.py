@@ -24,8 +24,7 @@ from loom.train.settings import Averaging, LiveConfig
 class _Adopted:
     version: int
     value: float
-    step: int
-    """The first step at which the value holds."""
+    step: int  # the first step at which the value holds
 
 
 @dataclass(frozen=True)

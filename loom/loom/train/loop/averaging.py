@@ -13,8 +13,7 @@ from loom.train.loop.step_clock import StepClock
 from loom.train.loop.tensors import flatten, local, unflatten
 from loom.train.loop.training_state import TrainingState
 
-MOST_SKIPPED = 20
-"""Steps in a row without a finite gradient after which the training fails."""
+MOST_SKIPPED = 20  # steps in a row without a finite gradient after which the training fails
 
 
 class NotFinite(Exception):
@@ -28,8 +27,7 @@ class StepStrategy:
     state: TrainingState
     exchange: Exchange
     clock: StepClock
-    _skipped_now: int = field(default=0, init=False)
-    """Steps in a row without a finite gradient."""
+    _skipped_now: int = field(default=0, init=False)  # steps in a row without a finite gradient
 
     def begin(self) -> None:
         """Prepare for the first step."""
@@ -102,8 +100,7 @@ class LocalSteps(StepStrategy):
     """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps alone, and all step together after several steps."""
 
     outer: OuterOptimizer | ParameterMean
-    _local_steps: int = field(default=0, init=False)
-    """Steps since the last outer step."""
+    _local_steps: int = field(default=0, init=False)  # steps since the last outer step
 
     @property
     def groups_agree(self) -> bool:

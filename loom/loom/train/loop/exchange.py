@@ -26,18 +26,14 @@ class Exchange:
     state: TrainingState
     membership: Membership
     clock: StepClock
-    wanted_end: Callable[[], Ending | None]
-    """Returns the requested end of the training; None without one."""
+    wanted_end: Callable[[], Ending | None]  # returns the requested end of the training; None without one
 
     def __post_init__(self) -> None:
         self._members = self.state.job.members
         self._gathering, self._averaging = Baseline(), Baseline()
-        self._rows: list[list[float]] = []
-        """The rows of all groups in the last exchange that counted."""
-        self._agreed_end: Ending | None = None
-        """The first member's request to end, for a group of several members."""
-        self._gathered = False
-        """Whether the groups are gathered for an exchange that has not begun."""
+        self._rows: list[list[float]] = []  # the rows of all groups in the last exchange that counted
+        self._agreed_end: Ending | None = None  # the first member's request to end, for a group of several members
+        self._gathered = False  # whether the groups are gathered for an exchange that has not begun
 
     @property
     def is_first(self) -> bool:

@@ -25,8 +25,7 @@ from loom.train.spec import Assignment
 
 _log = logging.getLogger("loom")
 
-KEPT_HASHES = 200
-"""The newest hashes of the parameters that a report keeps."""
+KEPT_HASHES = 200  # the newest hashes of the parameters that a report keeps
 
 
 class _Leave(BaseException):

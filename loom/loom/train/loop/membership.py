@@ -22,8 +22,7 @@ from loom.train.loop.training_state import TrainingState
 
 _log = logging.getLogger("loom")
 
-RETRY_EVERY = 0.2
-"""Seconds between two attempts to join a quorum."""
+RETRY_EVERY = 0.2  # seconds between two attempts to join a quorum
 
 
 class Membership:
@@ -39,17 +38,16 @@ class Membership:
         self._moved = threading.Event()
         self._lighthouse = state.assignment.lighthouse
         self._generation = 0  # the number of managers so far
-        self._alone = False
-        """Whether the last attempt to join a quorum failed."""
-        self._manager = self._join()
-        self.step = state.report.step
+        self._alone = False  # whether the last attempt to join a quorum failed
+        self._manager = self._join(state.report.step)
 
     def move(self, lighthouse: str) -> None:
         """Move to another lighthouse before the next step. Any thread may call."""
         self._lighthouse = lighthouse
         self._moved.set()
 
-    def _join(self) -> Manager:
+    def _join(self, step: int) -> Manager:
+        """Return a manager that counts from a step: of two groups, the one ahead gives the other its state."""
         state, assignment, job = self._state, self._state.assignment, self._state.job
         lighthouse = urlsplit(self._lighthouse)
         own_address = address_towards(lighthouse.hostname or "", lighthouse.port or 80)
@@ -81,17 +79,8 @@ class Membership:
             checkpoint_transport=PeerTransport(own_address, timeouts.collective),
         )
         store.set(ready, "")
+        manager.load_state_dict({"step": step, "batches_committed": 0})
         return manager
-
-    @property
-    def step(self) -> int:
-        """The number of steps, as torchft counts them: of two groups, the one ahead gives the other its state."""
-        step: int = self._manager.current_step()
-        return step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -105,10 +94,8 @@ class Membership:
                 self._attend()
             if self._moved.is_set():
                 self._moved.clear()
-                step = self.step
                 self._manager.shutdown(wait=False)
-                self._manager = self._join()
-                self.step = step
+                self._manager = self._join(self._manager.current_step())
             try:
                 self._manager.start_quorum()
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes

@@ -66,13 +66,10 @@ class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
     def __init__(self, own_address: str, timeout: float) -> None:
         self.own_address = own_address
         super().__init__(timedelta(seconds=timeout), num_chunks=0)
-        self._server.RequestHandlerClass.log_message = _say_nothing
+        # It would write a line to stderr for each request.
+        self._server.RequestHandlerClass.log_message = lambda *_: None
 
     def address(self) -> str:
         """Return the URL of the state."""
         port = self._server.socket.getsockname()[1]
         return f"http://{self.own_address}:{port}/checkpoint/"
-
-
-def _say_nothing(*_: Any) -> None:
-    """Replace the log of requests, which writes a line to stderr for each."""

@@ -11,20 +11,11 @@ from typing import TypeAlias
 
 from loom.threadlet import Threadlet
 
-REMEMBERED = 200
-"""The newest waits, from which a baseline is computed."""
-
-LEAST = 5
-"""Waits before which there is no baseline."""
-
-TIMES = 2.0
-"""The baseline is this many times the median."""
-
-_AGAIN = 10
-"""Waits after which the median is computed again."""
-
-Mark: TypeAlias = tuple[float, dict[str, float]]
-"""A moment, and the seconds measured until then."""
+REMEMBERED = 200  # the newest waits, from which a baseline is computed
+LEAST = 5  # waits before which there is no baseline
+TIMES = 2.0  # the baseline is this many times the median
+_AGAIN = 10  # waits after which the median is computed again
+Mark: TypeAlias = tuple[float, dict[str, float]]  # a moment, and the seconds measured until then
 
 
 class Baseline:
@@ -33,8 +24,7 @@ class Baseline:
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._until_again = LEAST
-        self.seconds = 0.0
-        """The longest usual time; 0 until enough times are known."""
+        self.seconds = 0.0  # the longest usual time; 0 until enough times are known
 
     def add(self, seconds: float) -> None:
         self._times.append(seconds)

@@ -14,8 +14,7 @@ from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, TrainerReport
 from loom.train.spec import Assignment
 
-FROM_THE_BEGINNING = "the beginning"
-"""`TrainerReport.restored` of a process that took over no state."""
+FROM_THE_BEGINNING = "the beginning"  # `TrainerReport.restored` of a process that took over no state
 
 
 class TrainingState:
