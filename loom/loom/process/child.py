@@ -53,9 +53,6 @@ class Child:
     """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
-        name: the child's name in error messages.
-        command: the program and its arguments.
-        environment: all of its environment variables; default this process's.
         lifeline: whether its standard input is a `Lifeline` of this process, or empty.
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
         understand: returns the announcement in a line of its standard output, if the line says that it is ready.

@@ -40,8 +40,7 @@ class _Application:
     reason: str | None = None  # why the whole command is refused
     changes: dict[str, Change] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)
-    """Values that handlers accepted and have not settled yet."""
+    deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)  # not settled yet
     evidence: dict[str, Any] = field(default_factory=dict)
     step: int | None = None  # the latest step at which a deferred value takes effect; None for the current step
 
@@ -57,17 +56,13 @@ class CommandApplier(StatusReporter):
         self._registry = HandlerRegistry()
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
+        # Held while commands apply; reentrant because a handler may call the threadlet. The link's thread never
+        # takes it, because handlers may take long.
         self._applying = threading.RLock()
-        """Held while commands apply; reentrant because a handler may call the threadlet.
-
-        The link's thread never takes it, because handlers may take long.
-        """
         self._paused = False
         self._stop = False
-        self._drain_published: int | None = None
-        """The value of `_published` when a drain was applied; None without a drain."""
-        self._deferring: dict[str, _Application] = {}
-        """Updates that handlers have deferred, by the command's id; guarded by `_applying`."""
+        self._drain_published: int | None = None  # `_published` when a drain was applied
+        self._deferring: dict[str, _Application] = {}  # by the command's id; guarded by `_applying`
         self._inbox = CommandInbox()
         self._pending = self._inbox.pending
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""

@@ -19,16 +19,14 @@ class Outcome:
     key: str
     value: Any  # the value that the handler got; the unconverted value if it was refused
     refused: str | None = None  # why the value was refused; None if it was applied or deferred
-    deferred: Deferred | None = None
-    """The later outcome of a value that the handler accepted but has not applied yet."""
+    deferred: Deferred | None = None  # the later outcome of a value that was accepted and not applied yet
 
 
 class HandlerRegistry:
     """The handlers by key. Any thread may register handlers or apply updates."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, tuple[Callable[[Any], Any], Any]] = {}
-        """The function for each key, and the type of its value."""
+        self._handlers: dict[str, tuple[Callable[[Any], Any], Any]] = {}  # each with the type of its value
 
     def __len__(self) -> int:
         return len(self._handlers)

@@ -18,14 +18,12 @@ class CommandInbox:
     """
 
     def __init__(self) -> None:
-        self.pending: deque[Command] = deque()
-        """The waiting commands, in order. Steps read it without the lock."""
+        self.pending: deque[Command] = deque()  # steps read it without the lock
         self.at_once: Callable[[Command], bool] | None = None
         """Called with each new command; returns True if it takes the command over from the step boundary."""
         self._changed = threading.Condition()
         self._begun: set[str] = set()  # the ids of commands that came and were not finished
-        self._acknowledged: dict[str, Acknowledged] = {}
-        """The last acknowledgements by command id, the oldest first."""
+        self._acknowledged: dict[str, Acknowledged] = {}  # the last ones by command id, the oldest first
         self.arrived = 0  # the number of commands that have come, for `wait`
         self._closed = False
 
@@ -56,7 +54,6 @@ class CommandInbox:
             return None
 
     def finish(self, acknowledged: Acknowledged) -> None:
-        """Remember the acknowledgement of a command that was taken."""
         with self._changed:
             self._begun.discard(acknowledged.command)
             self._acknowledged[acknowledged.command] = acknowledged

@@ -16,8 +16,7 @@ from loom.control.commands import Command, CommandKind
 
 MAX_REMOVED = 16  # removed faults that each new connection reports to the weaver again
 
-Hook = Callable[[dict[str, Any]], Any]
-"""A function that carries out a fault in Loom's place; it returns None, or a function that removes the fault."""
+Hook = Callable[[dict[str, Any]], Any]  # carries out a fault in Loom's place; may return a function that removes it
 
 
 class Injections:
@@ -30,8 +29,7 @@ class Injections:
         self._each_step = each_step
         self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
-        self.removed: dict[str, Evidence] = {}
-        """The evidence of the last removed faults, by id: the weaver may not have heard of them."""
+        self.removed: dict[str, Evidence] = {}  # the last ones, of which the weaver may not have heard
 
     @staticmethod
     def at_once(command: Command) -> bool:
@@ -55,18 +53,16 @@ class Injections:
     def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
         """Inject a fault of the training, on its thread; return the evidence, and a strike for after its report."""
         kind, params, duration = _read(command)
+        report = self._removal_reporter(command.id)
         if (hook := self._hooks.get(kind)) is not None:
             undo = hook(params)
             evidence = {"pid": os.getpid(), "by": getattr(hook, "__name__", "a function of the training's")}
-            if undo is not None:
-                self._there[command.id] = Injected(
-                    kind, evidence, lambda: undo() or {}, duration, self._removal_reporter(command.id)
-                )
-            return evidence, None
-        if kind in training.STRIKES:
+            injected = Injected(kind, evidence, None if undo is None else lambda: undo() or {}, duration, report)
+        elif kind in training.STRIKES:
             strike = training.STRIKES[kind](params, duration)
             return strike.evidence, strike
-        injected = training.begin(kind, params, duration, self._each_step, self._removal_reporter(command.id))
+        else:
+            injected = training.begin(kind, params, duration, self._each_step, report)
         if injected.removable:
             self._there[command.id] = injected
         return injected.evidence, None

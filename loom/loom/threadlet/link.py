@@ -67,8 +67,7 @@ class WeaverLink:
         self._hello = hello
         self._beat = beat
         self._account = account
-        self._frames: deque[Frame] = deque()
-        """Frames to send. Appending takes no lock, so that a signal handler may append while this thread does."""
+        self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
         self.connected = False  # whether the weaver has welcomed this process and the connection stands
         self._goodbye = Bye("", Ending.FINISHED)

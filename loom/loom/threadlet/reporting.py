@@ -38,8 +38,7 @@ class StatusReporter:
         self._link: WeaverLink | None = None  # None without a weaver
         self._step: Any = None  # the current or last reported step, as the loop gave it
         self._phase = Phase.BETWEEN
-        self._in_steps = False
-        """Whether the loop uses `step`, which marks begin and end of a step better than `publish_status`."""
+        self._in_steps = False  # whether the loop uses `step`, which marks steps better than `publish_status`
         self._numbers = itertools.count()
         self._published = -1  # the number of the last report
         self._given: deque[Given] = deque(maxlen=MAX_KEPT_REPORTS if sent else 0)

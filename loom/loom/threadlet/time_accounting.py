@@ -31,8 +31,7 @@ class TimeAccounting:
         self.began = 0.0  # when the current step began, plus the blocks with a reason that have ended since
         self.compute = 0.0  # seconds in finished steps that count
         self.lost = 0.0  # seconds in steps that were repeated, that raised, or that did not count
-        self.highest: float = math.inf
-        """The highest number of a finished step. It starts as infinity, so that the first step takes `odd_step`."""
+        self.highest: float = math.inf  # the highest finished step; infinity makes the first take `odd_step`
         self._first: int | None = None
         self._first_at: float | None = None
         self._before = 0.0  # seconds before the first step, not counting blocks with a reason
@@ -62,7 +61,6 @@ class TimeAccounting:
         self._blocks.append((reason, monotonic() - self.named + beyond))
 
     def leave(self) -> None:
-        """End the innermost block."""
         reason, began = self._blocks[-1]
         took = max(0.0, monotonic() - self.named - began)
         if reason not in self._by_reason and len(self._by_reason) >= MAX_REASONS:

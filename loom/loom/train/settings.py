@@ -26,25 +26,18 @@ class Averaging(str, Enum):
 class Restore(str, Enum):
     """The source of the state of a group that begins."""
 
-    NOTHING = "nothing"
-    """No source: all groups begin with the first step."""
+    NOTHING = "nothing"  # all groups begin with the first step
     PEERS = "peers"
-    """A training group."""
-    CHECKPOINT = "checkpoint"
-    """The newest whole checkpoint, or no source if there is none."""
+    CHECKPOINT = "checkpoint"  # the newest whole one, or no source if there is none
 
 
 class Ending(str, Enum):
     """The way in which a trainer's training has ended."""
 
-    FINISHED = "finished"
-    """The trainer made its last step."""
-    LEFT = "left"
-    """The job told the trainer to leave."""
-    STOPPED = "stopped"
-    """The weaver told the trainer to stop, with ``stop`` or ``drain``."""
-    NO_PEERS = "no_peers"
-    """No group was left that had the state to take over; the trainer's processes are healthy."""
+    FINISHED = "finished"  # the trainer made its last step
+    LEFT = "left"  # the job told the trainer to leave
+    STOPPED = "stopped"  # the weaver told the trainer to stop, with ``stop`` or ``drain``
+    NO_PEERS = "no_peers"  # no group was left that had the state to take over; the processes are healthy
     FAILED = "failed"
 
 
@@ -129,8 +122,7 @@ class Member:
     """A process of a replica group."""
 
     pid: int
-    store: tuple[str, int]
-    """The address on which the group's store listens; only the first member has one."""
+    store: tuple[str, int]  # the address of the group's store; only the first member has one
 
 
 @dataclass

@@ -89,8 +89,6 @@ class Assignment:
 
     job: JobSpec
     replica: str
-    lighthouse: str
-    """URL of the lighthouse."""
+    lighthouse: str  # its URL
     store: tuple[str, int]
-    """Address of the group's store."""
     restore: Restore

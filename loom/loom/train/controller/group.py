@@ -23,13 +23,10 @@ _numbers = itertools.count()
 class GroupState(str, Enum):
     """The state of a group."""
 
-    PREPARING = "preparing"
-    """The group starts and imports."""
-    READY = "ready"
-    """The group can begin to train at once."""
+    PREPARING = "preparing"  # the group starts and imports
+    READY = "ready"  # the group can begin to train at once
     TRAINING = "training"
-    OVER = "over"
-    """The group was stopped, or is lost."""
+    OVER = "over"  # the group was stopped, or is lost
 
 
 class ReplicaGroup:

@@ -44,8 +44,7 @@ class JobEvents:
         self._job = job
         self._session = session
         self._respawn = respawn
-        self._newest: int | None = None
-        """The id of the weaver's newest event that was read; None before the first answer."""
+        self._newest: int | None = None  # id of the weaver's newest event that was read
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)

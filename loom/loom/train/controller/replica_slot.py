@@ -17,8 +17,7 @@ class SlotState(Enum):
     EMPTY = "empty"  # the slot has no group, and looks for one when it is due
     STARTING = "starting"  # the slot's group prepares, or waits until it may begin
     TRAINING = "training"
-    REMOVING = "removing"
-    """The slot's group was told to end its training at the next step boundary, and the slot ends with it."""
+    REMOVING = "removing"  # the slot's group was told to end its training, and the slot ends with it
     MOVING = "moving"  # the slot's group was told to end its training; one on another host takes the slot
     OVER = "over"  # the slot gets no further group
 
@@ -43,17 +42,13 @@ class ReplicaSlot:
     state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
     failures: int = 0  # how often the slot's groups have failed since one was healthy
-    shunned: int | None = None
-    """The host on which the last group could not be prepared, or hung; None if the group was lost otherwise."""
-    lost_at: float | None = None
-    """When the slot lost its last group, in seconds since the epoch; None once another has made a step."""
+    shunned: int | None = None  # the host on which the last group could not be prepared, or hung
+    lost_at: float | None = None  # when the last group was lost, by `time.time`; None once another made a step
     successor: ReplicaGroup | None = None  # the group on another host that takes the slot once it is ready
-    why: str = ""
-    """Why the group leaves or the successor was started, as text for users, such as ``host 1 is drained``."""
+    why: str = ""  # why the group leaves or the successor was started, for users: "host 1 is drained"
     ending: Ending | None = None  # how the slot ended; None unless it is over
     last: TrainerReport = field(default_factory=TrainerReport)  # the last report of any of the slot's groups
-    report: TrainerReport = field(default_factory=TrainerReport)
-    """The last report of the slot's group that was acted on; an empty one when the group begins."""
+    report: TrainerReport = field(default_factory=TrainerReport)  # the group's last that was acted on
     moved_at: float = 0.0  # when the slot's group began, made its last step or was paused, on the monotonic clock
 
     @property
@@ -83,7 +78,6 @@ class ReplicaSlot:
         self.group = group
 
     def begin(self, assignment: Assignment) -> None:
-        """Start the training of the slot's group, which is ready."""
         self._enter(SlotState.TRAINING)
         assert self.group is not None
         self.group.begin(assignment)
@@ -91,7 +85,6 @@ class ReplicaSlot:
         self.moved_at = time.monotonic()
 
     def rest(self) -> None:
-        """Note that the training ended and the group can begin again."""
         self._enter(SlotState.STARTING)
         assert self.group is not None
         self.group.rest()

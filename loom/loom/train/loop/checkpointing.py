@@ -16,8 +16,7 @@ class Checkpointing:
         self._state = state
         folder, keep = state.job.checkpoints, state.job.keep_checkpoints
         self._store = None if folder is None else CheckpointStore(folder, keep=keep)
-        self._saved_step: int | None = None
-        """The last step that was saved, whether written yet or not; the same in all processes of the group."""
+        self._saved_step: int | None = None  # whether written yet or not; the same in the whole group
         self._pending: PendingCheckpoint | None = None
 
     def restore(self) -> None:
