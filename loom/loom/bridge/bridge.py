@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from nats.aio.msg import Msg
 
 from loom.bridge.commands import CommandRequest, FailureReport, error_reply, read_request
-from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, Subjects, decode
+from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, decode, subjects_of
 from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
 from loom.bridge.publisher import Publication, Publisher
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
@@ -61,16 +61,8 @@ class Bridge:
     gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
     commands do not, and their sender gets an error.
 
-    Args:
-        gateway: the gateway of the weaver.
-        messages: of ``/ws/v1/weaver``, without end; ``{"type": "away", "reason"}`` while there are none.
-        url: of NATS.
-        login: the credentials for NATS.
-        prefix: of the subjects.
-        format: of the bridge's messages.
-
-    Raises:
-        InvalidAddress: the prefix or the URL makes no sense.
+    ``messages`` are those of ``/ws/v1/weaver`` without end, and of type ``away`` with a reason while there are none.
+    A ``url`` of NATS or a ``prefix`` of the subjects that makes no sense raises `InvalidAddress`.
     """
 
     def __init__(
@@ -86,16 +78,13 @@ class Bridge:
         self._gateway = gateway
         self._messages = messages
         self._format = format
-        self._subjects = Subjects(prefix)
+        self._subjects = subjects_of(prefix)
         self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
-        """The kind of message on each subscribed subject."""
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
         self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
         self._publisher = Publisher()
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
-        """The weaver's pushes that were not published yet."""
         self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
-        """Messages from NATS that were not carried out yet."""
         self._failures: dict[str, FailureReport] = {}
         """Reports that wait for the weaver, by device."""
         self._sent: int | None = None
@@ -108,12 +97,7 @@ class Bridge:
         self._answers: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Connect to both sides.
-
-        Raises:
-            GatewayUnreachable, NotAGateway, AuthenticationError: the gateway does not answer, or refuses.
-            NatsUnreachable, AuthenticationError: NATS does not answer, or refuses.
-        """
+        """Connect to both sides, or raise the `LoomError` of the one that does not answer or refuses."""
         await self._request(self._gateway.status)
         try:
             status = await self._request(lambda: self._gateway.ask("status"))
@@ -126,14 +110,8 @@ class Bridge:
 
     async def run(self) -> None:
         """Run the bridge without end."""
-        work = [
-            self._receive_pushes(),
-            self._publish_pushes(),
-            self._poll_devices(),
-            self._carry_out_messages(),
-            self._nats.keep(),
-        ]
-        tasks = [asyncio.ensure_future(one) for one in work]
+        loops = self._receive_pushes, self._publish_pushes, self._poll_devices, self._carry_out_messages
+        tasks = [asyncio.ensure_future(loop()) for loop in (*loops, self._nats.keep)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -169,7 +147,9 @@ class Bridge:
     async def _publish_push(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "snapshot":
-                self._weaver_is_back()
+                if self._is_away:
+                    logger.info("the weaver is back")
+                self._is_away = False
                 last = message["status"]["event"]
                 if self._confirmed is None or last < self._confirmed:  # the weaver lost its store: ids start over
                     self._sent = self._confirmed = last
@@ -225,11 +205,6 @@ class Bridge:
 
     async def _nats_is_back(self) -> None:
         await self._pushes.put({"type": "missed"})
-
-    def _weaver_is_back(self) -> None:
-        if self._is_away:
-            logger.info("the weaver is back")
-        self._is_away = False
 
     async def _poll_devices(self) -> None:
         while True:

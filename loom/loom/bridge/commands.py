@@ -21,10 +21,7 @@ WAIT = 10.0
 MAX_WAIT = 300.0
 
 COMMANDS = tuple(kind for kind in CommandKind if kind not in (CommandKind.DEVICE_FAILED, *FAULT_COMMANDS))
-"""The commands that NATS may give.
-
-A message of its own reports a failed device; faults cannot be injected from NATS.
-"""
+"""The commands that NATS may give. A failed device has a message of its own; NATS cannot inject faults."""
 
 _MAX_REASON = 2000
 
@@ -72,11 +69,7 @@ class CommandRequest:
         return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Return the body of the reply.
-
-        Args:
-            command: the state from `give`, or from the gateway's ``/weaver/commands/ID``.
-        """
+        """Return the body of the reply for a command's state."""
         outcomes = command["outcomes"]
         reply = {
             "ok": command["done"] and all(outcome["ok"] for outcome in outcomes.values()),

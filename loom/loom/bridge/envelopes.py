@@ -47,23 +47,11 @@ class EnvelopeKind(enum.Enum):
         return self.value[0]
 
 
-class Subjects:
-    """The names of the subjects.
-
-    Args:
-        prefix: the beginning of all names.
-
-    Raises:
-        InvalidAddress: the prefix cannot be a part of a subject.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", prefix):
-            raise InvalidAddress(f"{prefix!r} cannot begin a subject: write words with dots between, as torchLoom")
-        self._prefix = prefix
-
-    def __getitem__(self, kind: EnvelopeKind) -> str:
-        return f"{self._prefix}.{kind.value[1]}"
+def subjects_of(prefix: str) -> dict[EnvelopeKind, str]:
+    """Return the subject of each kind, or raise `InvalidAddress` if the prefix cannot be a part of a subject."""
+    if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", prefix):
+        raise InvalidAddress(f"{prefix!r} cannot begin a subject: write words with dots between, as torchLoom")
+    return {kind: f"{prefix}.{kind.value[1]}" for kind in EnvelopeKind}
 
 
 class Format(str, enum.Enum):

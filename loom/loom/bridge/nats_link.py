@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -60,12 +58,12 @@ def _away() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NatsLogin:
-    """The bridge's credentials for NATS. Credentials that the server does not require stay None."""
+    """The bridge's credentials for NATS, named as its client names them; those that are not needed stay None."""
 
     user: str | None = None
     password: str | None = None
     token: str | None = None
-    credentials: Path | None = None
+    user_credentials: str | None = None
     """A file with a JWT and an NKEY seed."""
     ca: str | None = None
     """The file of a certificate authority for ``tls://``; see `loom.tls.client_context`."""
@@ -74,16 +72,8 @@ class NatsLogin:
 class NatsLink:
     """A connection to a server or cluster of NATS.
 
-    Args:
-        url: ``nats://HOST:4222`` or ``tls://…``.
-        login: the bridge's credentials.
-        subjects: to subscribe to.
-        queue: name of the queue group; each message goes to one bridge of the group.
-        take: called with each message.
-        came: called after each reconnect.
-
-    Raises:
-        InvalidAddress: the URL is not one of NATS.
+    ``take`` is called with each message on the subjects that no other bridge of the queue group gets, and ``came``
+    after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
     """
 
     def __init__(
@@ -95,8 +85,7 @@ class NatsLink:
         take: Callable[[Msg], Awaitable[None]],
         came: Callable[[], Awaitable[None]],
     ) -> None:
-        self.name = _name(url)
-        """The address without a password."""
+        self.name = _without_password(url)
         self._url = url
         self._subjects = subjects
         self._queue = queue
@@ -108,12 +97,7 @@ class NatsLink:
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
-        """Connect for the first time.
-
-        Raises:
-            NatsUnreachable: no server answers, or something else does.
-            AuthenticationError: the server refuses the credentials.
-        """
+        """Connect, or raise `NatsUnreachable`, or `AuthenticationError` if the server refuses the credentials."""
         self._lost = asyncio.Event()
         client = Client()
         self._last_error = None
@@ -147,24 +131,18 @@ class NatsLink:
             await self._lost.wait()
             self._client = None
             logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
-            await self._open_again()
+            for wait in AGAIN:
+                await asyncio.sleep(wait)
+                try:
+                    await self.open()
+                    break
+                except LoomError as error:
+                    logger.debug("%s", error)
             logger.info("NATS at %s is back", self.name)
             await self._on_reconnect()
 
-    async def _open_again(self) -> None:
-        for wait in AGAIN:
-            await asyncio.sleep(wait)
-            try:
-                return await self.open()
-            except LoomError as error:
-                logger.debug("%s", error)
-
     def check(self) -> Client:
-        """Return the connected client.
-
-        Raises:
-            NatsAway: there is no connection; the methods below raise it too.
-        """
+        """Return the connected client, or raise `NatsAway`, as the methods below do."""
         if self._client is None or not self._client.is_connected:
             raise NatsAway
         return self._client
@@ -228,7 +206,7 @@ async def flush(client: Client, timeout: int) -> None:
     await client.flush(timeout)
 
 
-def _name(url: str) -> str:
+def _without_password(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -240,14 +218,7 @@ def _name(url: str) -> str:
 
 
 def _login_options(login: NatsLogin, url: str) -> dict[str, Any]:
-    context: ssl.SSLContext | None = None
+    options = {name: value for name, value in vars(login).items() if name != "ca" and value is not None}
     if login.ca is not None or urlsplit(url).scheme in ("tls", "wss"):
-        context = client_context(login.ca)
-    options = {
-        "user": login.user,
-        "password": login.password,
-        "token": login.token,
-        "user_credentials": str(login.credentials) if login.credentials is not None else None,
-        "tls": context,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+        options["tls"] = client_context(login.ca)
+    return options

@@ -68,7 +68,7 @@ def bridge(
 
     async def run() -> None:
         messages = WeaverWatch(url, token, ca).messages_async()
-        login = NatsLogin(nats_user, nats_password, nats_token, nats_creds, nats_ca)
+        login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
         gateway = Gateway(url, token, ca=ca)
         await _until_ended(Bridge(gateway, messages, nats, login, prefix, format))
 
@@ -80,17 +80,14 @@ def bridge(
 
 async def _until_ended(bridge: Bridge) -> None:
     """Run a bridge until SIGTERM or SIGINT."""
-    work = asyncio.ensure_future(_open_and_run(bridge))
+    work = asyncio.current_task()
+    assert work is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await work
-
-
-async def _open_and_run(bridge: Bridge) -> None:
-    try:
-        await bridge.open()
-        announce(bridge=bridge.id)
-        await bridge.run()
-    finally:
-        await bridge.close()
+        try:
+            await bridge.open()
+            announce(bridge=bridge.id)
+            await bridge.run()
+        finally:
+            await bridge.close()

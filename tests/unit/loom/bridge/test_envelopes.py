@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2
 
 from loom.bridge import loom_pb2
 from loom.bridge.commands import CommandRequest, FailureReport, read_request
-from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, Subjects, decode
+from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
 from loom.bridge.publisher import Publication, Publisher
 from loom.errors import InvalidAddress, WrongArguments
 from tests.support.needs import skip_because
@@ -190,7 +190,7 @@ def test_the_reason_of_a_failure_may_be_long_or_missing() -> None:
 @pytest.mark.parametrize("prefix", ["", " ", "a b", "a.*", ">", ".a", "a.", "a..b"])
 def test_a_prefix_that_can_begin_no_subject_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidAddress, match="cannot begin a subject"):
-        Subjects(prefix)
+        subjects_of(prefix)
 
 
 def test_many_replicas_are_said_in_parts() -> None:
