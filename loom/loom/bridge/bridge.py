@@ -61,7 +61,7 @@ class Bridge:
     gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
     commands do not, and their sender gets an error.
 
-    ``messages`` are those of ``/ws/v1/weaver`` without end, and of type ``away`` with a reason while there are none.
+    ``messages`` are those of ``/ws/v1/weaver`` without end, and ``away`` with a reason while there are none.
     A ``url`` of NATS or a ``prefix`` of the subjects that makes no sense raises `InvalidAddress`.
     """
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, demo, inject, logs, serve, status, token, up, weaver
+from loom.cli import bridge, demo, inject, logs, serve, status, token, weaver
 
 app = typer.Typer(
     name="loom",
@@ -34,7 +34,7 @@ def _options(
     pass
 
 
-app.command()(up.up)
+app.command()(serve.up)
 app.command()(demo.demo)
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)

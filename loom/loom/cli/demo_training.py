@@ -77,14 +77,9 @@ SHOWN = ("group_trains", "checkpoint_written", "group_failed", "group_restored")
 
 
 class DemoTraining:
-    """A job that loses a process and recovers.
+    """A job that loses a process, unless ``failure`` is False, and recovers.
 
-    Args:
-        job: the session.
-        checkpoints: a folder that every worker can reach.
-        groups: training processes.
-        steps: optimizer steps.
-        failure: whether to kill a process.
+    Every worker has to reach the folder of the checkpoints; each group is one training process.
     """
 
     def __init__(self, job: Any, checkpoints: Path, groups: int, steps: int = 300, failure: bool = True) -> None:
@@ -95,10 +90,8 @@ class DemoTraining:
         self._kill_pending = failure
         self._rate_pending = True
         self._paused = False
-        self._reported = 0
-        """The number of the job's events that were yielded."""
-        self._row = 0, time.perf_counter()
-        """The step and the time of the last `Progress`."""
+        self._reported = 0  # events of the job that were yielded
+        self._row = 0, time.perf_counter()  # step and time of the last `Progress`
         self._call_ms = 0.0
 
     def run(self) -> Iterator[Event]:
@@ -186,10 +179,7 @@ class DemoTraining:
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """The cost of the lost process.
-
-    Durations are in seconds, and None if the others finished before its recovery.
-    """
+    """The cost of the lost process; a duration is None if the others finished before its recovery."""
 
     step: int
     rank: int
@@ -221,14 +211,9 @@ class Summary:
 
 
 def summarize(events: Sequence[Event], hosts: int, procs: int, connected_seconds: float, seconds: float) -> Summary:
-    """Return the summary of a finished training's events.
+    """Return the summary of all events of a finished training.
 
-    Args:
-        events: all of them, in order.
-        hosts: size of the dimension ``hosts``.
-        procs: processes on each host.
-        connected_seconds: seconds to start the cluster and connect to it.
-        seconds: total seconds.
+    It took ``seconds`` in all, of which ``connected_seconds`` until the cluster was started and connected to.
     """
     progress = [event for event in events if isinstance(event, Progress)]
     changes = [event.after for event in events if isinstance(event, LearningRateChanged)]

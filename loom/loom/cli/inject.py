@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.assignments import read_assignments
-from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, weaver_of
+from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -92,10 +91,7 @@ def run(
     running.run()
     found = Report(running)
     written = found.write(report or Path(f"{read.name}-{read.seed}-report"))
-    if as_json:
-        typer.echo(written[0].read_text())
-    else:
-        typer.echo(found.markdown())
+    typer.echo(written[0].read_text() if as_json else found.markdown())
     typer.echo(f"written: {', '.join(map(str, written))}", err=True)
     if not found.held:
         raise typer.Exit(FAILURE)

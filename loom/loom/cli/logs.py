@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Any
 
@@ -41,11 +42,9 @@ def logs(
     gateway = Gateway(url, token, ca=ca)
     session = session or _only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
-    try:
+    with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
             typer.echo(json.dumps(line) if as_json else _shown(line))
-    except KeyboardInterrupt:
-        return
 
 
 def _only_session(gateway: Gateway) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from loom.errors import WaitTimeout, WrongArguments
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
@@ -31,9 +35,24 @@ def weaver_of(url: str, token: str | None, ca: str | None) -> WeaverProxy:
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:
     """Return the acknowledgements of a command, also for replicas that have not answered in time."""
-    from loom.errors import WaitTimeout
-
     try:
         return command.get(timeout)
     except WaitTimeout:
         return command.outcomes()
+
+
+def read_assignments(texts: Iterable[str], form: str) -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` arguments by name; a value is parsed as JSON, or else taken as text.
+
+    A text of another form raises `WrongArguments` with ``form``, which has an example.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise WrongArguments(f"{text!r} is not {form}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values

@@ -20,11 +20,7 @@ def plot_lines(
 ) -> Iterator[str]:
     """Yield the lines of a drawing of ``width`` by ``height`` characters plus its axes.
 
-    Args:
-        title: above the drawing.
-        points: step, time in seconds, value; the oldest first. Values that are not finite are left out, and
-            counted.
-        width, height: of the drawing, in characters.
+    Each point is a step, a time in seconds and a value; the oldest comes first.
     """
     good = [point for point in points if math.isfinite(point[2])]
     left_out = len(points) - len(good)

@@ -64,7 +64,10 @@ def list_tokens(tokens: File = None, as_json: Json = False) -> None:
     known = file.read()
     columns = ["id", "name", "scope", "state", "created", "expires"]
     shown = [_shown(token) for token in known]
-    rows = [[*(one[name] for name in columns[:4]), when(one["created"]), _expiry(one)] for one in shown]
+    rows = [
+        [*(one[name] for name in columns[:4]), when(one["created"]), when(one["expires"]) or "never"]
+        for one in shown
+    ]
     show(as_json, {"tokens": shown}, f"tokens of {file.path}", columns, rows)
 
 
@@ -76,10 +79,6 @@ def revoke(
     """Revoke a token. Gateways close its connections and end its sessions within seconds."""
     token = TokenFile(tokens or default_path()).revoke(ident)
     typer.echo(f"revoked token {token.id} ({token.name!r})")
-
-
-def _expiry(shown: dict[str, Any]) -> str:
-    return when(shown["expires"]) or "never"
 
 
 def _shown(token: Token) -> dict[str, Any]:

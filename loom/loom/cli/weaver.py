@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.cli.assignments import read_assignments
-from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, weaver_of
+from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
 from loom.cli.output import print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -45,7 +44,7 @@ def watch(
     from loom.cli.weaver_display import json_line, live
 
     proxy = weaver_of(url, token, ca)
-    with _until_interrupted():
+    with suppress(KeyboardInterrupt):
         if as_json:
             for update in proxy.watch():
                 typer.echo(json_line(update))
@@ -169,7 +168,7 @@ def events(
     from loom.cli.weaver_display import event_line
 
     found = weaver_of(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
-    with _until_interrupted():
+    with suppress(KeyboardInterrupt):
         for event in found:
             typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
 
@@ -214,14 +213,6 @@ def metrics(
         print_table(
             f"{metric} of {replica}", columns, ([_clock(one.time), one.step, f"{one.value:.6g}"] for one in history)
         )
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
 
 
 def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -> None:

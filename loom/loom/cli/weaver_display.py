@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from loom.cli.output import counted
 from loom.weaver.states import ReplicaState
 
 if TYPE_CHECKING:
@@ -118,14 +119,9 @@ class Picture:
         self.devices: dict[str, DeviceInfo] = {}
         self.events: deque[WeaverEvent] = deque(maxlen=EVENTS_SHOWN)
         self.away: str | None = None
-        """Why the weaver is away; None while it is not."""
 
     def take(self, update: WeaverUpdate) -> bool:
-        """Apply an update.
-
-        Returns:
-            Whether the update does not describe the change completely, as with a new replica: look again.
-        """
+        """Apply an update; return whether to look again, because it does not describe all that has changed."""
         from loom.weaver.views import Away, Delta, Snapshot
 
         match update:
@@ -154,19 +150,17 @@ class Picture:
         from rich.table import Table
         from rich.text import Text
 
-        states: dict[str, int] = {}
-        for one in self.replicas.values():
-            states[one.state] = states.get(one.state, 0) + 1
+        states = Counter(one.state for one in self.replicas.values())
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no replicas"
-        devices = "1 device" if len(self.devices) == 1 else f"{len(self.devices)} devices"
-        title = Text(f"{counts}; {devices} at {self._url}", style="bold")
+        title = Text(f"{counts}; {counted(len(self.devices), 'device')} at {self._url}", style="bold")
         if self.away is not None:
             title.append(f"\naway: {self.away}", style="red")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in REPLICA_COLUMNS:
             table.add_column(column, no_wrap=True, justify="right" if column in ("step", "s/step") else "left")
         room = max(3, height - EVENTS_SHOWN - 6)
-        shown = sorted(self.replicas.values(), key=_worst_first)[:room]
+        worst_first = list(STYLES)
+        shown = sorted(self.replicas.values(), key=lambda one: (worst_first.index(one.state), one.place))[:room]
         for replica in shown:
             cells = [Text(cell) for cell in replica_row(replica)]
             cells[1].stylize(STYLES[replica.state])
@@ -186,13 +180,7 @@ Seen = tuple[dict[str, "ReplicaInfo"], dict[str, "DeviceInfo"]]
 
 
 def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) -> None:
-    """Draw the current state again and again, until there are no more updates.
-
-    Args:
-        updates: of the weaver.
-        look: returns the current replicas and devices; called once a second at most.
-        url: of the gateway, for the title.
-    """
+    """Draw the current state again and again until there are no more updates; ``look`` once a second at most."""
     from rich.console import Console
     from rich.live import Live
 
@@ -243,10 +231,3 @@ class _Screen:
             self.look()
         with self._lock:
             return self._picture.table(height)
-
-
-_ORDER = list(STYLES)
-
-
-def _worst_first(replica: ReplicaInfo) -> tuple[int, tuple[str, str, int, str]]:
-    return _ORDER.index(replica.state), replica.place
