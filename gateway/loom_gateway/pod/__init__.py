@@ -4,12 +4,4 @@
 DNS name of their headless service, and agrees with their keepers on the gateway's pod. The other pods forward the
 gateway's port to that pod, so a client may connect to any. `loom_gateway.pod.loom_pod.LoomPod` starts the keeper
 and talks to it.
-
-- `loom_gateway.pod.settings` holds a keeper's settings.
-- `loom_gateway.pod.election` decides which pod has the gateway.
-- `loom_gateway.pod.process` keeps a process running.
-- `loom_gateway.pod.forwarding` forwards connections.
-- `loom_gateway.pod.peers` queries other keepers.
-- `loom_gateway.pod.supervisor` is the keeper, which uses all of these.
-- `loom_gateway.pod.app` is the keeper's HTTP interface.
 """

@@ -15,12 +15,7 @@ from loom_gateway.pod.supervisor import PodSupervisor
 
 
 def create_app(keeper: PodSupervisor, end: Callable[[], None]) -> FastAPI:
-    """Return the keeper's HTTP application.
-
-    Args:
-        keeper: answers the requests.
-        end: ends the keeper soon, with its worker and its gateway.
-    """
+    """Return the keeper's HTTP application; ``end`` ends the keeper soon, with its worker and its gateway."""
 
     def belongs(request: Request) -> None:
         shown = request.headers.get(JOB_HEADER, "")

@@ -12,7 +12,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds that the other pod has to accept a connection."""
 
 CHUNK = 256 << 10
-"""The maximum number of bytes to read at once."""
+"""Bytes to read at once."""
 
 
 class Forwarder:
@@ -26,11 +26,7 @@ class Forwarder:
         """The address of the other pod; None: new connections are closed at once."""
 
     async def listen(self) -> None:
-        """Start to listen. Idempotent.
-
-        Raises:
-            OSError: the port is taken.
-        """
+        """Start to listen, unless it does. Raise `OSError` if the port is taken."""
         if self._server is None:
             self._server = await asyncio.start_server(self._accept, None, self._port, limit=CHUNK)
 

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.pod.peers import ask_pod
-from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MONARCH_PORT, MeshPods, PodSettings
+from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MeshPods, PodSettings
+from loom_gateway.workers.sources import MONARCH_PORT
 
 START_TIMEOUT = 60.0
 """Seconds that a keeper has to start: it imports a web server."""
@@ -84,16 +86,11 @@ class LoomPod:
 
         Args:
             pod: the pod's name or address; None: whichever pod this call reaches.
-
-        Returns:
-            The pod, in the form of `status`.
         """
         return self._command(pod, "/restart_worker")
 
     def shutdown(self, pod: str | None = None) -> dict[str, Any]:
-        """End a pod's worker and its gateway, with the gateway's sessions.
-
-        The pod's next deployment starts them again.
+        """End a pod's worker and its gateway, with its sessions, until the next deployment.
 
         Args:
             pod: the pod's name or address; None: all pods of the job.
@@ -113,7 +110,7 @@ class LoomPod:
         return ask_pod(self._settings, "127.0.0.1", method, path, body)
 
     def _command(self, pod: str | None, path: str) -> dict[str, Any]:
-        """Send a command to the keeper of a pod, by name or address. Raise `PodUnreachable` if none answers."""
+        """Send a command to the keeper of a pod, by name or address; None: of this one."""
         if pod is None:
             return self._ask("POST", path)
         states = self.status()["pods"]
@@ -125,7 +122,7 @@ class LoomPod:
 
     def _find_or_start_keeper(self) -> None:
         try:
-            self._ask("POST", "/configure", self._settings.to_json())
+            self._ask("POST", "/configure", asdict(self._settings))
             return
         except PodUnreachable:
             pass  # there is no keeper yet

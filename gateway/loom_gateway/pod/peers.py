@@ -50,12 +50,7 @@ def ask_pod(
     body: Mapping[str, Any] | None = None,
     timeout: float = COMMAND_TIMEOUT,
 ) -> dict[str, Any]:
-    """Send one request to the keeper of a pod of the same job.
-
-    Raises:
-        PodUnreachable: the keeper does not answer, or belongs to another job.
-        LoomError: the keeper reports a failure.
-    """
+    """Send one request to the keeper of a pod. Raise `PodUnreachable` if no keeper of the job answers."""
     connection = http.client.HTTPConnection(address, settings.keeper_port, timeout=timeout)
     headers = {JOB_HEADER: settings.token_sha256, "content-type": "application/json"}
     try:

@@ -30,14 +30,11 @@ GRACE = 10.0
 def who_listens(port: int) -> psutil.Process | None:
     """Return the process that listens on a port of this pod; None if none is visible."""
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid and _port(connection.laddr) == port:
+        if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr:
             with contextlib.suppress(psutil.Error):
-                return psutil.Process(connection.pid)
+                if connection.laddr.port == port:
+                    return psutil.Process(connection.pid)
     return None
-
-
-def _port(address: Any) -> int | None:
-    return address.port if address else None
 
 
 class SupervisedProcess:
@@ -50,13 +47,7 @@ class SupervisedProcess:
         arguments: returns the module's command line arguments, for each start.
     """
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        port: int,
-        arguments: Callable[[], Sequence[str]],
-    ) -> None:
+    def __init__(self, name: str, module: str, port: int, arguments: Callable[[], Sequence[str]]) -> None:
         self.name = name
         self._module = module
         self._port = port
@@ -65,15 +56,12 @@ class SupervisedProcess:
         self._child: Child | None = None  # the process, if this supervisor started it
         self._found: psutil.Process | None = None  # the process, if it was running before
         self._changed = asyncio.Event()  # set on each change of the state
-        self.starts = 0
-        """The number of starts by this supervisor."""
+        self.starts = 0  # by this supervisor
         self.state = ProcessState.STARTING
-        self.problem = ""
-        """The reason why the process does not run; empty while it runs."""
+        self.problem = ""  # why the process does not run
 
     @property
     def listening(self) -> bool:
-        """Whether the process listens, by its own report or because it was found listening."""
         return self.state is ProcessState.LISTENING
 
     @property

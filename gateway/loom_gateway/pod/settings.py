@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loom.errors import WrongArguments
 from loom_gateway.sessions.driver_files import write_json
+from loom_gateway.workers.sources import MONARCH_PORT
 
-MONARCH_PORT = 26600
 GATEWAY_PORT = 8470
 KEEPER_PORT = 26599
 """Below Monarch's port, because processes of a worker may take ports above it."""
@@ -21,7 +21,6 @@ class MeshPods:
     """The pods whose workers form one host mesh."""
 
     mesh: str
-    """The mesh's name in ``job.state()``."""
     service: str
     """The DNS name of a headless service, which resolves to the addresses of all its pods."""
     pods: int
@@ -51,24 +50,15 @@ class PodSettings:
 
     @property
     def first(self) -> MeshPods:
-        """The mesh whose pods may have the gateway."""
         return self.meshes[0]
 
     @property
     def may_have_gateway(self) -> bool:
         return self.mesh == self.first.mesh
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings in the form that `from_json` reads."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, given: Any) -> PodSettings:
-        """Read settings that `to_json` made. Unknown names, which a newer version has added, are ignored.
-
-        Raises:
-            WrongArguments: the value has another form.
-        """
+        """Read settings in the form of `dataclasses.asdict`. Ignore names that a newer version has added."""
         # pydantic is not in every image; `LoomPod` reports missing dependencies
         from pydantic import TypeAdapter, ValidationError
 
@@ -84,11 +74,7 @@ class PodSettings:
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:
-        """Return the settings that `write` left in a folder.
-
-        Raises:
-            WrongArguments: there are none, or they cannot be read.
-        """
+        """Return the settings that `write` left in a folder."""
         try:
             return cls.from_json(json.loads((folder / "settings.json").read_text()))
         except (OSError, ValueError) as error:

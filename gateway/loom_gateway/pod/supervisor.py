@@ -1,4 +1,10 @@
-"""`PodSupervisor`, which keeps a pod's worker running and, in one pod of a job, its gateway."""
+"""`PodSupervisor`, which keeps a pod's worker running and, in one pod of a job, its gateway.
+
+The pods choose the gateway's pod by a rule that each applies to what it sees, without a vote. A pod that has the
+gateway keeps it, because its sessions live there. If no pod has it, the first gets it: the one with the lowest
+ordinal, or without ordinals the lowest address. Pods with different views may briefly choose differently. Once they
+see each other, the first pod keeps its gateway and the other ends its own.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
-from loom_gateway.pod.election import choose
 from loom_gateway.pod.forwarding import Forwarder
 from loom_gateway.pod.peers import pod_states
 from loom_gateway.pod.process import SupervisedProcess
@@ -40,15 +45,28 @@ PATIENCE = 30.0
 """Seconds to wait for a missing pod that might come first, before another pod gets the gateway."""
 
 
-class PodSupervisor:
-    """The keeper of one pod.
+def choose(
+    ranked: Sequence[str], expected: int, answering: Collection[str], holders: Collection[str], *, patient: bool
+) -> str | None:
+    """Return the address of the pod that gets the gateway; None if it is too early to say.
 
     Args:
-        settings: the keeper's settings.
-        folder: the folder in which the next keeper finds the settings and the gateway's state.
-        address: the pod's IP address.
-        name: the pod's name.
+        ranked: addresses of the known pods, in order of preference.
+        expected: the number of pods that there should be.
+        answering: addresses of the pods whose keepers answer.
+        holders: addresses of the pods that report to have the gateway.
+        patient: whether to wait for pods that are missing or silent, because one of them might come first.
     """
+    held = [address for address in ranked if address in holders]
+    if held:
+        return held[0]
+    if patient and (len(ranked) < expected or ranked[0] not in answering):
+        return None
+    return next((address for address in ranked if address in answering), None)
+
+
+class PodSupervisor:
+    """The keeper of one pod. The next one finds the settings and the gateway's state in ``folder``."""
 
     def __init__(self, settings: PodSettings, folder: Path, address: str, name: str) -> None:
         self.settings = settings
@@ -66,17 +84,13 @@ class PodSupervisor:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the worker and the watch over the gateway. On the event loop."""
+        """Start the worker and the watch over the gateway."""
         self.worker.keep()
         if self.settings.may_have_gateway:
             self._looking = asyncio.create_task(self._look_on())
 
     async def close(self, *, end_sessions: bool) -> None:
-        """End the worker and the gateway.
-
-        Args:
-            end_sessions: whether the gateway's sessions end too, or are left for its successor.
-        """
+        """End the worker and the gateway, and its sessions too unless they are left for its successor."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.pod.election import choose
+from loom_gateway.pod.supervisor import choose
 
 PODS = ["a", "b", "c"]
 

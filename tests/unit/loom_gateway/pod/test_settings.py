@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_only_pods_of_the_first_mesh_may_have_the_gateway() -> None:
 
 
 def test_what_a_newer_loom_adds_is_passed_over() -> None:
-    assert PodSettings.from_json({**SETTINGS.to_json(), "newer": 1}) == SETTINGS
+    assert PodSettings.from_json({**asdict(SETTINGS), "newer": 1}) == SETTINGS
 
 
 @pytest.mark.parametrize("given", [None, [], {}, {"mesh": "workers", "meshes": [{}], "token_sha256": ""}])
