@@ -92,12 +92,7 @@ def create_app(
 ) -> FastAPI:
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
-    Errors are ``{"error": {"code", "message"}}``.
-
     Args:
-        manager: the gateway's sessions.
-        access: the gateway's access control.
-        supervisor: the weaver's supervisor.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
     """

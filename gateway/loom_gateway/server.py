@@ -8,10 +8,12 @@ import signal
 import socket
 import ssl
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -26,13 +28,31 @@ from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
-from loom_gateway.request_timeout import TimeoutProtocol
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
+
+REQUEST_TIMEOUT = 10.0
+"""Seconds from the connection to the end of the first request's head."""
+
+
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP, and closes a connection on which no request arrives: silent connections would pile up."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._time_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _time_out(self) -> None:
+        if self.scope is None:
+            self.transport.close()
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -119,7 +139,7 @@ class _Server(uvicorn.Server):
         self._manager = manager
         self._supervisor = supervisor
         self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable)
-        self._draining: asyncio.Future[None] | None = None  # set by the first SIGTERM
+        self._draining: Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level
         super().__init__(
             uvicorn.Config(
@@ -155,14 +175,11 @@ class _Server(uvicorn.Server):
         # Ctrl-C comes from a user who is done. SIGTERM may be an upgrade, and the next gateway finds the sessions.
         self._manager.end_sessions |= sig == signal.SIGINT
         if sig == signal.SIGTERM and self._settings.drain > 0 and self.started and self._draining is None:
-            self._loop.call_soon_threadsafe(self._drain)
+            self._draining = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
         else:  # the second signal ends the gateway at once
             super().handle_exit(sig, frame)
 
-    def _drain(self) -> None:
-        self._draining = self._draining or asyncio.ensure_future(self._drain_and_exit())
-
-    async def _drain_and_exit(self) -> None:
+    async def _drain(self) -> None:
         self._app.state.draining.begin(self._settings.drain)
         await self._app.state.draining.over()
         super().handle_exit(signal.SIGTERM, None)

@@ -45,18 +45,12 @@ def _option(default: Any, text: str | None = None, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a gateway; 0 means no limit.
-
-    Raises:
-        WrongArguments: a limit is not a finite number from 0 on.
-    """
+    """The limits of a gateway; 0 means no limit."""
 
     max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
-    """Bytes of one message: an operation with its arguments."""
     max_sessions: int = _option(32, "Sessions of one token; 0: no limit.", min=0)
     max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
     connection_rate: float = _option(100.0, "Connections and requests a second from one address.", min=0)
-    """WebSockets and REST requests a second from one address, after the first few seconds' worth at once."""
     login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)
     login_window: float = _option(60.0, metavar="SECONDS", min=0)
 

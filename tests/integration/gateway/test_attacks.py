@@ -321,7 +321,7 @@ def test_a_connection_on_which_no_request_comes_is_closed() -> None:
     import uvicorn
     from uvicorn.server import ServerState
 
-    from loom_gateway import request_timeout
+    from loom_gateway import server as gateway_server
 
     async def nothing(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("there was a request")
@@ -331,10 +331,8 @@ def test_a_connection_on_which_no_request_comes_is_closed() -> None:
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
-        request_timeout.REQUEST_TIMEOUT = patience
-        server = await loop.create_server(
-            lambda: request_timeout.TimeoutProtocol(config, state, {}), "127.0.0.1", 0
-        )
+        gateway_server.REQUEST_TIMEOUT = patience
+        server = await loop.create_server(lambda: gateway_server.TimeoutProtocol(config, state, {}), "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(b"GET / HTTP/1.1\r\nHost: ")  # and never more
@@ -342,11 +340,11 @@ def test_a_connection_on_which_no_request_comes_is_closed() -> None:
             writer.close()
             return received
 
-    before = request_timeout.REQUEST_TIMEOUT
+    before = gateway_server.REQUEST_TIMEOUT
     try:
         assert asyncio.run(wait_for_the_end(0.1)) == b""
     finally:
-        request_timeout.REQUEST_TIMEOUT = before
+        gateway_server.REQUEST_TIMEOUT = before
 
 
 @pytest.mark.slow
