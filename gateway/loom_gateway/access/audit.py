@@ -38,10 +38,6 @@ class Audit:
     Args:
         path: the file; None writes nothing.
         max_bytes: size at which the file is rotated.
-        clock: returns the time in seconds, by which refusals are grouped.
-
-    Raises:
-        WrongArguments: the file cannot be written.
     """
 
     def __init__(
@@ -49,8 +45,8 @@ class Audit:
     ) -> None:
         self._handler: _PrivateFile | None = None
         self._clock = clock
+        # By address and kind of refusal: the number since the last line, and that line's time.
         self._refused: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
-        """For each address and kind of refusal, the number since the last line and that line's time."""
         self._lines = RateLimit(LINES * 4, LINES, clock=clock)  # limits the lines for single refusals
         if path is not None:
             try:

@@ -44,7 +44,6 @@ TICK = 1.0
 """Seconds between two checks of connected clients' tokens."""
 
 Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
-"""Ends a connection and tells the client why."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,6 @@ class AccessControl:
     """Authenticates requests, limits their rate, and disconnects clients whose token was revoked.
 
     Args:
-        authority: checks tokens.
-        limits: the gateway's limits.
-        audit: records admissions and refusals.
         origins: origins of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's
             own.
     """
@@ -80,8 +76,8 @@ class AccessControl:
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._connections = RateLimit(limits.connection_rate * BURST, limits.connection_rate)
         self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
+        # Address and digest of each token that was accepted from there, the newest last.
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Address and digest of each token that was accepted from there, the newest last."""
         self._connected: dict[object, tuple[Principal, Disconnect]] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by token
 
@@ -182,7 +178,7 @@ class AccessControl:
 
     @contextmanager
     def connected(self, principal: Principal, disconnect: Disconnect) -> Iterator[None]:
-        """Register a connected principal. ``disconnect`` is called if its token is revoked or expires."""
+        """Call ``disconnect`` if a connected principal's token is revoked or expires."""
         key = object()
         self._connected[key] = (principal, disconnect)
         try:
@@ -214,8 +210,9 @@ class AccessControl:
                     if not session.is_ending:
                         manager.background(manager.end(session, str(error).partition(":")[0]))
 
-    def entered(self, principal: Principal, session: Session, hello: Hello) -> None:
-        """Note in the audit that a client entered a session."""
+    @contextmanager
+    def inside(self, principal: Principal, session: Session, hello: Hello) -> Iterator[None]:
+        """Note in the audit that a client enters and leaves a session."""
         if hello.stream:
             event = "resumed"
         elif hello.session is None:
@@ -224,20 +221,19 @@ class AccessControl:
             event = "watched" if hello.mode == "watch" else "drove"
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
         self.audit.write(event, principal.token, principal.peer, **details)
-
-    def left(self, principal: Principal, session: Session) -> None:
-        """Note in the audit that a client left a session."""
-        self.audit.write("left", principal.token, principal.peer, session=session.name)
+        try:
+            yield
+        finally:
+            self.audit.write("left", principal.token, principal.peer, session=session.name)
 
     def session_ended(self, session: Session) -> None:
-        """Note in the audit that a session has ended."""
         reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
         self.audit.write("ended", None, "", opened_by=session.owner, **details)
 
 
 def refusal_headers(error: LoomError) -> dict[str, str]:
-    """Return the HTTP headers for a refusal."""
+    """Return the HTTP headers of a refusal."""
     if isinstance(error, RateLimited):
         return {"retry-after": str(math.ceil(error.retry_after))}
     return {"www-authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}

@@ -17,8 +17,7 @@ class RateLimit:
     Args:
         burst: how often it may happen at once; 0: no limit.
         rate: how often a second it may happen after that.
-        addresses: the number of addresses to count; the one that was counted longest ago makes room for a new one.
-        clock: returns the time, in seconds.
+        addresses: the number of addresses to count.
     """
 
     def __init__(
@@ -32,8 +31,7 @@ class RateLimit:
         self._rate = rate
         self._addresses = addresses
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """The remaining tokens of each address, and their time."""
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # remaining tokens, and their time
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -46,7 +44,6 @@ class RateLimit:
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
     def count(self, address: str) -> None:
-        """Count an event at an address."""
         if self._burst:
             self._buckets[address] = (max(self._left(address) - 1, 0.0), self._clock())
             self._buckets.move_to_end(address)
@@ -59,10 +56,7 @@ class RateLimit:
 
 
 def address_key(host: str) -> str:
-    """Return the key under which an address is counted.
-
-    For IPv6 it is the /64 network, all of which one machine may have.
-    """
+    """Return the key under which an address is counted: for IPv6 its /64 network, which one machine may have."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

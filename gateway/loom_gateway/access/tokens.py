@@ -18,12 +18,7 @@ OWN = "gateway"
 
 
 class TokenAuthority:
-    """Checks tokens. Keeps only their hashes.
-
-    Args:
-        token: the gateway's own token.
-        file: further tokens; read again whenever it has changed.
-    """
+    """Checks the gateway's own token, and those of a file. Keeps only their hashes."""
 
     def __init__(self, token: str, file: TokenFile | None = None) -> None:
         self._own = Token(OWN, OWN, "drive", digest(token), time.time())
@@ -53,12 +48,7 @@ class TokenAuthority:
         self._by_id = {token.id: token for token in tokens}
 
     def check(self, shown: str) -> Token:
-        """Return the token with a digest, as `digest_shown` returns it.
-
-        Raises:
-            AuthenticationError: no token has this digest.
-            TokenRevoked: the token was revoked, or has expired.
-        """
+        """Return the token with a digest. Raise `AuthenticationError` if there is none, or `TokenRevoked`."""
         if hmac.compare_digest(shown, self._own.sha256):
             return self._own
         self.reload()

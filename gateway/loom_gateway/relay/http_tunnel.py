@@ -63,19 +63,14 @@ class Tunnel:
         self._events.put_nowait({"type": "websocket.connect"})
         self._link: DriverLink | None = None
         self._ended = False
-        self._taken = 0
-        """The number of the last batch that was taken from the client."""
-        self._room = asyncio.Event()
-        """Set while the driver takes frames."""
+        self._taken = 0  # the number of the last batch that was taken from the client
+        self._room = asyncio.Event()  # set while the driver takes frames
         self._room.set()
-        self._frames: deque[list[Buffer]] = deque()
-        """The frames of the next batches."""
+        self._frames: deque[list[Buffer]] = deque()  # of the next batches
         self._waiting_bytes = 0  # of `_frames`
-        self._has_answer = asyncio.Event()
-        """Set when there is an answer for a poll."""
+        self._has_answer = asyncio.Event()  # for a poll
         self._batch = b""  # the last batch, kept for repeated polls
-        self._number = 0
-        """The number of the last batch for the client. The batch is kept until the client asks for the next one."""
+        self._number = 0  # of the last batch for the client
         self._polls = 0  # polls under way
         self._idle = idle
         self._on_close = on_close
@@ -87,7 +82,6 @@ class Tunnel:
         return await self._events.get()
 
     async def send(self, event: Any) -> None:
-        """Take an event in ASGI's form for WebSockets."""
         kind = event["type"]
         if kind == "websocket.send":
             self.send_frame(event["bytes"])
@@ -95,7 +89,6 @@ class Tunnel:
             self.end()
 
     def relay_to(self, link: DriverLink) -> None:
-        """Send the client's frames to a driver from now on, including those that have arrived."""
         self._link = link
         while not self._events.empty():
             event = self._events.get_nowait()
@@ -106,7 +99,6 @@ class Tunnel:
         self._room.set()
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Send the client a frame. Drop it if the tunnel has ended."""
         if self._ended:
             return
         frame = [LENGTH.pack(_size(pieces)), *pieces]
@@ -117,12 +109,10 @@ class Tunnel:
             self._link.pause_reading()
 
     def pause_receiving(self) -> None:
-        """Stop taking frames from the client, because the driver takes none for now."""
         if not self._ended:
             self._room.clear()
 
     def resume_receiving(self) -> None:
-        """Take frames from the client again."""
         self._room.set()
 
     def end(self) -> None:
@@ -138,11 +128,7 @@ class Tunnel:
     async def take(self, number: int, data: bytes) -> int:
         """Take a batch for the driver once it has room. Return the number of the last batch taken.
 
-        The number is lower than ``number`` if there was no room for `POLL` seconds. The client then sends the batch
-        again.
-
-        Raises:
-            ProtocolMismatch: the data is no batch, or an earlier batch is missing.
+        After `POLL` seconds without room, that is not ``number``, and the client sends the batch again.
         """
         if number > self._taken + 1:
             raise ProtocolMismatch(f"batch {number} came where batch {self._taken + 1} had to come")
@@ -164,13 +150,7 @@ class Tunnel:
                 self._events.put_nowait({"type": "websocket.receive", "bytes": bytes(frame)})
 
     async def poll(self, number: int) -> tuple[bytes, bool]:
-        """Return a batch by number, and whether it is the last. Wait until there is one.
-
-        The batch is empty after `POLL` seconds without frames.
-
-        Raises:
-            ProtocolMismatch: the number is neither the last one's nor the next.
-        """
+        """Return a batch by number, and whether it is the last. It is empty after `POLL` seconds without frames."""
         if number not in (self._number, self._number + 1):
             raise ProtocolMismatch(f"batch {number} was asked for; the last one is {self._number}")
         with self._attended():

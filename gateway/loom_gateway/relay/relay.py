@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 
 from starlette.types import Receive, Scope, Send
 
@@ -106,10 +106,6 @@ class Relay:
         send: Send,
     ) -> None:
         """Relay frames until either side ends the connection."""
-        if not hello.lane:  # the second connection of a client is not counted again
-            self._manager.connected(session)
-            logger.info("session %s: client connected", session.name)
-            self._access.entered(principal, session, hello)
         # From here on the two call each other, and this task only waits.
         socket.relay_to(link)
         link.relay_to(socket)
@@ -123,22 +119,16 @@ class Relay:
             except asyncio.TimeoutError:  # the client does not even receive the reason
                 socket.abort()
 
-        try:
-            with self._access.connected(principal, disconnect), self._notified(hello, socket):
-                while (await receive())["type"] != "websocket.disconnect":
-                    pass  # a text message, which Loom's clients never send
-        finally:
-            farewell.cancel()
-            if not hello.lane:
-                self._access.left(principal, session)
-                self._manager.disconnected(session)
-                logger.info("session %s: client disconnected", session.name)
-
-    def _notified(self, hello: Hello, socket: ClientSocket) -> AbstractContextManager[None]:
-        """Return the context that notifies a client of the gateway's end, on the client's first connection only."""
-        if hello.lane or "draining" not in hello.capabilities:
-            return nullcontext()
-        return self._draining.notified(socket.send_frame)
+        with ExitStack() as connected:
+            connected.callback(farewell.cancel)
+            connected.enter_context(self._access.connected(principal, disconnect))
+            if not hello.lane:  # the second connection of a client is not counted again
+                connected.enter_context(self._manager.client(session))
+                connected.enter_context(self._access.inside(principal, session, hello))
+                if "draining" in hello.capabilities:
+                    connected.enter_context(self._draining.notified(socket.send_frame))
+            while (await receive())["type"] != "websocket.disconnect":
+                pass  # a text message, which Loom's clients never send
 
 
 async def _first_frame(receive: Receive) -> bytes | None:

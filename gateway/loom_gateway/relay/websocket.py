@@ -61,11 +61,9 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once, and drop what waits to be sent."""
         self.transport.abort()
 
     def relay_to(self, link: DriverLink) -> None:
-        """Send every binary message to a driver from now on, including those that have arrived."""
         self._link = link
         keep_queues_short(self.transport.get_extra_info("socket"))
         while not self.queue.empty():
@@ -106,7 +104,6 @@ class RelaySocket(WebSocketsSansIOProtocol):
             self.frames = []
 
     def send_frame(self, *pieces: Buffer) -> None:
-        """Send a binary message. Drop it if the connection is closing."""
         if not self.close_sent and not self.disconnected and self.conn.state is State.OPEN:
             head = message_head(sum(map(len, pieces)))
             if len(pieces) == 1 and len(pieces[0]) < _SMALL:

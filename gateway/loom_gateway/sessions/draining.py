@@ -21,12 +21,11 @@ from loom_gateway.sessions.manager import SessionManager
 
 logger = logging.getLogger(__name__)
 
-SendFrame: TypeAlias = Callable[..., None]
-"""Sends a client a frame, given in pieces; see `relay.ClientSocket`."""
+SendFrame: TypeAlias = Callable[..., None]  # sends a client a frame, given in pieces
 
 
 class Draining:
-    """The state of draining, and the clients to notify. On the gateway's event loop."""
+    """The state of draining, and the clients to notify."""
 
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
@@ -35,15 +34,10 @@ class Draining:
 
     @property
     def begun(self) -> bool:
-        """Whether the gateway has been told to stop."""
         return self._until is not None
 
     def begin(self, seconds: float) -> None:
-        """Refuse new sessions from now on, and notify every client. A second call does nothing.
-
-        Args:
-            seconds: the time until the gateway ends.
-        """
+        """Refuse new sessions, and notify every client that the gateway ends. A second call does nothing."""
         if self._until is not None:
             return
         self._until = time.monotonic() + seconds
@@ -64,11 +58,7 @@ class Draining:
                 return
 
     def check_open(self) -> None:
-        """Check that a new session may begin.
-
-        Raises:
-            GatewayDraining: the gateway is about to end.
-        """
+        """Raise `GatewayDraining` if no new session may begin."""
         if self._until is not None:
             left = max(0.0, self._until - time.monotonic())
             raise GatewayDraining(
@@ -78,7 +68,7 @@ class Draining:
 
     @contextmanager
     def notified(self, send_frame: SendFrame) -> Iterator[None]:
-        """Notify a client that the gateway ends, as soon as it does, for as long as the client is connected."""
+        """Notify a connected client when the gateway is told to stop."""
         self._clients.add(send_frame)
         if self._until is not None:
             self._notify(send_frame)

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 OUTPUT_LINES = 50
-"""The number of last lines of a driver's output that error messages include."""
-
 OUTPUT_BYTES = 16 << 10
-"""The maximum number of bytes of these lines."""
+"""The limits of a driver's last output in error messages."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class LastWords:
 
 
 class DriverFiles:
-    """The files of one driver, whose paths begin alike."""
+    """The files of one driver."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -88,7 +86,6 @@ class DriverFiles:
             return LastWords()
 
     def last_output(self) -> list[str]:
-        """Return the last `OUTPUT_LINES` lines of the driver's output."""
         try:
             with open(self.output, "rb") as output:
                 output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))

@@ -67,7 +67,6 @@ class DriverProcess(ABC):
 
     @property
     def how_it_ended(self) -> str:
-        """The way the process ended, as the end of a sentence."""
         code = self.exit_code
         if code is None:
             return "ended; its exit code is not known"
@@ -76,7 +75,6 @@ class DriverProcess(ABC):
         return f"exited with code {code}"
 
     def lost(self, message: str) -> SessionLost:
-        """Return the error that tells a client that this driver has ended."""
         return SessionLost(message, self.exit_code, "\n".join(self.output))
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:

@@ -31,8 +31,7 @@ class LogQuery:
     mesh: str | None = None
     rank: int | None = None
     stream: str | None = None
-    tail: int | None = None
-    """The number of last lines to read."""
+    tail: int | None = None  # the number of last lines to read
 
     def check(self) -> None:
         """Raise `WrongArguments` if the filter cannot match in any session."""
@@ -52,62 +51,45 @@ class LogQuery:
         )
 
 
-@dataclass
-class _Log:
-    path: str
-    living: bool = True
-
-
 class SessionLogs:
     """The logs of the living sessions and of the last `KEEP_ENDED` ended ones."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, _Log] = {}
+        self._living: dict[str, str] = {}  # paths by session
+        self._ended: dict[str, str] = {}  # the newest last
         self._closing = False
 
     def add(self, session: str, path: str) -> None:
         """Note the path of a new session's log."""
-        self._logs[session] = _Log(path)
+        self._living[session] = path
 
-    def ended(self, session: str) -> None:
+    def ended(self, session: str, path: str) -> None:
         """Note that a session has ended and its log is complete. Remove the oldest such log."""
-        log = self._logs.pop(session, None)
-        if log is None:
-            return
-        log.living = False
-        self._logs[session] = log  # the last
-        over = [name for name, log in self._logs.items() if not log.living][:-KEEP_ENDED]
-        for name in over:
-            old = self._logs.pop(name)
-            for path in (old.path, old.path + ".1"):
+        self._living.pop(session, None)
+        self._ended[session] = path
+        for name in list(self._ended)[:-KEEP_ENDED]:
+            old = self._ended.pop(name)
+            for part in (old, old + ".1"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                    os.unlink(part)
 
     def stop_following(self) -> None:
-        """End every `follow`, because the gateway stops."""
+        """End every `follow`."""
         self._closing = True
 
     def read(self, session: str, query: LogQuery) -> list[bytes]:
-        """Return the matching lines, as JSON.
-
-        Raises:
-            UnknownSession, NoSuchMesh, NoSuchRank: the query names something that does not exist.
-            WrongArguments: the query cannot match; see `LogQuery.check`.
-        """
+        """Return the matching lines, as JSON. Raise an error if the query names nothing, or cannot match."""
         lines, reader = self._open(session, query)
         reader.close()
         return lines
 
     async def follow(self, session: str, query: LogQuery) -> AsyncIterator[bytes]:
-        """Yield the matching lines, old and new, as JSON, until the session ends.
-
-        Raises the errors of `read` before the first line.
-        """
+        """Yield the matching lines, old and new, as JSON, until the session ends. Raise as `read` does, at once."""
         lines, reader = await asyncio.to_thread(self._open, session, query)
-        return self._follow(self._logs[session], query, lines, reader)
+        return self._follow(session, query, lines, reader)
 
     async def _follow(
-        self, log: _Log, query: LogQuery, lines: list[bytes], reader: _LogReader
+        self, session: str, query: LogQuery, lines: list[bytes], reader: _LogReader
     ) -> AsyncIterator[bytes]:
         silence = 0.0
         with contextlib.closing(reader):
@@ -115,7 +97,8 @@ class SessionLogs:
                 if lines:
                     yield b"".join(lines)
                     silence = 0.0
-                living = log.living and not self._closing  # checked before the last read, so that no line is missed
+                # Checked before the last read, so that no line is missed.
+                living = session in self._living and not self._closing
                 entries = await asyncio.to_thread(reader.new_entries)
                 lines = [line for line, entry in entries if query.matches(entry)]
                 if lines:
@@ -129,11 +112,11 @@ class SessionLogs:
 
     def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _LogReader]:
         query.check()
-        log = self._logs.get(session)
-        if log is None:
-            known = ", ".join(repr(name) for name in self._logs) or "none"
+        logs = self._living | self._ended
+        if session not in logs:
+            known = ", ".join(map(repr, logs)) or "none"
             raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
-        reader = _LogReader(log.path)
+        reader = _LogReader(logs[session])
         sizes: dict[str, int] = {}
         tail = None if query.tail is None else min(query.tail, sys.maxsize)  # the longest possible deque
         lines: deque[bytes] = deque(maxlen=tail)

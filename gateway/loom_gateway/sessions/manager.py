@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from loom.errors import LoomError, UnknownSession
@@ -64,7 +64,6 @@ class SessionManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.on_end: Callable[[Session], None] = lambda session: None
-        """Called with each session that has ended."""
         self.end_sessions = self.exit_with_gateway
         """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
@@ -72,12 +71,10 @@ class SessionManager:
 
     @property
     def spare_ready(self) -> bool:
-        """Whether a warm driver waits for the next session."""
         return self._spare is not None and self._spare.done() and self._spare.exception() is None
 
     @property
     def workers(self) -> list[str]:
-        """The addresses of the worker hosts, in the order of the dimension ``hosts``."""
         return self.worker_watch.hosts.addresses
 
     def sessions(self) -> list[Session]:
@@ -99,8 +96,7 @@ class SessionManager:
     async def adopt(self) -> None:
         """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones."""
         for ended in self.ended.all():
-            self.logs.add(ended.name, ended.log)
-            self.logs.ended(ended.name)
+            self.logs.ended(ended.name, ended.log)
         logs = {ended.log for ended in self.ended.all()}
         spares = []
         found = []
@@ -128,14 +124,13 @@ class SessionManager:
             record = None
         if record is not None and record.session:
             logger.warning("session %s is not adopted: %s", record.session, reason)
-            self.logs.add(record.session, files.log)
             how = "ended while no gateway ran; its exit code is not known"
             self._note_end(EndedSession.of(record, files.read_last_words(), how, files.last_output(), files.log))
             keep_log = True
         files.remove(log=not keep_log)
 
     def prepare_spare(self) -> None:
-        """Start a driver for the next session, unless there is one."""
+        """Start a warm driver for the next session, unless there is one."""
         self.worker_watch.start()
         if self._spare is None and not self._closing:
             self._spare = asyncio.ensure_future(self._start_driver())
@@ -190,7 +185,7 @@ class SessionManager:
         session.over.set()
 
     def _note_end(self, ended: EndedSession) -> None:
-        self.logs.ended(ended.name)
+        self.logs.ended(ended.name, ended.log)
         self.ended.add(ended)
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 
@@ -199,17 +194,20 @@ class SessionManager:
         if not session.persist:
             session.driver.note(persist=True)
 
-    def connected(self, session: Session) -> None:
-        """Note that a client is connected."""
+    @contextlib.contextmanager
+    def client(self, session: Session) -> Iterator[None]:
+        """Count a client of a session. Without any, the driver ends after the linger time."""
+        logger.info("session %s: client connected", session.name)
         session.clients += 1
         if session.state is SessionState.STARTING:  # else another client has opened the session, or it is ending
             session.move_to(SessionState.OPEN)
         # Start the spare only after the session is open: warming a driver takes a core for some time.
         asyncio.get_running_loop().call_later(0.5, self.prepare_spare)
-
-    def disconnected(self, session: Session) -> None:
-        """Note that a client is gone. Without any client, the driver ends after the linger time."""
-        session.clients -= 1
+        try:
+            yield
+        finally:
+            session.clients -= 1
+            logger.info("session %s: client disconnected", session.name)
 
     async def end(self, session: Session, reason: str) -> None:
         """End a session: its driver stops its meshes and exits."""
@@ -221,7 +219,8 @@ class SessionManager:
         """End the spare. End every session if `end_sessions` is set, else leave them to the next gateway."""
         await self.end_all()
         if self._spare is not None:
-            await self._end_spare(self._spare)
+            with contextlib.suppress(LoomError):
+                await (await self._spare).end(STOPPED)
         self.folder.remove()
 
     async def end_all(self) -> None:
@@ -236,11 +235,6 @@ class SessionManager:
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()
-
-    async def _end_spare(self, spare: asyncio.Task[OwnDriver]) -> None:
-        with contextlib.suppress(LoomError):
-            driver = await spare
-            await driver.end(STOPPED)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something until it ends, and keep a reference to it: asyncio keeps none."""

@@ -586,7 +586,7 @@ async def test_following_misses_nothing_when_the_file_turns(tmp_path: Any) -> No
     for number in range(0, 60, 10):  # each ten are less than a file
         spool.append(entry(f"line {n}") for n in range(number, number + 10))
         seen += texts((await anext(following)).splitlines())
-    logs.ended("s")
+    logs.ended("s", path)
     async for piece in following:
         seen += texts(piece.splitlines())
     assert seen == [f"line {n}" for n in range(60)]
@@ -605,7 +605,7 @@ def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
         path = tmp_path / f"{number}.log"
         LogSpool(str(path)).append([entry("kept")])
         logs.add(str(number), str(path))
-        logs.ended(str(number))
+        logs.ended(str(number), str(path))
     assert not (tmp_path / "0.log").exists()
     with pytest.raises(loom.UnknownSession, match="there are logs of: '1', '2'"):
         logs.read("0", LogQuery())
