@@ -46,7 +46,6 @@ class WeaverSupervisor:
     """Keeps a weaver running.
 
     Args:
-        folder: the weaver's folder.
         workers: waits for the workers and returns them.
         listen: the weaver's ``HOST:PORT`` for threadlets; None: this machine's address towards the workers, and the
             previous port, or any.
@@ -78,11 +77,9 @@ class WeaverSupervisor:
 
     @property
     def process(self) -> DriverProcess | None:
-        """The weaver's process; None while it is away."""
         return None if self._process is None or self._process.exited.is_set() else self._process
 
     def start(self) -> None:
-        """Find or start the weaver, in the background."""
         self._keeping = asyncio.ensure_future(run_again(self._run, BACKOFF, STEADY))
 
     async def close(self, end: bool) -> None:
@@ -121,7 +118,7 @@ class WeaverSupervisor:
         logger.error("the weaver is away and is started again: %s", why)
 
     def _adopt(self) -> DriverProcess | None:
-        """Take over the weaver of an earlier gateway, if there is one."""
+        """Take over the weaver of an earlier gateway."""
         if not os.path.exists(self._files.record):
             return None
         try:

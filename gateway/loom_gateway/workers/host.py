@@ -44,20 +44,17 @@ LOOK_AGAIN = 0.05
 """Seconds between two searches for descendants at the end."""
 
 _ending = threading.Event()
-"""Set when this process is about to end."""
 
 UNDELIVERABLE_AFTER = "3650d"
 """The duration for which the host tries to deliver a message.
 
-After Monarch's default of 60 s the host gives up *and exits* (torchmonarch 0.7: ``hyperactor::client`` ends the
-process). A killed root client would then, a minute later, end the host of every other session. Trying longer costs
-an occasional connection attempt.
+After Monarch's default the host gives up *and exits* (torchmonarch 0.7: ``hyperactor::client`` ends the process). A
+killed root client would then, a minute later, end the host of every other session.
 """
 
 PROCESSES_GIVE_UP_AFTER = "30s"
-"""The same duration for the processes that the host starts: Monarch's default. It is set explicitly because they
-would otherwise inherit the driver's setting, which never gives up. This timeout ends a process whose host was
-killed before the process had begun."""
+"""The same duration for the processes that the host starts, which would otherwise inherit the driver's setting, and
+never give up. It ends a process whose host was killed before the process had begun."""
 
 REAP_EVERY = 0.1
 """Seconds between two searches for ended orphans while a zombie exists."""
@@ -69,14 +66,10 @@ LISTEN_CHECK = 0.005
 
 
 def serve(address: WorkerAddress) -> None:
-    """Run Monarch's worker loop at ``address`` until a client shuts the host down.
-
-    Raises:
-        InvalidAddress: the address's host is not one of this machine that others can connect to.
-        PortInUse: something else listens there.
-    """
+    """Run Monarch's worker loop at ``address`` until a client shuts the host down."""
     ip = _resolve(address)
-    _check_free(address, ip)
+    # Report a conflict before Monarch is loaded, which takes a second.
+    listen(str(ip), address.port, _PORT_ADVICE).close()
     set_monarch_environment()
     import monarch.actor
     from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
@@ -133,11 +126,6 @@ def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Ad
     return ip
 
 
-def _check_free(address: WorkerAddress, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-    """Bind the port and release it. This reports a conflict before Monarch is loaded, which takes a second."""
-    listen(str(ip), address.port, _PORT_ADVICE).close()
-
-
 def _end_with_descendants(status: int = 0) -> NoReturn:
     """End every descendant, then this process, without unwinding other threads."""
     _ending.set()
@@ -178,10 +166,7 @@ def _living_descendants() -> list[psutil.Process]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of the orphans of sessions' processes, so that they end with this process.
-
-    Without this, and always on systems other than Linux, the kernel gives the children of users' code to init.
-    """
+    """Become the parent of the orphans of sessions' processes, so that they end with this process, not init's."""
     if sys.platform == "linux":
         import ctypes
 
@@ -191,11 +176,9 @@ def _adopt_orphans() -> None:
 
 
 def _reap_orphans() -> None:
-    """Reap ended orphans that lead a session, as the pumps of the output do.
+    """Reap ended orphans that lead a session, as the pumps of the output do. Monarch reaps the other processes."""
+    import psutil
 
-    Each would stay a zombie for as long as this process runs. Monarch reaps the sessions' processes, which lead
-    none.
-    """
     while True:
         try:
             # returns as soon as there is a zombie, without reaping it
@@ -203,17 +186,11 @@ def _reap_orphans() -> None:
         except ChildProcessError:
             time.sleep(REAP_EVERY)  # there are no children to wait for
             continue
-        for pid in _children():
+        for child in psutil.Process().children():
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                if os.getsid(pid) == pid:
-                    os.waitpid(pid, os.WNOHANG)
-        time.sleep(REAP_EVERY)  # Monarch reaps the rest
-
-
-def _children() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process().children()]
+                if os.getsid(child.pid) == child.pid:
+                    os.waitpid(child.pid, os.WNOHANG)
+        time.sleep(REAP_EVERY)
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:

@@ -69,11 +69,7 @@ class WorkerAddress(NamedTuple):
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
-    """Parse ``tcp://HOST:PORT``.
-
-    Raises:
-        InvalidAddress: the text has another form, or the port is not in 1 to 65535.
-    """
+    """Parse ``tcp://HOST:PORT``. Raise `InvalidAddress` for another form, or a port outside 1 to 65535."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise InvalidAddress(
@@ -86,7 +82,6 @@ class Pod(NamedTuple):
     """A pod behind a headless service."""
 
     address: str
-    """The pod's IP address."""
     ordinal: int | None
     """The number at the end of a StatefulSet pod's name; None if it has none, or DNS does not tell."""
 
@@ -94,11 +89,7 @@ class Pod(NamedTuple):
 def resolve_pods(service: str) -> list[Pod]:
     """Return the pods behind a headless service, ordered by ordinal if all have one, else by address.
 
-    Args:
-        service: the DNS name that resolves to all their addresses.
-
-    Raises:
-        OSError: the name is unknown, or the DNS does not answer.
+    Raise `OSError` if the name is unknown, or the DNS does not answer.
     """
     found = socket.getaddrinfo(service, None, type=socket.SOCK_STREAM)
     addresses = {ipaddress.ip_address(info[4][0]) for info in found}
@@ -132,7 +123,6 @@ class FoundWorker(NamedTuple):
     """A worker that a source has found."""
 
     address: str
-    """The worker's ``tcp://HOST:PORT``."""
     place: int | None = None
     """Its number among the source's workers, if the source knows it."""
 
@@ -213,14 +203,9 @@ class FileWorkers:
             raise WorkerUnreachable(f"the file of workers {self.path} cannot be read: {error}") from error
         try:
             addresses = [str(parse_worker_address(line)) for line in lines if line]
+            _check_unique(addresses)
         except InvalidAddress as error:
             raise WorkerUnreachable(f"the file of workers {self.path}: {error}") from error
-        twice = {address for address in addresses if addresses.count(address) > 1}
-        if twice:
-            raise WorkerUnreachable(
-                f"the file of workers {self.path}: {', '.join(sorted(twice))} is given more than once: each worker "
-                "is one host"
-            )
         return addresses
 
 
@@ -233,14 +218,14 @@ in order. It may wait for the network, and raises `WorkerUnreachable` if the sou
 """
 
 
+def _check_unique(addresses: Sequence[str]) -> None:
+    twice = {address for address in addresses if addresses.count(address) > 1}
+    if twice:
+        raise InvalidAddress(f"{', '.join(sorted(twice))} is given more than once: each worker is one host")
+
+
 def parse_source(text: str) -> tuple[str, WorkerSource]:
-    """Parse ``[MESH=]SOURCE``. Return the mesh's name and the source.
-
-    A source is ``tcp://HOST:PORT``, ``dns://SERVICE[:PORT]?count=N`` or ``file:PATH``.
-
-    Raises:
-        InvalidAddress: the source has none of these forms, or the name is no valid attribute name.
-    """
+    """Parse ``[MESH=]SOURCE``. Return the mesh's name and the source."""
     named = re.match(r"(?P<mesh>[^=:/?]*)=", text)
     mesh, source = (named["mesh"], text[named.end() :]) if named else (WHOLE, text)
     if not mesh.isidentifier() or mesh.startswith("_"):
@@ -278,9 +263,6 @@ class WorkerHosts:
 
     Args:
         sources: pairs of a mesh's name and a source of its workers. Several sources with one name form one mesh.
-
-    Raises:
-        InvalidAddress: two sources name the same worker.
     """
 
     def __init__(self, sources: Sequence[tuple[str, WorkerSource]]) -> None:
@@ -289,16 +271,11 @@ class WorkerHosts:
         self._places: list[list[str | None]] = [[] for _ in sources]  # addresses by number; None: not found yet
         self._numbered = False
         """Whether sessions may use the numbers. From then on, they are permanent."""
-        named = [
-            worker.address for _, source in sources if isinstance(source, StaticWorkers) for worker in source.find()
-        ]
-        twice = {address for address in named if named.count(address) > 1}
-        if twice:
-            raise InvalidAddress(f"{', '.join(sorted(twice))} is given more than once: each worker is one host")
+        static = [source.addresses for _, source in sources if isinstance(source, StaticWorkers)]
+        _check_unique([address for addresses in static for address in addresses])
 
     @classmethod
     def of(cls, addresses: Sequence[str]) -> WorkerHosts:
-        """Return the hosts at fixed addresses."""
         hosts = cls([(WHOLE, StaticWorkers((address,))) for address in addresses])
         hosts.look()
         return hosts
@@ -329,7 +306,6 @@ class WorkerHosts:
         return found
 
     def listed(self) -> WorkerList:
-        """Return the hosts as a list for drivers."""
         return WorkerList(self.addresses, self.meshes, [len(places) for places in self._places])
 
     def take_over(self, listed: WorkerList) -> None:
@@ -342,8 +318,7 @@ class WorkerHosts:
     def look(self) -> bool:
         """Look for workers again. Return whether anything has changed.
 
-        Raises:
-            WorkerUnreachable: a source cannot be read. The results of the other sources are kept.
+        Raise `WorkerUnreachable` if a source cannot be read. The results of the other sources are kept.
         """
         before = [list(places) for places in self._places]
         errors = []

@@ -28,7 +28,6 @@ class WorkerWatch:
         self._closing = False
 
     def start(self) -> None:
-        """Start to look. On the event loop."""
         if not self.hosts.changing:
             if not self._complete.is_set():
                 self.hosts.look()
