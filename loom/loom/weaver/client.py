@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-from loom.control.framing import Splitter, pack
+from loom.control.framing import pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
+from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes
 
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
@@ -64,7 +65,7 @@ class WeaverClient:
         self._closed = True
         self.went("the gateway is ending")
         for link in [*self._watching, *([self._link] if self._link else [])]:
-            link.close()
+            link.transport.abort()
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
         """Do one of `OPERATIONS` for a user, and return its result, as `AsksWeaver` describes it."""
@@ -108,7 +109,7 @@ class WeaverClient:
                 yield push
         finally:
             self._watching.discard(link)
-            link.close()
+            link.transport.abort()
 
     async def available(self) -> None:
         await self._up.wait()
@@ -143,28 +144,24 @@ class WeaverClient:
                 await asyncio.sleep(BETWEEN_ATTEMPTS)  # the weaver died, and its supervisor will notice soon
 
 
-class _Link(asyncio.Protocol):
+class _Link(Connection):
     """A connection to the weaver."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lost = False
-        self._splitter = Splitter()
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
         """The futures of requests, by number."""
         self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
         """Pushes that the watcher has not read; None after the last."""
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._splitter.feed(data):
+            for frame in self.splitter.feed(data):
                 self._take(frame)
         except ProtocolMismatch:
-            self._transport.abort()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -175,13 +172,10 @@ class _Link(asyncio.Protocol):
                 future.set_exception(WeaverUnavailable(text))
         self._pushes.put_nowait(None)
 
-    def close(self) -> None:
-        self._transport.abort()
-
     async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
         self._number += 1
         number = self._number
-        self._send(["ask", number, operation, arguments])
+        self.send(["ask", number, operation, arguments])
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[number] = answer
         try:
@@ -190,16 +184,16 @@ class _Link(asyncio.Protocol):
             self._pending.pop(number, None)
 
     async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        self._send(["watch", 1])
+        self.send(["watch", 1])
         while (push := await self._pushes.get()) is not None:
             yield push
         raise WeaverUnavailable("the weaver went away")
 
-    def _send(self, frame: list[Any]) -> None:
+    def send(self, frame: list[Any]) -> None:
         if self.lost:
             raise WeaverUnavailable("the weaver went away")
         try:
-            self._transport.write(pack(frame))
+            self.transport.write(pack(frame))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             if isinstance(error, LoomError):
                 raise

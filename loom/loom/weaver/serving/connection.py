@@ -1,4 +1,4 @@
-"""`Connection`: the base of the weaver's connections, which carry frames."""
+"""`Connection`: the base of the weaver's and its clients' connections, which carry frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = MAX_FRAME) -> None:
         self.splitter = Splitter(limit)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

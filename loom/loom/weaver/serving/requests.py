@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from loom.control.commands import USER_COMMANDS, CommandKind
+from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.device import Device
-from loom.errors import WrongArguments
+from loom.errors import UnknownCommand, WrongArguments
 from loom.latencies import BOUNDS
 from loom.weaver.commands import GivenCommand
+from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
-from loom.weaver.states import LIVING
-from loom.weaver.views import DeviceInfo, WeaverStatus
+from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.views import CommandState, DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 MAX_TIMEOUT = 3600.0
@@ -25,16 +28,21 @@ _MAX_POINTS = 20_000
 
 
 class RequestHandler:
-    """The operations that answer at once; the server handles ``command_state``, ``replicas_in`` and ``stacks``."""
+    """The operations. Those that wait are ``command_state``, ``replicas_in`` and ``stacks``."""
 
-    def __init__(self, weaver: Weaver, address: str = "") -> None:
+    def __init__(self, weaver: Weaver, clock: Callable[[], float], address: str) -> None:
         self._weaver = weaver
+        self._clock = clock
         self._address = address
         self._known = weaver.known
         self._calls: dict[str, dict[str, Any]] = {}
         """The call latencies of each session; sessions that reported last come last."""
+        self._next_event: asyncio.Future[None] | None = None
+        """Done at the next event; made by a request that waits for one."""
+        self._commands_done: dict[str, asyncio.Event] = {}
+        """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
-            "status": self.status,
+            "status": self._status,
             "replicas": self._replicas,
             "replica": self._replica,
             "devices": self._devices,
@@ -54,25 +62,38 @@ class RequestHandler:
             "calls": self._take_calls,
             "note": self._note,
             "numbers": self._numbers,
+            "command_state": self._command_state,
+            "replicas_in": self._replicas_in,
+            "stacks": self._stacks,
         }
 
-    def answer(self, operation: str, arguments: dict[str, Any], now: float) -> Any:
-        """Do an operation and return its result."""
+    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Do an operation and return its result; the result of one that waits has to be awaited."""
         found = self._operations.get(operation)
         if found is None:
-            known = ", ".join([*self._operations, "command_state", "replicas_in", "stacks"])
+            known = ", ".join(self._operations)
             raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
-        return found(arguments, now)
+        return found(arguments, self._clock())
 
-    def snapshot(self, now: float) -> dict[str, Any]:
+    def notify(self, output: Output) -> None:
+        """Wake the operations that wait for what the weaver has committed."""
+        for command in output.done:
+            if (done := self._commands_done.pop(command.id, None)) is not None:
+                done.set()
+        if output.events and self._next_event is not None:
+            self._next_event.set_result(None)
+            self._next_event = None
+
+    def snapshot(self) -> dict[str, Any]:
         """Return the whole current state, for a watcher, which gets every later change as a push."""
+        now = self._clock()
         return {
-            "status": self.status({}, now),
+            "status": self._status({}, now),
             "replicas": self._replicas({}, now),
             "devices": self._devices({}, now),
         }
 
-    def status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+    def _status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return WeaverStatus(
             weaver=self._weaver.instance,
             started=self._weaver.started,
@@ -162,12 +183,6 @@ class RequestHandler:
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}
 
-    def replicas_in(self, arguments: dict[str, Any]) -> list[tuple[int | None, str]]:
-        """Return rank and id of each replica in the processes of a mesh."""
-        found = self._weaver.known.in_procs(_text(arguments, "session"), str(_count(arguments, "procs", 0)))
-        # Ended replicas come first, so that a living replica of the same rank replaces them in the caller's dict.
-        return [(replica.rank, replica.id) for replica in sorted(found, key=lambda one: one.state in LIVING)]
-
     def _note(self, arguments: dict[str, Any], now: float) -> int:
         data = arguments.get("data")
         if not isinstance(data, dict) or not {"id", "time", "kind", "replica"}.isdisjoint(data):
@@ -189,7 +204,7 @@ class RequestHandler:
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         kept = self._known.goodput
         return {
-            **self.status(arguments, now),
+            **self._status(arguments, now),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
             "call_latency": self._calls,
             "history_bytes": self._known.history.size,
@@ -201,8 +216,50 @@ class RequestHandler:
             "of_jobs": [kept.record(job, now, course=False).to_body() for job in kept.jobs()],
         }
 
+    async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        """Return the acknowledgements of a command, once all have come or the time is over."""
+        id, timeout = str(arguments.get("id")), _timeout(arguments, 10.0)
+        command = self._known.commands.get(id)
+        if command is None:
+            raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
+        if not command.done and timeout > 0:
+            done = self._commands_done.setdefault(id, asyncio.Event())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(done.wait(), timeout)
+        known = command.acknowledgements | {
+            name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
+        }
+        return CommandState(id, tuple(known), command.done, known).to_body()
 
-def timeout_of(arguments: dict[str, Any], default: float) -> float:
+    def _why_waiting(self, command: GivenCommand, id: str) -> str:
+        replica = self._known.replicas.get(id)
+        state = "gone" if replica is None else replica.state.value
+        since = self._clock() - command.time
+        hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING else ""
+        return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
+
+    async def _replicas_in(self, arguments: dict[str, Any], now: float) -> list[tuple[int | None, str]]:
+        """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _timeout(arguments, 0.0)
+        session, procs = _text(arguments, "session"), str(_count(arguments, "procs", 0))
+        while True:
+            # Ended replicas come first: a living replica of the same rank replaces them in the caller's dict.
+            there = sorted(self._known.in_procs(session, procs), key=lambda one: one.state in LIVING)
+            left = until - loop.time()
+            if left <= 0 or {one.rank for one in there}.issuperset(arguments.get("ranks") or ()):
+                return [(one.rank, one.id) for one in there]
+            if self._next_event is None:
+                self._next_event = loop.create_future()
+            await asyncio.wait((self._next_event,), timeout=left)
+
+    def _stacks(self, arguments: dict[str, Any], now: float) -> Awaitable[str]:
+        came: asyncio.Queue[str] = asyncio.Queue()
+        self._weaver.stacks.want(self._known.replica(str(arguments.get("replica"))), tell=came.put_nowait)
+        return came.get()
+
+
+def _timeout(arguments: dict[str, Any], default: float) -> float:
     """Return the checked ``timeout`` of an operation that waits, in seconds."""
     timeout = _time(arguments, "timeout", default)
     if not 0 <= timeout <= MAX_TIMEOUT:

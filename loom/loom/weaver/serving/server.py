@@ -7,30 +7,25 @@ there is something to store, and right away if a peer or a caller waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import inspect
 import logging
 import math
 import socket
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psutil
 
-from loom.control.commands import Acknowledgement
 from loom.control.frame import Frame
-from loom.control.framing import pack
-from loom.errors import UnknownCommand
-from loom.weaver.commands import GivenCommand
-from loom.weaver.outbox import Output
+from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
+from loom.errors import LoomError, ProtocolMismatch
+from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.processes import is_alive, py_spy
-from loom.weaver.serving.request_connection import RequestConnection
-from loom.weaver.serving.requests import RequestHandler, timeout_of
-from loom.weaver.serving.threadlet_link import ThreadletLink
-from loom.weaver.states import ReplicaState
-from loom.weaver.views import CommandState
+from loom.weaver.serving.connection import Connection
+from loom.weaver.serving.processes import find_process, is_alive, py_spy
+from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger(__name__)
@@ -43,6 +38,12 @@ STACK_WITHIN = 15.0
 
 CHANGES_EVERY = 0.5
 """Seconds between two pushes of replicas' reports to watchers."""
+
+MAX_UNREAD_BY_WATCHER = 8 << 20
+"""Bytes that may wait for a watcher in addition to its snapshot."""
+
+HELLO_WITHIN = 10.0
+"""Seconds that a threadlet has to send its hello with the key."""
 
 
 class Server:
@@ -64,28 +65,19 @@ class Server:
     ) -> None:
         self.weaver = weaver
         self.clock = clock
-        self.requests = RequestHandler(weaver, address)
-        self.waits: Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
-            "command_state": self._command_state,
-            "replicas_in": self._replicas_in,
-            "stacks": self._stack,
-        }
+        self.requests = RequestHandler(weaver, clock, address)
         self.ended = asyncio.Event()
         """Set when the store is broken, nothing has been connected for ``linger`` seconds, or `stop` was called."""
         self.failure: Exception | None = None
         """The error that ended the server; None if it ended as requested."""
+        self.links: set[ThreadletLink] = set()
         self.callers: set[RequestConnection] = set()
         self.watchers: set[RequestConnection] = set()
         self._linger = linger
         self._last_peer_at = clock()
         """When a peer was last connected."""
         self._listeners: list[asyncio.AbstractServer] = []
-        self._links: set[ThreadletLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._next_event: asyncio.Future[None] | None = None
-        """Done at the next event; made by a request that waits for one."""
-        self._commands_done: dict[str, asyncio.Event] = {}
-        """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._committed = 0.0
         """When the last commit was, by the event loop's clock."""
         self._planned: asyncio.TimerHandle | None = None
@@ -111,7 +103,7 @@ class Server:
             self.commit()
         for task in list(self._tasks):
             task.cancel()
-        for connection in [*self._links, *self.callers]:
+        for connection in [*self.links, *self.callers]:
             connection.close()
         self.ended.set()
 
@@ -152,58 +144,14 @@ class Server:
         if self.weaver.urgent:
             self.plan_commit()
 
-    def add_link(self, link: ThreadletLink) -> None:
-        self._links.add(link)
-
-    def drop_link(self, link: ThreadletLink, replica: Replica | None, process: psutil.Process | None) -> None:
-        """Note that a link is gone; check whether its process is gone too, if the process is on this host."""
-        self._links.discard(link)
+    def lost(self, link: ThreadletLink) -> None:
+        """Note that a link is lost; check whether its process is gone too, if the process is on this host."""
+        self.links.discard(link)
+        replica = link.replica
         self.weaver.lost(link, self.clock())
-        if replica is not None and process is not None:
-            self.run(self._report_if_dead(replica, replica.instance, process))
+        if replica is not None and link.process is not None:
+            self.run(self._report_if_dead(replica, replica.instance, link.process))
         self.plan_commit()
-
-    async def _stack(self, arguments: dict[str, Any]) -> str:
-        replica = self.weaver.known.replica(str(arguments.get("replica")))
-        came: asyncio.Queue[str] = asyncio.Queue()
-        self.weaver.stacks.want(replica, tell=came.put_nowait)
-        self.plan_commit()
-        return await came.get()
-
-    async def _command_state(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the acknowledgements of a command, once all have come or the time is over."""
-        id, timeout = str(arguments.get("id")), timeout_of(arguments, 10.0)
-        command = self.weaver.known.commands.get(id)
-        if command is None:
-            raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
-        if not command.done and timeout > 0:
-            done = self._commands_done.setdefault(id, asyncio.Event())
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(done.wait(), timeout)
-        known = command.acknowledgements | {
-            name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
-        }
-        return CommandState(id, tuple(known), command.done, known).to_body()
-
-    async def _replicas_in(self, arguments: dict[str, Any]) -> list[tuple[int | None, str]]:
-        """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_of(arguments, 0.0)
-        while True:
-            found = self.requests.replicas_in(arguments)
-            left = until - loop.time()
-            if left <= 0 or {rank for rank, _ in found}.issuperset(arguments.get("ranks") or ()):
-                return found
-            if self._next_event is None:
-                self._next_event = loop.create_future()
-            await asyncio.wait((self._next_event,), timeout=left)
-
-    def _why_waiting(self, command: GivenCommand, id: str) -> str:
-        replica = self.weaver.known.replicas.get(id)
-        state = "gone" if replica is None else replica.state.value
-        since = self.clock() - command.time
-        hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING else ""
-        return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
     def _send_output(self, output: Output) -> None:
         last: Frame | None = None
@@ -216,14 +164,9 @@ class Server:
             if frame is not last:
                 last, data = frame, pack(frame.to_body())
             peer.write(data)
-        for command in output.done:
-            if (done := self._commands_done.pop(command.id, None)) is not None:
-                done.set()
+        self.requests.notify(output)
         for id, replica in output.stacks:
             self.run(self._get_stack(id, replica))
-        if output.events and self._next_event is not None:
-            self._next_event.set_result(None)
-            self._next_event = None
         if output.events and self.watchers:
             for event in output.events:
                 self._push({"event": event.to_body()})
@@ -272,11 +215,154 @@ class Server:
                 if any(changes.values()):
                     self._push({"changes": changes})
             self.plan_commit()
-            if self.callers or self._links:
+            if self.callers or self.links:
                 self._last_peer_at = now
             elif now > self._last_peer_at + self._linger:
                 _log.info("nobody has been here for %g s", self._linger)
                 self.ended.set()
+
+
+class RequestConnection(Connection):
+    """The connection of the gateway, or of another client that can open the socket."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self.server = server
+        self._answers: list[list[Any]] = []
+        """Answers that wait for the next commit."""
+        self._watches: set[int] = set()
+        """The request numbers of the watches."""
+        self._snapshot = 0
+        """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.server.callers.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.callers.discard(self)
+        self.server.watchers.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self.splitter.feed(data):
+                self._receive(frame)
+        except ProtocolMismatch as error:
+            _log.warning("a client of the weaver is disconnected: %s", error)
+            self.close()
+        self.server.plan_commit()
+
+    def flush(self) -> None:
+        """Send the answers that waited for a commit."""
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            self._send_answer(answer)
+
+    def push(self, update: dict[str, Any]) -> None:
+        """Send an update for each watch of this connection; disconnect a watcher that does not read."""
+        if self.transport.is_closing():
+            return
+        for number in self._watches:
+            self.send(["event", number, update])
+        waiting = self.transport.get_write_buffer_size()
+        self._snapshot = min(self._snapshot, waiting)
+        if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot:
+            _log.warning("a watcher is disconnected: it has left %d bytes unread", waiting)
+            self.transport.abort()
+
+    def _receive(self, frame: list[Any]) -> None:
+        match frame:
+            case ["ask", int(number), str(operation), dict(arguments)]:
+                self._handle(number, operation, arguments)
+            case ["watch", int(number)]:
+                self._watch(number)
+            case _:
+                raise ProtocolMismatch(f"not a question: {frame!r:.80}")
+
+    def _handle(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
+        try:
+            answer = self.server.requests.answer(operation, arguments)
+            if inspect.isawaitable(answer):
+                self.server.run(self._answer_later(number, answer))
+            else:
+                self._answer("answer", number, answer)
+        except LoomError as error:
+            self._answer("error", number, error.code, str(error))
+        except sqlite3.Error:
+            raise  # the store is broken, so the weaver has to end
+        except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
+            _log.exception("%s cannot be answered", operation)
+            self._answer("error", number, LoomError.code, f"the weaver failed: {error!r}")
+
+    async def _answer_later(self, number: int, waiting: Awaitable[Any]) -> None:
+        try:
+            self._answer("answer", number, await waiting)
+        except LoomError as error:
+            self._answer("error", number, error.code, str(error))
+
+    def _answer(self, *answer: Any) -> None:
+        """Send an answer, after the next commit if it reports something that is not stored yet."""
+        self._answers.append([*answer])
+        if not self.server.weaver.urgent:
+            self.flush()
+
+    def _watch(self, number: int) -> None:
+        self.flush()
+        self._send_answer(["snapshot", number, self.server.requests.snapshot()])
+        self._snapshot = self.transport.get_write_buffer_size()
+        self._watches.add(number)
+        self.server.watchers.add(self)
+        self.server.weaver.known.watching = True
+
+    def _send_answer(self, answer: list[Any]) -> None:
+        try:
+            self.send(answer)
+        except LoomError as error:
+            self.send(["error", answer[1], error.code, str(error)])
+
+
+class ThreadletLink(Connection, Peer):
+    """The connection of a threadlet."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(MAX_HELLO)
+        self.server = server
+        self.process: psutil.Process | None = None
+        """The process at the other end, if it is on this host."""
+        self._introduced: Replica | None = None
+        """The replica of the hello, which `_introduce` handles once."""
+        self._hello_timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.server.links.add(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        server = self.server
+        try:
+            frames = self.splitter.feed(data)
+            if frames:
+                server.weaver.receive(self, frames, server.clock())
+        except ProtocolMismatch as error:
+            server.weaver.refuse(self, error.code, str(error))
+            self.splitter = Splitter(0)
+            self.transport.pause_reading()
+        if self._introduced is None and self.replica is not None:
+            self._introduce(self.replica)
+        server.plan_commit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hello_timer.cancel()
+        self.server.lost(self)
+
+    def _introduce(self, replica: Replica) -> None:
+        self._introduced = replica
+        self.splitter.limit = MAX_FRAME
+        self._hello_timer.cancel()
+        ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
+        if ours and theirs and ours[0] == theirs[0]:
+            self.process = find_process(replica.pid)
 
 
 def monotonic_clock() -> Callable[[], float]:

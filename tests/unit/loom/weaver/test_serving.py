@@ -19,7 +19,7 @@ import loom
 from loom.control.framing import Splitter, pack
 from loom.weaver.client import WeaverClient
 from loom.weaver.registry import Registry
-from loom.weaver.serving import connection, request_connection, threadlet_link
+from loom.weaver.serving import connection
 from loom.weaver.serving import server as serving
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.states import ReplicaState
@@ -261,7 +261,7 @@ async def test_of_many_sessions_the_calls_of_those_that_told_last_are_known() ->
     async with running() as weaver:
         tell = weaver.server.requests.answer
         for number in (*range(1000), 0, 1000):
-            tell("calls", {"session": f"s{number}", "counts": [0] * 15, "sum": 1.0}, time.time())
+            tell("calls", {"session": f"s{number}", "counts": [0] * 15, "sum": 1.0})
 
         known = (await weaver.client.ask("numbers"))["call_latency"]
         assert len(known) == 1000
@@ -440,7 +440,7 @@ async def test_a_frame_that_makes_no_sense_ends_the_connection(frame: list[Any])
 
 
 async def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threadlet_link, "HELLO_WITHIN", 0.05)
+    monkeypatch.setattr(serving, "HELLO_WITHIN", 0.05)
     async with running() as weaver:
         link = await weaver.connect()
 
@@ -583,7 +583,7 @@ async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.Monk
 
 
 async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(operation: str, arguments: dict[str, Any], now: float) -> None:
+    def fail(operation: str, arguments: dict[str, Any]) -> None:
         raise KeyError("step")
 
     async with running() as weaver:
@@ -594,7 +594,7 @@ async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_connection, "MAX_UNREAD_BY_WATCHER", 1 << 16)
+    monkeypatch.setattr(serving, "MAX_UNREAD_BY_WATCHER", 1 << 16)
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
         writer.write(pack(["watch", 0]))
