@@ -25,7 +25,10 @@ from loom.errors import (
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
-_SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
+WEBSOCKET_PATH = "/ws/v1"
+"""Path of the gateway's WebSocket."""
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 IDLE = 4.0
 """Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
@@ -52,7 +55,7 @@ class Gateway:
 
     def __init__(self, url: str, token: str | None, timeout: float = 10.0, ca: str | None = None) -> None:
         self.url = url
-        self._base = _rest_url(url)
+        self._base = "http" + normalise_url(url).removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
@@ -218,17 +221,22 @@ def _body(body: Mapping[str, Any]) -> bytes:
         raise WrongArguments(f"this cannot be said in JSON: {error}") from error
 
 
-def _rest_url(url: str) -> str:
+def normalise_url(url: str) -> str:
+    """Return the WebSocket URL for a gateway's URL such as ``ws://host:8470`` or ``https://host/prefix``.
+
+    Raises:
+        InvalidAddress: the URL has no host, or another scheme than ``ws``, ``wss``, ``http`` and ``https``.
+    """
     try:
         parts = urlsplit(url)
-        known = parts.scheme in _SCHEMES and parts.hostname
-        _ = parts.port
-    except ValueError:
-        known = None
-    if not known:
+        port = parts.port
+    except ValueError as error:
+        raise InvalidAddress(f"{url!r} is not a gateway's URL: {error}") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
         raise InvalidAddress(f"{url!r} is not a gateway's URL: write ws://HOST:PORT or wss://HOST")
-    prefix = parts.path.rstrip("/").removesuffix("/ws/v1")
-    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{prefix}/api/v1"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    prefix = parts.path.rstrip("/").removesuffix(WEBSOCKET_PATH)
+    return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{prefix}{WEBSOCKET_PATH}"
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -41,14 +41,7 @@ def proxy_of(caller: Calls, made: Made) -> Any:
 def find_meshes(caller: Calls) -> None:
     """Make proxies of meshes of the session's earlier clients, except those whose name this client has taken."""
     listed = caller.ask(ListMeshes()).get()
-    for ident, kind, name, shape, class_name, described, stopped in reversed(listed):  # the newest first
-        if stopped or name in caller.meshes:
-            continue
-        whole = WholeMesh(caller, ident, name, Shape(*shape))
-        if kind == "procs":
-            caller.meshes[name] = ProcMeshProxy(whole)
-        elif kind == "actors":
-            signatures = {
-                label: CallSignature(f"{class_name}.{label}", parameters) for label, parameters in described.items()
-            }
-            caller.meshes[name] = ActorMeshProxy(whole, class_name=class_name, signatures=signatures)
+    for ident, kind, name, shape, class_name, endpoints, stopped in reversed(listed):  # the newest first
+        if not stopped and name not in caller.meshes:
+            made = Made(kind, ident, name, shape, ident, class_name, endpoints)
+            caller.meshes[name] = proxy_of(caller, made)

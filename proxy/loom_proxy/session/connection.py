@@ -152,7 +152,7 @@ class Connection:
             frames = self._transport.receive(wait)
             if self._bulk is not None and self._bulk.waker.woken:
                 self._bulk.waker.clear()
-                self._take_arrived()
+                self._take(self._stream.arrived())  # what the bulk lane's connection has brought
             if frames:
                 self._take_all(frames)
                 self.calls.flush()
@@ -240,10 +240,6 @@ class Connection:
         # Control frames take their turn among the sender's frames instead of going out in the middle of one.
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
         self._sender.attach(transport, received, received_bulk)
-
-    def _take_arrived(self) -> None:
-        """Take the messages that the bulk lane's connection has brought."""
-        self._take(self._stream.arrived())
 
     def _take_all(self, frames: Sequence[bytes]) -> None:
         for data in frames:

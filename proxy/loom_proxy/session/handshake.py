@@ -49,7 +49,7 @@ class Address(NamedTuple):
     """The address of a session's gateway, and how to connect to it."""
 
     url: str
-    """The WebSocket's URL, which `loom_proxy.transport.websocket.normalise_url` returns."""
+    """The WebSocket's URL, which `loom.rest.normalise_url` returns."""
     token: str | None
     patience: float | None = None
     """Seconds of attempts to reconnect; None for as long as the session can live."""

@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
+from loom.rest import normalise_url
 from loom.wire.handshake import Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.handshake import CLIENT, Address
-from loom_proxy.transport.websocket import normalise_url
 
 MODES = ("drive", "watch")
 

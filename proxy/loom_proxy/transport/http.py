@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
 from loom.process.backoff import Backoff
+from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
 from loom_proxy.transport.base import Transport
-from loom_proxy.transport.websocket import PATH, connect, errors_of_opening, gateway_error, refused
+from loom_proxy.transport.websocket import connect, errors_of_opening, gateway_error, refused
 
 PATIENCE = 10.0
 """Seconds of failing requests after which the connection is lost."""
@@ -50,7 +51,7 @@ class _KeepAlive:
         parts = urlsplit(url)
         self._url = url
         self._tls = tls
-        self._prefix = parts.path.removesuffix(PATH) + TUNNELS
+        self._prefix = parts.path.removesuffix(WEBSOCKET_PATH) + TUNNELS
         self._headers = {"User-Agent": "monarch-loom"} | ({"Authorization": f"Bearer {token}"} if token else {})
         usual_port = 443 if parts.scheme == "wss" else 80
         self._http = http.client.HTTPConnection(str(parts.hostname), parts.port or usual_port)

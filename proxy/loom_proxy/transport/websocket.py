@@ -27,7 +27,6 @@ from websockets.uri import parse_uri
 from loom.errors import (
     AuthenticationError,
     GatewayUnreachable,
-    InvalidAddress,
     LoomError,
     NotAGateway,
     error_for_code,
@@ -45,33 +44,8 @@ from loom_proxy.transport.tls import TlsSocket
 
 S = TypeVar("S")
 
-PATH = "/ws/v1"
-"""Path of the gateway's WebSocket."""
-
 LONGEST_WAIT = 5
 """Seconds that `WebSocketTransport.receive` waits at most."""
-
-_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-
-
-def normalise_url(url: str) -> str:
-    """Return the WebSocket URL for a gateway's URL such as ``ws://host:8470`` or ``https://host/prefix``.
-
-    Raises:
-        InvalidAddress: the URL has no host, or another scheme than ``ws``, ``wss``, ``http`` and ``https``.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise InvalidAddress(f"{url!r} is not a gateway's URL: {error}") from None
-    if parts.scheme not in _SCHEMES or not parts.hostname:
-        raise InvalidAddress(f"{url!r} is not a gateway's URL: write ws://HOST:PORT or wss://HOST")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    path = parts.path.rstrip("/")
-    if not path.endswith(PATH):
-        path += PATH
-    return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{path}"
 
 
 class NoUpgrade(NotAGateway):

@@ -20,10 +20,11 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import connect
 
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
+from loom.rest import normalise_url
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import RECONNECT
-from loom_proxy.transport.websocket import NoUpgrade, normalise_url, refused
+from loom_proxy.transport.websocket import NoUpgrade, refused
 
 V = TypeVar("V")
 
