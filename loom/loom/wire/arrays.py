@@ -35,12 +35,7 @@ _state = threading.local()
 
 
 class Carried:
-    """An object taken apart. Pickling and unpickling it gives the object again.
-
-    Args:
-        recipe: pickle of the object without its data.
-        parts: the data, one buffer for each that the recipe needs.
-    """
+    """An object taken apart. Pickling and unpickling it gives the object again."""
 
     def __init__(self, recipe: Buffer, parts: Sequence[Buffer | Pieces]) -> None:
         self.recipe = recipe
@@ -120,13 +115,9 @@ def _cut(part: Buffer | Pieces) -> Iterator[memoryview]:
 
 
 def take_apart_near_top(obj: Any, least: int = IN_BAND) -> Any:
-    """Take large data in an object apart: the object itself, or items in its tuples, lists and dicts.
+    """Take large data apart: the object itself, or items in its tuples, lists and dicts.
 
     Data in other objects stays, since unpickling those needs the data whole.
-
-    Args:
-        obj: the object.
-        least: bytes of the smallest array or byte string to take apart.
     """
     return _near_top(obj, least, _DEPTH, {})
 

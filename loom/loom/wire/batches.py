@@ -21,11 +21,7 @@ MAX_BATCH = LENGTH.size + MAX_FRAME
 
 
 def split_batch(data: Buffer) -> list[memoryview]:
-    """Return the frames of a batch, as views of its bytes.
-
-    Raises:
-        ProtocolMismatch: the lengths do not add up.
-    """
+    """Return the frames of a batch, as views; raise `ProtocolMismatch` if the lengths do not add up."""
     view = memoryview(data)
     frames = []
     position = 0

@@ -222,10 +222,8 @@ class Encoder:
 
     Args:
         ship_project: ship the user's own modules by value (the laptop's side) instead of by reference.
-        peer_python: the peer's ``(major, minor)``; code by value is refused if this Python's differs.
         session: the session that meshes must belong to, which ``mesh.__loom_reference__(session)`` checks.
-        swaps: by exact type, functions that return a replacement to pickle: a `Made`, or a result of
-            ``__reduce__``.
+        swaps: by exact type, functions that return a `Made`, or a result of ``__reduce__``, to pickle instead.
     """
 
     def __init__(
@@ -257,17 +255,7 @@ class Encoder:
             raise python_mismatch(what, python_version(), self._peer_python)
 
     def dumps(self, obj: Any, what: str = "the object", procs: int | None = None) -> list[Buffer]:
-        """Pickle an object into the parts of a payload.
-
-        Args:
-            obj: the object.
-            what: name of the object in errors.
-            procs: id of the proc mesh that receives the object, if one does.
-
-        Raises:
-            UnpicklableError: the object cannot be pickled; the text names the attribute at fault inside ``what``.
-            PythonVersionMismatch: code would have to travel by value to another minor version of Python.
-        """
+        """Pickle an object, which errors call ``what``, into a payload for the proc mesh ``procs``, if for any."""
         if _is_plain(obj):
             return [pickle.dumps(obj, 5)]
         try:
@@ -348,10 +336,8 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
 class Decoder:
     """A decoder of payloads back into objects.
 
-    Args:
-        resolver: returns the mesh with an id; without it, meshes stay `Reference`s.
-        maker: returns the proxy for a `Made`; without it, those stay `Made`.
-        passing_on: leave arrays and tensors taken apart, as `loom.wire.arrays.Carried`, to be passed on.
+    Meshes stay `Reference`s without a ``resolver``, returned meshes stay `Made` without a ``maker``, and arrays and
+    tensors stay `loom.wire.arrays.Carried` for ``passing_on``.
     """
 
     def __init__(
@@ -365,12 +351,7 @@ class Decoder:
         self._passing_on = passing_on
 
     def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
-        """Unpickle the parts of a payload.
-
-        Raises:
-            UnpicklableError: a class or function that the pickle names cannot be imported, or an object rebuilt.
-            LoomError: the resolver's own error.
-        """
+        """Unpickle the parts of a payload, which errors call ``what``."""
         if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _OURS not in bytes(parts[0]):
             try:
                 return pickle.loads(parts[0])

@@ -59,11 +59,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
 
 
 def decode_frame(data: Buffer) -> Frame:
-    """Decode a frame.
-
-    Raises:
-        ProtocolMismatch: the bytes are not a frame, or their lengths do not add up.
-    """
+    """Decode a frame; raise `ProtocolMismatch` for other bytes, or if their lengths do not add up."""
     view = memoryview(data)
     try:
         (length,) = _LENGTH.unpack_from(view)

@@ -108,11 +108,7 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
 
 
 def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:
-    """Refuse a peer of another major version.
-
-    Raises:
-        ProtocolMismatch: naming both sides (``ours`` and ``theirs``) and their versions.
-    """
+    """Raise `ProtocolMismatch`, which names both sides and versions, for a peer of another major version."""
     valid = len(protocol) == 2 and all(type(number) is int for number in protocol)
     if not valid or protocol[0] != PROTOCOL[0]:
         spoken = ".".join(str(number) for number in protocol)

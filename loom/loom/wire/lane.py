@@ -30,11 +30,7 @@ def behind_length(frame: Sequence[Buffer]) -> bytes:
 
 
 class Lane:
-    """One end of a lane: the numbers of its frames, and the frames that are kept.
-
-    Args:
-        number: 0 for small messages, 1 for bulk.
-    """
+    """One end of a lane (0: small messages, 1: bulk): the numbers of its frames, and the frames that are kept."""
 
     def __init__(self, number: int = 0) -> None:
         self._number = number
@@ -76,11 +72,7 @@ class Lane:
         return behind_length(encode_frame(0, self._tell(), [], self._number))
 
     def resume(self, received: int) -> None:
-        """Begin on a new connection, whose other side has received the frames up to a number.
-
-        Raises:
-            ProtocolMismatch: the number cannot be: later frames are no longer kept, or that one was never sent.
-        """
+        """Begin on a new connection, whose other side says that it has received the frames up to a number."""
         self._acknowledge(received)
         if received < self.acknowledged:
             raise ProtocolMismatch(
@@ -154,10 +146,7 @@ class BulkLane(Lane):
         return super().acknowledgement()
 
     def resume(self, received: int | None = None) -> None:
-        """Begin on another connection, whose other side has received at least the frames up to a number.
-
-        Later acknowledgements from the earlier connection count as well.
-        """
+        """Begin on another connection, whose other side has received at least the frames up to a number."""
         with self.lock:
             self._acknowledge(self.acknowledged if received is None else received)
             self.news = True

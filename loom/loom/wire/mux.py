@@ -53,12 +53,7 @@ _FRAME_MESSAGES = 256
 
 
 class Pieces:
-    """A part of a payload that lies in several buffers.
-
-    Args:
-        pieces: the buffers, in order.
-        read_only: whether the part is read-only in its object.
-    """
+    """A part of a payload that lies in several buffers; ``read_only`` if it is so in its object."""
 
     def __init__(self, pieces: Sequence[Buffer], read_only: bool) -> None:
         self._pieces = pieces
@@ -123,11 +118,7 @@ class _Transfer:
 
 
 class ChunkOutbox:
-    """The queue of messages that one side has still to send.
-
-    Args:
-        apart: whether chunks may travel apart from small messages.
-    """
+    """The queue of messages that one side has still to send; chunks may travel ``apart`` from small messages."""
 
     def __init__(self, apart: bool = False) -> None:
         self._apart = apart
@@ -229,11 +220,7 @@ class ChunkOutbox:
         return bool(self._large) or bool(self._small and isinstance(self._small[0], _Transfer))
 
     def next_chunk(self, after: int = 0) -> list[Message]:
-        """Take the next chunk, as a list; an empty one if there is none.
-
-        Args:
-            after: number of the last frame of small messages that has left.
-        """
+        """Take the next chunk, as a list, which may be empty; ``after`` is the last frame of small messages."""
         self._promote()
         if not self._large:
             return []
@@ -416,9 +403,7 @@ class _Assembly:
 class ChunkInbox:
     """The inbox that puts the chunks of large messages together.
 
-    Args:
-        max_message: bytes of the largest message.
-        in_pieces: kinds of messages whose parts, except the first, stay `Pieces`, in order to be passed on.
+    Parts of messages of the kinds ``in_pieces``, except the first, stay `Pieces`, in order to be passed on.
     """
 
     def __init__(self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = ()) -> None:
@@ -436,24 +421,14 @@ class ChunkInbox:
         return any(assembly.ident == ident for assembly in self._assemblies.values())
 
     def receive(self, message: Message) -> Message | None:
-        """Take a message from a frame; return a whole message, or None while chunks are missing.
-
-        Raises:
-            TooLarge: the message is larger than ``max_message`` bytes.
-            ProtocolMismatch: the chunks do not fit together.
-        """
+        """Take a message from a frame; return a whole message, or None while chunks are missing."""
         if message.kind != Kind.CHUNK:
             return message
         complete = self.receive_chunk(message)
         return None if complete is None else complete[0]
 
     def receive_chunk(self, message: Message) -> tuple[Message, int] | None:
-        """Take a chunk; return the message that it completes, if any, and the frame that must be delivered before.
-
-        Raises:
-            TooLarge: the message is larger than ``max_message`` bytes.
-            ProtocolMismatch: the chunks do not fit together.
-        """
+        """Take a chunk; return the message that it completes, and the frame that must be delivered before."""
         try:
             return self._chunk(message)
         except TooLarge:

@@ -176,11 +176,7 @@ class FrameSender:
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:
-        """Send over a new connection, whose other side has received each lane's frames up to a number.
-
-        Raises:
-            ProtocolMismatch: a number cannot be; see `loom.wire.lane.Lane.resume`.
-        """
+        """Send over a new connection, whose other side has received each lane's frames up to a number."""
         with self._lock:
             self._stream.resume(received)
             bulk = self._stream.bulk
@@ -199,11 +195,7 @@ class FrameSender:
                 self._idle.notify_all()
 
     def attach_bulk(self, wire: Wire, received: int) -> None:
-        """Send the bulk lane over its own connection, whose other side has received its frames up to a number.
-
-        Raises:
-            ProtocolMismatch: the number cannot be; see `loom.wire.lane.Lane.resume`.
-        """
+        """Send the bulk lane over its own connection, whose other side has its frames up to a number."""
         with self._lock:
             assert self._stream.bulk is not None
             self._stream.bulk.resume(received)
@@ -266,10 +258,7 @@ class FrameSender:
             self.flush()
 
     def put(self, message: Message, key: OrderKey = None, eager: bool = True) -> bool:
-        """Send a message. If it is not ``eager``, it may be gathered with later ones.
-
-        Return False if the sender is closed.
-        """
+        """Send a message, later with others if it is not ``eager``; return False if the sender is closed."""
         with self._lock:
             if self._closed:
                 return False
@@ -288,10 +277,7 @@ class FrameSender:
             return True
 
     def gather(self, message: Message) -> bool:
-        """Queue a message without an order key. The caller must call `flush` later.
-
-        Return False if the sender is closed.
-        """
+        """Queue a message without an order key, to `flush` later; return False if the sender is closed."""
         with self._lock:
             if self._closed:
                 return False

@@ -46,12 +46,8 @@ def unnumbered_frame(message: Message) -> list[Buffer]:
 class Stream(Lane):
     """One end of the numbered messages of one client, and, as a `Lane`, the lane of its small messages.
 
-    One thread may receive while another sends, and a third receives from the connection of the bulk lane.
-
-    Args:
-        max_message: bytes of the largest message; see `loom.wire.mux.ChunkInbox`.
-        in_pieces: kinds of messages whose parts stay in pieces; see `loom.wire.mux.ChunkInbox`.
-        lanes: whether both sides know lanes; otherwise chunks and small messages share one.
+    One thread may receive while another sends, and a third receives from the connection of the bulk lane. Without
+    ``lanes``, which both sides must know, chunks and small messages share one lane.
     """
 
     def __init__(
@@ -170,12 +166,7 @@ class Stream(Lane):
         return left
 
     def expects(self, ident: int, first_chunk: int = 0) -> bool:
-        """Return whether a large message with an id has not come whole, or is held.
-
-        Args:
-            ident: the message's id.
-            first_chunk: number of the message's first chunk if that may not have come; see `ChunkOutbox`.
-        """
+        """Return whether a large message has not come whole, or is held; ``first_chunk``: see `ChunkOutbox`."""
         bulk = self.bulk
         if bulk is None:
             return self._inbox.expects(ident)
@@ -184,12 +175,7 @@ class Stream(Lane):
             return here or bulk.received < first_chunk or self._inbox.expects(ident)
 
     def receive(self, data: Buffer) -> Sequence[Message]:
-        """Take one frame; return the messages that may be delivered now. A frame that came before is ignored.
-
-        Raises:
-            ProtocolMismatch: the bytes are not a frame that could come next.
-            TooLarge: a message is over the limit.
-        """
+        """Take one frame; return the messages that may be delivered now. A frame that came before is ignored."""
         frame = decode_frame(data)
         if frame.lane:
             self._receive_chunk(frame, len(data))
@@ -216,12 +202,7 @@ class Stream(Lane):
         return whole
 
     def receive_bulk(self, data: Buffer) -> bool:
-        """Take one frame from the connection of the bulk lane; return whether it completes a message for `arrived`.
-
-        Raises:
-            ProtocolMismatch: the bytes are not a frame that could come next.
-            TooLarge: a message is over the limit.
-        """
+        """Take one frame from the bulk lane's connection; return whether it completes a message for `arrived`."""
         frame = decode_frame(data)
         # Frames of lane 0 are the gateway's own messages, which it also sends on the other connection.
         return bool(frame.lane) and self._receive_chunk(frame, len(data))

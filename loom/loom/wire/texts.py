@@ -30,11 +30,7 @@ def _shortened(value: Any) -> Any:
 
 
 def unpack_texts(part: Buffer) -> dict[str, Any]:
-    """Unpack a part that `pack_texts` packed.
-
-    Raises:
-        ProtocolMismatch: the part is no packed map.
-    """
+    """Unpack a part that `pack_texts` packed; raise `ProtocolMismatch` for another."""
     try:
         texts = msgpack.unpackb(part)
     except (ValueError, msgpack.UnpackException) as error:

@@ -32,12 +32,9 @@ _U64 = struct.Struct("!Q")
 
 
 class WebSocketFrames:
-    """A splitter of received bytes into frames.
+    """A splitter of received bytes into frames, whose payloads have ``limit`` bytes at most.
 
     The pieces of a message are unmasked as they come and never joined, so that passing them on needs no copy.
-
-    Args:
-        limit: bytes of the largest payload.
     """
 
     def __init__(self, limit: int) -> None:
@@ -52,11 +49,7 @@ class WebSocketFrames:
         self._mask = b""
 
     def receive(self, data: bytes) -> Iterator[tuple[bool, list[Buffer]]]:
-        """Yield each frame that is whole now, in pieces: ``(True, payload)`` of a message, else ``(False, frame)``.
-
-        Raises:
-            TooLarge: a frame's payload is over the limit.
-        """
+        """Yield each frame that is whole now, in pieces: (True, payload) of a message, else (False, frame)."""
         if self._head:
             data = self._head + data
             self._head = b""

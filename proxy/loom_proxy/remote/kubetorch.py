@@ -48,10 +48,6 @@ class Service:
         serialization: one of `SERIALIZATIONS`.
         timeout: seconds that each call may take; None: any number.
         target: the class or function, if this program has it. Its module is searched for classes of exceptions.
-
-    Raises:
-        InvalidAddress: the URL is no URL of a service.
-        WrongArguments: the serialization is unknown.
     """
 
     def __init__(
@@ -77,14 +73,7 @@ class Service:
         self._context = client_context(None) if parts.scheme == "https" else None
 
     def call(self, method: str | None, args: Any, kwargs: Any, timeout: float | None) -> Any:
-        """Make one call.
-
-        Raises:
-            Exception: the remote exception, as its own class if that is Python's or in the target's module.
-            RemoteException: the remote exception is of another class.
-            ServiceUnreachable: the service does not answer, or does not serve the class or function.
-            WaitTimeout: the answer took longer than ``timeout`` seconds.
-        """
+        """Make one call; raise the remote exception as its own class if that is known here."""
         try:
             self.url = self.url if self._find is None else self._find().rstrip("/")
         except Exception as failure:  # Kubetorch raises errors of its own if its kubectl does not forward

@@ -43,11 +43,7 @@ def own_error(error: ActorError) -> BaseException:
 
 
 def call_options(method: Method, kwargs: dict[str, Any], timeout: float | None) -> tuple[bool, float | None]:
-    """Take ``async_`` and ``timeout`` out of the named arguments of a call, if they are not the method's own.
-
-    Raises:
-        ValueError: the timeout is no number of seconds.
-    """
+    """Take ``async_`` and ``timeout`` out of the named arguments of a call, if they are not the method's own."""
     async_ = "async_" in kwargs and not method.has("async_") and kwargs.pop("async_")
     if "timeout" in kwargs and not method.has("timeout"):
         timeout = kwargs.pop("timeout")
@@ -209,12 +205,7 @@ class RemoteFunction(_Remote):
 
 
 def make(remote: O) -> O:
-    """Make the objects and wait for them; tear everything down if one fails.
-
-    Raises:
-        Exception: the constructor's exception, raised as `RemoteMethod.__call__` raises a method's.
-        WaitTimeout: the constructor took longer than a call may take.
-    """
+    """Make the objects and wait for them; tear everything down if one fails."""
     try:
         remote.mesh.make.call().get(remote._timeout)
     except BaseException as error:

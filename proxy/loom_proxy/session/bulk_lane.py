@@ -28,11 +28,8 @@ BACKOFF = Backoff(0.1, 30.0, jitter=0.5)
 class BulkConnection:
     """The bulk lane's connection, from one loss to the next.
 
-    Args:
-        stream: the stream whose bulk lane it carries.
-        sender: the stream's sender.
-        connect: connects and performs the handshake; raises `LoomError`.
-        broken: called with the error of a frame that makes no sense, which ends the session's connection, too.
+    ``connect`` connects and performs the handshake. ``broken`` is called with the error of a frame that makes no
+    sense, which ends the session's connection, too.
     """
 
     def __init__(
@@ -61,10 +58,7 @@ class BulkConnection:
         threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()
 
     def allow(self, allowed: bool) -> None:
-        """Allow the connection, or close it.
-
-        It needs a first transport that can be polled together with the `waker`.
-        """
+        """Allow the connection, or close it: it needs a first transport that can be polled with the `waker`."""
         with self._lock:
             self._allowed = allowed
             if not allowed and self._transport is not None:

@@ -35,14 +35,7 @@ from loom_proxy.session.waits import Waits
 
 
 class Calls(Waits):
-    """The sender of one client's operations, which completes their futures.
-
-    Args:
-        welcome: the driver's answer when the session was opened.
-        stream: the client's stream of messages.
-        sender: sends the stream's frames.
-        events: gets the failures of operations that have no future.
-    """
+    """The sender of one client's operations, which completes their futures."""
 
     def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
         super().__init__(stream, sender)
@@ -108,14 +101,9 @@ class Calls(Waits):
         ident: int | None = None,
         convert: Callable[[Any], Any] | None = None,
     ) -> FutureProxy[Any]:
-        """Send an operation and return the future of its answer; its id is new unless given.
+        """Send an operation and return the future of its answer, which ``convert`` turns into the result.
 
-        Args:
-            operation: the operation.
-            parts: the operation's payload.
-            key: the id of the mesh among whose messages it keeps its place; see `loom.wire.mux`.
-            ident: the operation's id.
-            convert: turns the answer into the future's result.
+        Its id is new unless given. ``key`` is the id of the mesh among whose messages it keeps its place.
         """
         if ident is None:
             ident = next(self._ids)

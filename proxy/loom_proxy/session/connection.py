@@ -91,11 +91,7 @@ class Connection:
 
     @classmethod
     def open(cls, address: Address, hello: Hello, timeout: float) -> Connection:
-        """Connect to a gateway and open a session, or attach to a living one.
-
-        Raises:
-            LoomError: an error of `loom_proxy.session.handshake.connect`.
-        """
+        """Connect to a gateway and open a session, or attach to a living one."""
         hello = replace(hello, capabilities=_capabilities())
         handshake = connect(address, hello, timeout)
         return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))

@@ -69,14 +69,9 @@ class Handshake(NamedTuple):
 
 
 def connect(to: Address, hello: Hello, timeout: float, kind: str | None = None) -> Handshake:
-    """Connect to a gateway and perform the handshake.
-
-    Args:
-        timeout: seconds for each attempt to reach the gateway.
-        kind: the kind of transport, if it is not the address's.
+    """Connect to a gateway, ``timeout`` seconds for each attempt, and perform the handshake.
 
     Raises:
-        UnknownTransport: there is no such kind.
         GatewayUnreachable, NotAGateway, UntrustedGateway, AuthenticationError: there is no way to the gateway. Also
             `NotAGateway` if a WebSocket brings nothing in `SILENCE` seconds, and HTTP does not work either.
         ConnectionLost: the connection broke before there was an answer.

@@ -44,9 +44,7 @@ class Source(Protocol):
 class ReadLoop:
     """A loop in which one thread at a time reads from a source, until the source ends.
 
-    Args:
-        source: the connection to read from.
-        waker: wakes the reading thread when another connection has brought something to take in.
+    The ``waker`` wakes the reading thread when another connection has brought something to take in.
     """
 
     def __init__(self, source: Source, waker: Waker | None = None) -> None:

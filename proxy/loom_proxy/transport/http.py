@@ -61,11 +61,7 @@ class _KeepAlive:
     def ask(
         self, method: str, path: str, body: Buffer | None = None, *, timeout: float, connect_timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Make one request and read its answer. The timeouts are seconds for the answer and for a new connection.
-
-        Raises:
-            OSError, http.client.HTTPException: there was no answer.
-        """
+        """Make one request and read its answer; timeouts are seconds for that and for a new connection."""
         headers = self._headers | ({} if body is None else {"Content-Type": CONTENT_TYPE})
         with self._lock:
             try:
@@ -149,11 +145,7 @@ class HttpTransport(Transport):
         return -1  # a readable socket does not mean that a frame has come
 
     def receive(self, wait: bool = True) -> list[bytes] | None:
-        """Return the frames of a request's answer, which the gateway holds back for a while until it has some.
-
-        Raises:
-            LoomError: the gateway refuses this client.
-        """
+        """Return the frames of a request's answer, which the gateway holds back for a while until it has some."""
         if self._ended or self._closing.is_set():
             if self._error is not None:
                 raise self._error
@@ -197,12 +189,7 @@ class HttpTransport(Transport):
         body: Buffer | None,
         parse: Callable[[http.client.HTTPResponse, bytes], T],
     ) -> T:
-        """Repeat a request until it is answered.
-
-        Raises:
-            ConnectionLost: there was no answer for `PATIENCE` seconds, or the gateway no longer knows the tunnel.
-            LoomError: the gateway refuses the request.
-        """
+        """Repeat a request until it is answered, refused, or `PATIENCE` seconds have passed without an answer."""
         deadline = None
         pauses = iter(BACKOFF)
         while not self._closing.is_set():

@@ -30,13 +30,7 @@ _CHUNK = 256 << 10
 class TlsSocket:
     """The client's end of a TLS connection, with the few methods of a socket that a transport uses.
 
-    Args:
-        sock: a connected socket; its timeout is for the handshake.
-        context: the trusted authorities.
-        host: the name that the certificate must have.
-
-    Raises:
-        OSError: the handshake failed; an `ssl.SSLError` says how.
+    The plain socket's timeout is for the handshake, which raises `OSError`; an `ssl.SSLError` says how it failed.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
@@ -83,15 +77,7 @@ class TlsSocket:
         return self._socket.fileno()
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Receive all data that has come; b"" at the end. `select` would not show decrypted data that stayed here.
-
-        Args:
-            size: bytes to read from the plain socket at most.
-            flags: flags of `socket.socket.recv`.
-
-        Raises:
-            BlockingIOError: no data has come, with ``MSG_DONTWAIT`` or after ``SO_RCVTIMEO``.
-        """
+        """Receive all data that has come, since `select` would not show what stayed here; b"" at the end."""
         while True:
             received = self._socket.recv(size, flags)
             with self._lock:

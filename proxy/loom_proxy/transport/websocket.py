@@ -70,11 +70,7 @@ class WebSocketTransport(Transport):
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
-        """Connect and upgrade, with the errors of `loom_proxy.session.handshake.connect`.
-
-        Raises:
-            NoUpgrade: the other side speaks HTTP but gives no WebSocket.
-        """
+        """Connect and upgrade, with the errors of `loom_proxy.session.handshake.connect`."""
         context = client_context(ca) if url.startswith("wss:") else None
         host = str(urlsplit(url).hostname)
         sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))
@@ -205,8 +201,7 @@ class WebSocketTransport(Transport):
 def errors_of_opening(url: str, timeout: float, cut: type[NotAGateway] = NotAGateway) -> Iterator[None]:
     """Raise `NotAGateway` for errors of a program that answers at a URL, but not in time or not as a gateway.
 
-    Args:
-        cut: the error if the connection is cut.
+    If the connection is cut, the error is ``cut``.
     """
     try:
         yield
@@ -222,15 +217,7 @@ def errors_of_opening(url: str, timeout: float, cut: type[NotAGateway] = NotAGat
 
 
 def connect(url: str, timeout: float, secured: Callable[[socket.socket], S]) -> S:
-    """Connect to the host of a WebSocket URL within ``timeout`` seconds.
-
-    Args:
-        secured: puts TLS on the socket, if the URL asks for it.
-
-    Raises:
-        GatewayUnreachable: no program answers at the URL.
-        UntrustedGateway: no trusted authority vouches for the gateway's certificate.
-    """
+    """Connect to the host of a WebSocket URL; ``secured`` puts TLS on the socket, if the URL asks for it."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
     assert parts.hostname is not None

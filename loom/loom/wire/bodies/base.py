@@ -45,11 +45,7 @@ class Body:
 
     @classmethod
     def from_body(cls: type[B], body: Sequence[Any]) -> B:
-        """Make a body of a list that a peer sent.
-
-        Raises:
-            ProtocolMismatch: the list has too few fields, too many, or one of another type; the text names it.
-        """
+        """Make a body of a list that a peer sent; the error for another list names the wrong field."""
         title = f"a message {cls.KIND.name}"
         try:
             made = cls(*body)

@@ -132,9 +132,4 @@ class ForgetMeshes(Body, kind=Kind.FORGET):
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> ForgetMeshes:
-        """Make a body of ids.
-
-        Raises:
-            ProtocolMismatch: an id is no number.
-        """
         return super(ForgetMeshes, cls).from_body([body])
