@@ -15,7 +15,7 @@ import operator
 import pickle
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from loom.wire.messages import Buffer, turns
@@ -154,7 +154,7 @@ def take_apart(obj: Any, least: int = IN_BAND) -> Carried | None:
     """
     kind = type(obj)
     if kind is bytes or kind is bytearray:
-        return _taken_apart(_LargeBytes(obj)) if len(obj) >= least else None
+        return _taken_apart(_Reduced(kind, pickle.PickleBuffer(obj))) if len(obj) >= least else None
     module = kind.__module__
     if module == "numpy" and kind is getattr(sys.modules.get("numpy"), "ndarray", None):
         return _array(obj) if obj.nbytes >= least else None
@@ -180,16 +180,16 @@ def _taken_apart(obj: Any) -> Carried:
     return Carried(recipe, parts)
 
 
-class _LargeBytes:
-    """A large byte string that pickles as a buffer."""
+class _Reduced:
+    """An object that pickles as a call of a function."""
 
-    __slots__ = ("data",)
+    __slots__ = ("call",)
 
-    def __init__(self, data: bytes | bytearray) -> None:
-        self.data = data
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = function, args
 
     def __reduce__(self) -> Any:
-        return type(self.data), (pickle.PickleBuffer(self.data),)
+        return self.call
 
 
 def _array(array: Any) -> Carried | None:
@@ -222,18 +222,9 @@ def _tensor(obj: Any) -> Carried | None:
             view = _memory_of(data)
         except RuntimeError:  # the tensor has no memory of its own, for example inside torch.func
             return None
-    return _taken_apart(_Tensor((view, data.dtype, size, stride, obj.requires_grad, is_parameter)))
-
-
-class _Tensor:
-    __slots__ = ("fields",)
-
-    def __init__(self, fields: tuple[Any, ...]) -> None:
-        self.fields = fields
-
-    def __reduce__(self) -> Any:
-        view, *rest = self.fields
-        return _rebuild_tensor, (pickle.PickleBuffer(view), *rest)
+    buffer = pickle.PickleBuffer(view)
+    rebuilt = _Reduced(_rebuild_tensor, buffer, data.dtype, size, stride, obj.requires_grad, is_parameter)
+    return _taken_apart(rebuilt)
 
 
 def _is_dense(tensor: Any) -> bool:

@@ -81,29 +81,37 @@ class Made(NamedTuple):
 _APART = frozenset({"Carried", "ndarray", "Tensor", "Parameter"})
 """Names of the types that `loom.wire.arrays` takes apart, and of its own."""
 
-_resolving = threading.local()
-"""The ``resolver``, ``maker`` and further ``parts`` of the payload that a thread unpickles."""
+
+class _Unpickling(threading.local):
+    """The payload that a thread unpickles: its `Decoder`'s functions, and its parts behind the pickle."""
+
+    resolver: Callable[[int], Any] | None = None
+    maker: Callable[[Made], Any] | None = None
+    parts: Iterator[Buffer] = iter(())
+
+
+_unpickling = _Unpickling()
 
 
 def _unpack(recipe: bytes, count: int) -> Any:
     """Unpickle an object that was taken apart, whose data is in the next ``count`` parts of the payload."""
-    return carried_or_value(Carried(recipe, [next(_resolving.parts) for _ in range(count)]))
+    return carried_or_value(Carried(recipe, [next(_unpickling.parts) for _ in range(count)]))
 
 
 def _unpack_inside(recipe: bytes, count: int) -> Any:
     """Unpickle and make whole an object inside another object, whose own unpickling needs it whole."""
-    return Carried(recipe, [next(_resolving.parts) for _ in range(count)]).value()
+    return Carried(recipe, [next(_unpickling.parts) for _ in range(count)]).value()
 
 
 def _resolve(mesh: int) -> Any:
     """Unpickle a `Reference`; return the mesh itself if the `Decoder` has a resolver."""
-    resolver: Callable[[int], Any] | None = getattr(_resolving, "resolver", None)
+    resolver = _unpickling.resolver
     return Reference(mesh) if resolver is None else resolver(mesh)
 
 
 def _resolve_made(*fields: Any) -> Any:
     """Unpickle a `Made`; return a proxy of the mesh if the `Decoder` has a maker."""
-    maker: Callable[[Made], Any] | None = getattr(_resolving, "maker", None)
+    maker = _unpickling.maker
     made = Made(*fields)
     return made if maker is None else maker(made)
 
@@ -359,12 +367,11 @@ class Decoder:
                 raise
             except Exception as error:
                 raise _cannot_unpickle(what, error) from error
-        outer = getattr(_resolving, "resolver", None)  # unpickling one payload may unpickle another
-        outer_maker = getattr(_resolving, "maker", None)
-        outer_parts = getattr(_resolving, "parts", None)
-        _resolving.resolver, _resolving.maker = self._resolver, self._maker
+        now = _unpickling
+        outer = now.resolver, now.maker, now.parts  # unpickling one payload may unpickle another
+        now.resolver, now.maker = self._resolver, self._maker
         # Each `_unpack` takes the next parts: objects are unpickled in the order in which they were pickled.
-        _resolving.parts = beside = iter(parts[1:])
+        now.parts = beside = iter(parts[1:])
         try:
             if self._passing_on:
                 with passing_on():
@@ -375,8 +382,7 @@ class Decoder:
         except Exception as error:
             raise _cannot_unpickle(what, error) from error
         finally:
-            _resolving.resolver, _resolving.maker = outer, outer_maker
-            _resolving.parts = outer_parts
+            now.resolver, now.maker, now.parts = outer
 
 
 def plain_payload(parts: Sequence[Buffer]) -> bytes | None:
