@@ -1,4 +1,4 @@
-"""The dispatch of commands to replicas, and their acknowledgements."""
+"""The dispatch of commands to replicas, whether users give them or follow from a device's failure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from loom.errors import UnknownInjection
 from loom.latencies import Latencies
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
+from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
-from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.states import LIVING, DeviceState, ReplicaState
+from loom.weaver.views import WeaverEvent
 
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
@@ -31,6 +33,8 @@ class Dispatcher:
         self._outbox = outbox
         self.latencies = Latencies()
         """Seconds from giving a command to its acknowledgement."""
+        self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
+        """For each failed device the event of its failure, and the process instances that were notified."""
 
     def give(
         self,
@@ -81,6 +85,59 @@ class Dispatcher:
         near = [one.id for one in self._known.replicas.values() if one.host in hosts and one.injectable]
         living = [id for id in near if self._known.replicas[id].state in LIVING]
         return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
+
+    def fail_device(self, device: str, reason: str, by: str, now: float) -> WeaverEvent:
+        """Record that a device has failed, notify the replicas on it, and carry out their policies.
+
+        Monitors may report a failure again and again; a repeated report changes nothing unless new processes use
+        the device.
+        """
+        known = self._known.devices.device(device)
+        affected = [self._known.replicas[id] for id in self._known.devices.replicas_of(device)]
+        processes = {replica.instance for replica in affected if replica.state in LIVING}
+        if device in self._notified and self._known.devices.state(device) is DeviceState.FAILED:
+            event, notified = self._notified[device]
+            if processes <= notified:
+                return event
+        self._known.devices.fail(device, reason)
+        self._known.save_device(device)
+        chain: list[dict[str, Any]] = []
+        event = self._known.events.append(
+            now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain
+        )
+        self._notified[device] = event, processes
+        living = [replica for replica in affected if replica.state in LIVING]
+        by_action: dict[Action, list[str]] = {}
+        for replica in living:
+            by_action.setdefault(self._known.policy.action(replica.group), []).append(replica.id)
+        given: dict[str, list[str]] = {replica.id: [] for replica in living}
+        what = {"device": device, "reason": reason}
+        ids = [replica.id for replica in living]
+        commands = [self.give(CommandKind.DEVICE_FAILED, what, ids, by, now, event.id)] if ids else []
+        for action, kind in ((Action.PAUSE, CommandKind.PAUSE), (Action.STOP, CommandKind.STOP)):
+            if action in by_action:
+                commands.append(self.give(kind, what, by_action[action], by, now, event.id))
+        for command in commands:
+            for id in command.replicas:
+                given[id].append(command.id)
+        for replica in affected:
+            done = self._known.policy.action(replica.group).value if replica in living else None
+            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": done}
+            chain.append({**entry, "commands": given.get(replica.id, [])})
+        for id in by_action.get(Action.RESPAWN, ()):
+            self.want_respawn(self._known.replicas[id], reason, event.id, now, device)
+        self._outbox.urgent = True
+        return event
+
+    def want_respawn(
+        self, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None
+    ) -> None:
+        """Log that a replica needs a respawn elsewhere."""
+        about = {"session": replica.session, "procs": replica.procs, "rank": replica.rank, "group": replica.group}
+        devices = self._known.devices.devices_of(replica.id)
+        self._known.events.append(
+            now, "respawn_wanted", replica.id, reason=reason, device=device, devices=devices, cause=cause, **about
+        )
 
     def take(self, replica: Replica, frame: list[Any], now: float) -> None:
         acknowledged = Acknowledged.from_body(frame)

@@ -6,7 +6,6 @@ import heapq
 import itertools
 from dataclasses import dataclass
 
-from loom.weaver.device_failures import want_respawn
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
@@ -85,7 +84,6 @@ class Liveness:
         due = replica.heard + silence
         if now >= due:
             self._outbox.close(replica.link)
-            replica.link.replica = None
             self._outbox.urgent = True
             return self.unlink(replica, now)
         if replica.state is ReplicaState.RUNNING:
@@ -122,11 +120,11 @@ class Liveness:
         replica.died_of = reason
         self._end(replica, now)
         if action is Action.RESPAWN:
-            want_respawn(self._known, replica, reason, event, now)
+            self._dispatcher.want_respawn(replica, reason, event, now)
 
-    def finish(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
+    def finish(self, replica: Replica, reason: str, now: float, by: int | None = None) -> None:
         """Record that a replica ended as it was meant to."""
-        self._known.move(replica, cause, now, by, {"reason": reason, "step": replica.step})
+        self._known.move(replica, Cause.SAID_FINISHED, now, by, {"reason": reason, "step": replica.step})
         self._known.drain(replica)
         self._known.goodput.finished(replica.job, replica.id, now)
         self._end(replica, now)

@@ -49,6 +49,7 @@ class Outbox:
 
     def close(self, peer: Peer) -> None:
         """Close a connection after the frames for it are sent."""
+        peer.replica = None
         self.output.frames.append((peer, None))
 
     def take(self) -> Output:

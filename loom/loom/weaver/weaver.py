@@ -7,25 +7,30 @@ the number of replicas, except if a caller asks for all of them.
 
 from __future__ import annotations
 
+import hmac
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 from loom.control.commands import Acknowledged
-from loom.control.introduction import Bye, ThreadletHello
+from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
 from loom.control.reports import Stack
 from loom.errors import ProtocolMismatch
-from loom.weaver.device_failures import DeviceFailures
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
-from loom.weaver.registration import Registration
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING
 from loom.weaver.views import WeaverEvent
+
+_CAUSES = {
+    Activity.RUNNING: Cause.RESUMED,
+    Activity.PAUSED: Cause.PAUSED,
+    Activity.DRAINING: Cause.DRAINED,
+}
 
 
 class Weaver:
@@ -36,6 +41,7 @@ class Weaver:
 
     def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known
+        self._key = key.encode()
         self.instance = uuid.uuid4().hex
         self.started = now
         self.timing = timing or LivenessTimeouts()
@@ -43,16 +49,12 @@ class Weaver:
         self.stacks = Stacks(known, self._outbox)
         self.reports = Reports(known, self._outbox)
         self.dispatcher = Dispatcher(known, self._outbox)
-        self.failures = DeviceFailures(known, self._outbox, self.dispatcher)
         self._liveness = Liveness(known, self._outbox, self.timing, now, self.dispatcher, self.stacks)
-        self.registration = Registration(
-            known, self._outbox, self.timing, key, self.instance, self.dispatcher, self._liveness, self.reports
-        )
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
             Acknowledged.KIND: self.dispatcher.take,
             Stack.KIND: self.stacks.take_from,
-            Bye.KIND: self.registration.bye,
+            Bye.KIND: self._bye,
         }
         """The method for each kind of frame from a threadlet that has said hello."""
         for replica in known.replicas.values():
@@ -66,7 +68,7 @@ class Weaver:
         for frame in frames:
             replica = peer.replica
             if replica is None:
-                self.registration.hello(peer, ThreadletHello.from_body(frame), now)
+                self._hello(peer, ThreadletHello.from_body(frame), now)
             else:
                 replica.heard = now
                 take = self._takers.get(frame[0])
@@ -98,6 +100,35 @@ class Weaver:
         self.known.set_policy(group, action, by, now)
         self._outbox.urgent = True
 
+    def supervision(self, report: dict[str, Any], now: float) -> list[str]:
+        """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
+
+        The report has ``session``, ``procs``, ``rank`` (None: all ranks), ``what`` (``"stopped"`` if the processes
+        were meant to end) and ``reason``.
+        """
+        session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
+        reason = str(report.get("reason") or what or "its process is dead")
+        found = [
+            replica for replica in self.known.in_procs(session, str(procs)) if rank is None or replica.rank == rank
+        ]
+        ended = [replica for replica in found if replica.state in LIVING]
+        about = {"session": session, "procs": procs, "rank": rank, "host": report.get("host"), "what": what}
+        event = self.known.events.append(
+            now, "supervision", None, **about, reason=reason, replicas=[replica.id for replica in ended]
+        )
+        for replica in ended:
+            if what == "stopped":
+                self._liveness.finish(replica, reason, now, event.id)
+            else:
+                self._liveness.fail(replica, Cause.DIED, reason, now, event.id)
+        self._outbox.urgent = True
+        return [replica.id for replica in ended]
+
+    def spawned(self, report: dict[str, Any], now: float) -> None:
+        """Log a driver's report that it has started processes, whose threadlets will say hello."""
+        about = {name: report.get(name) for name in ("session", "procs", "rank", "host", "what")}
+        self.known.events.append(now, "spawned", None, **about)
+
     def tick(self, now: float) -> None:
         """Do the periodic work that is due."""
         self.known.goodput.tick(now)
@@ -112,3 +143,63 @@ class Weaver:
         self._outbox.output.events = self.known.commit(now)
         self.reports.tell_stored(now)
         return self._outbox.take()
+
+    def _hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
+        """Take a threadlet's first frame; welcome or refuse the threadlet."""
+        if not hmac.compare_digest(hello.key.encode(), self._key):
+            return self._outbox.refuse(
+                peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another"
+            )
+        replica = self.known.replicas.get(hello.replica)
+        if replica is None:
+            replica = self.known.add(hello.replica)
+        elif replica.link is not None:
+            silence = self.timing.beat * self.timing.missed_beats
+            if replica.instance != hello.instance and now - replica.heard < silence:
+                who = f"another process (pid {replica.pid} on {replica.host})"
+                text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
+                return self._outbox.refuse(peer, "replica_taken", text)
+            self._outbox.close(replica.link)
+        again = replica.instance == hello.instance
+        if not again:
+            self.dispatcher.end_all(replica, f"a new process became {replica.id!r} before it had applied this", now)
+            replica.begin_instance(hello.instance)
+            replica.registered = now
+        job, last_sign = replica.job, replica.heard
+        self.known.describe(replica, hello)
+        if replica.job != job:
+            self.known.goodput.finished(job, replica.id, now)
+        if again:
+            self.known.goodput.back(replica.job, replica.id, now)
+        else:
+            self.known.goodput.registered(replica.job, replica.id, now, last_sign)
+        peer.replica, replica.link, replica.heard = replica, peer, now
+        about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid, "group": hello.group}
+        devices = [device.uuid for device in hello.devices]
+        kind = "reconnected" if again else "registered"
+        event = self.known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
+        if not again or hello.state is None:
+            self.known.move(replica, Cause.REGISTERED, now, event.id)
+        if hello.state is not None:
+            self.known.move(replica, _CAUSES[hello.state], now, event.id)
+        replica.progress = now
+        if hello.step is not None:
+            replica.take_step(hello.step, now, now)
+        self._outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True))
+        for injection, evidence in hello.removed.items():
+            self.reports.note_removed(replica, injection, evidence, now)
+        for given in self.known.commands.unacknowledged(replica.id):
+            self._outbox.send(replica, given.command)
+        self._outbox.urgent = True
+        self._liveness.schedule(
+            replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least)
+        )
+
+    def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
+        bye = Bye.from_body(frame)
+        self._outbox.close(replica.link)
+        replica.link = None
+        if bye.ending is Ending.FAILED:
+            self._liveness.fail(replica, Cause.SAID_FAILED, bye.reason, now)
+        else:
+            self._liveness.finish(replica, bye.reason, now)

@@ -57,8 +57,8 @@ class RequestHandler:
             "policy": self._policy,
             "policies": self._policies,
             "address": lambda arguments, now: self._address,
-            "spawned": weaver.registration.spawned,
-            "supervision": weaver.registration.supervision,
+            "spawned": weaver.spawned,
+            "supervision": weaver.supervision,
             "calls": self._take_calls,
             "note": self._note,
             "numbers": self._numbers,
@@ -174,7 +174,7 @@ class RequestHandler:
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         device, reason = _text(arguments, "device"), _text_or_none(arguments, "reason") or ""
-        return self._weaver.failures.fail(device, reason, _by(arguments), now).to_body()
+        return self._weaver.dispatcher.fail_device(device, reason, _by(arguments), now).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         self._weaver.set_policy(_text(arguments, "group"), _text(arguments, "action"), _by(arguments), now)

@@ -185,7 +185,7 @@ def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -
     threadlet = Threadlet(bench, "train_0", session="s", procs="trainers", rank=3)
     Threadlet(bench, "train_1", session="s", procs="trainers", rank=4)
 
-    ended = bench.weaver.registration.supervision(
+    ended = bench.weaver.supervision(
         {
             "session": "s",
             "procs": "trainers",
@@ -219,18 +219,13 @@ def test_the_death_of_a_process_that_another_has_replaced_changes_nothing(bench:
 def test_a_mesh_that_was_stopped_has_finished(bench: Bench) -> None:
     Threadlet(bench, "train_0", session="s", procs="trainers", rank=0)
 
-    bench.weaver.registration.supervision(
-        {"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now
-    )
+    bench.weaver.supervision({"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now)
 
     assert bench.state() == "finished"
 
 
 def test_news_of_processes_without_replicas_are_only_logged(bench: Bench) -> None:
-    assert (
-        bench.weaver.registration.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now)
-        == []
-    )
+    assert bench.weaver.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now) == []
     bench.commit()
     assert bench.event("supervision")["replicas"] == []
 
@@ -509,7 +504,7 @@ def test_a_device_failure_shows_the_device_the_replicas_and_what_was_done(bench:
     elsewhere = Threadlet(bench, "train_1", group="trainers", devices=[shared[1]])
     bench.weaver.set_policy("trainers", "pause", "anna", bench.now)
 
-    event = bench.weaver.failures.fail("GPU-0", "ECC errors", "dcgm", bench.now)
+    event = bench.weaver.dispatcher.fail_device("GPU-0", "ECC errors", "dcgm", bench.now)
     bench.commit()
 
     failure = {"device": "GPU-0", "reason": "ECC errors"}
@@ -531,7 +526,7 @@ def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> Non
     threadlet = Threadlet(bench, "train_0", group="trainers", session="s", procs="p", rank=2)
     bench.weaver.set_policy("trainers", "respawn", "anna", bench.now)
 
-    failure = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    failure = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
     wanted = bench.event("respawn_wanted")
     threadlet.say("bye", "device lost", "failed")
@@ -543,17 +538,17 @@ def test_a_replica_that_is_to_be_put_elsewhere_is_asked_for(bench: Bench) -> Non
 
 def test_a_failure_of_a_device_that_nobody_has_is_refused(bench: Bench) -> None:
     with pytest.raises(UnknownDevice, match="no device 'GPU-0'; registered: none"):
-        bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+        bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
 
 
 def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_is_there(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    first = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
-    again = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    first = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    again = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     threadlet.lose()
     second = Threadlet(bench, "train_0")
 
-    later = bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    later = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
     assert again is first
@@ -563,9 +558,9 @@ def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_
 
 def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
-    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.weaver.dispatcher.give(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "anna", bench.now)
-    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
     assert [kind for kind, _ in threadlet.commands()] == ["device_failed", "reactivate", "device_failed"]
@@ -609,7 +604,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     threadlet.step(7, loss=0.5)
     other.say("bye", "done", "finished")
     bench.weaver.set_policy("train*", "stop", "anna", bench.now)
-    bench.weaver.failures.fail("GPU-0", "gone", "dcgm", bench.now)
+    bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
     before = {id: replica.to_dict() for id, replica in bench.weaver.known.replicas.items()}
 
@@ -624,9 +619,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         "device_failed",
         "stop",
     ]
-    assert weaver.registration.supervision(
-        {"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now
-    ) == ["train_0"]
+    assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
 
 
 def test_replicas_have_time_to_find_a_weaver_that_was_started_again(tmp_path: Path) -> None:
