@@ -1,21 +1,6 @@
 """The report of an error: one sentence on standard error, and an exit code.
 
-====  =====================================================
-code  meaning
-====  =====================================================
-0     everything went well
-1     the operation failed
-2     the request is wrong (options, an address)
-3     a port is in use
-4     a dependency is missing
-5     the gateway, its weaver or NATS is unreachable, or something else answers
-6     the token is missing, wrong or lacks the scope; a fault's target is not marked as injectable
-7     a worker is unreachable
-8     the session does not exist
-9     the replica, device or command does not exist
-====  =====================================================
-
-The processes of Loom (``loom``, the gateway, a worker) all use these.
+All processes of Loom (``loom``, the gateway, a worker) use the codes of ``docs/reference/exit-codes.md``.
 """
 
 from __future__ import annotations

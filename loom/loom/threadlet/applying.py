@@ -277,19 +277,15 @@ class CommandApplier(StatusReporter):
         if not self._injections.at_once(command):
             return False
         # The link's thread calls this, and must not wait for a fault's effect on the host: use another thread.
-        carry_out = self._injections.on_host
-        threading.Thread(target=self._carry_out, args=(command, carry_out), name="loom-chaos", daemon=True).start()
+        threading.Thread(target=self._inject, args=(command,), name="loom-chaos", daemon=True).start()
         return True
 
     def _inject(self, command: Command) -> None:
         if self._injections is None:
             reason = f"{self.replica_id} is not injectable: make its threadlet injectable=True"
             return self._acknowledge(_Application(command, reason))
-        self._carry_out(command, self._injections.in_training)
-
-    def _carry_out(self, command: Command, carry_out: Callable[[Command], tuple[dict[str, Any], Any]]) -> None:
         try:
-            evidence, strike = carry_out(command)
+            evidence, strike = self._injections.inject(command)
         except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
             return self._acknowledge(_Application(command, f"{type(error).__name__}: {error}"))
         # Acknowledge before the fault strikes: the process may not survive it.

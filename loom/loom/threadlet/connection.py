@@ -73,12 +73,7 @@ class Connection:
         self._socket.shutdown(socket.SHUT_WR)
 
     def exchange(self, timeout: float) -> list[list[Any]]:
-        """Send as much as the socket takes, then wait for an event; return the frames that came.
-
-        Raises:
-            OSError, ConnectionOver: the connection is over.
-            ProtocolMismatch: the bytes that came are no frame.
-        """
+        """Send as much as the socket takes, then wait for an event; return the frames that came."""
         self._send()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         if wanted != self._watched:

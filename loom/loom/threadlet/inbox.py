@@ -42,10 +42,7 @@ class CommandInbox:
             return None
 
     def take(self, updates: bool = True) -> Command | None:
-        """Remove and return the next command; return None if there is none.
-
-        An ``update_config`` is passed over unless ``updates`` is true. The caller has to `finish` the command.
-        """
+        """Remove and return the next command, but no ``update_config`` unless ``updates``. Finish it."""
         with self._changed:
             for place, command in enumerate(self.pending):
                 if updates or command.kind is not CommandKind.UPDATE_CONFIG:

@@ -39,30 +39,31 @@ class Injections:
             return kind is not None and kind.place is Place.HOST
         return command.kind is CommandKind.REMOVE_FAULT
 
-    def on_host(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the host, or remove any fault; return the same as `in_training`."""
-        if command.kind is CommandKind.REMOVE_FAULT:
-            return self._remove(str(command.params.get("injection"))), None
-        kind, params, duration = _read(command)
-        pid = os.getpid()
-        if kind == "sigkill":
-            return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
-        evidence, strike = agent.keep(command.id, kind, params, duration, pid, self._removal_reporter(command.id))
-        return evidence, None if strike is None else Strike(evidence, strike)
+    def inject(self, command: Command) -> tuple[Evidence, Strike | None]:
+        """Inject a fault, or remove one; return the evidence, and a strike for after its report.
 
-    def in_training(self, command: Command) -> tuple[Evidence, Strike | None]:
-        """Inject a fault of the training, on its thread; return the evidence, and a strike for after its report."""
-        kind, params, duration = _read(command)
-        report = self._removal_reporter(command.id)
-        if (hook := self._hooks.get(kind)) is not None:
-            undo = hook(params)
-            evidence = {"pid": os.getpid(), "by": getattr(hook, "__name__", "a function of the training's")}
-            injected = Injected(kind, evidence, None if undo is None else lambda: undo() or {}, duration, report)
-        elif kind in training.STRIKES:
-            strike = training.STRIKES[kind](params, duration)
+        Call it in the training's thread, unless the command is carried out `at_once`.
+        """
+        params = command.params
+        if command.kind is CommandKind.REMOVE_FAULT:
+            return self._remove(str(params.get("injection"))), None
+        kind, checked, duration = check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
+        pid, report = os.getpid(), self._removal_reporter(command.id)
+        if kind.name == "sigkill":
+            return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
+        if kind.place is Place.HOST:
+            evidence, begin = agent.keep(command.id, kind.name, checked, duration, pid, report)
+            return evidence, None if begin is None else Strike(evidence, begin)
+        if (hook := self._hooks.get(kind.name)) is not None:
+            undo = hook(checked)
+            evidence = {"pid": pid, "by": getattr(hook, "__name__", "a function of the training's")}
+            remove = None if undo is None else lambda: undo() or {}
+            injected = Injected(kind.name, evidence, remove, duration, report)
+        elif kind.name in training.STRIKES:
+            strike = training.STRIKES[kind.name](checked, duration)
             return strike.evidence, strike
         else:
-            injected = training.begin(kind, params, duration, self._each_step, report)
+            injected = training.begin(kind.name, checked, duration, self._each_step, report)
         if injected.removable:
             self._there[command.id] = injected
         return injected.evidence, None
@@ -82,9 +83,3 @@ class Injections:
             self._on_removal(injection, evidence)
 
         return tell
-
-
-def _read(command: Command) -> tuple[str, dict[str, Any], float | None]:
-    params = command.params
-    kind, checked, duration = check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
-    return kind.name, checked, duration

@@ -26,10 +26,7 @@ now_of_system = time.time
 """Seconds since the epoch, even while a fault makes `time.time` return something else to the training."""
 
 Given: TypeAlias = tuple[int, float, Any, Any, Any, dict[str, Any] | None, dict[str, Any] | None]
-"""A published report, with its tensors: a plain tuple, because one is made in each step.
-
-Its items are its number (from 0), seconds since the epoch, step, epoch, max_step, metrics and configuration.
-"""
+"""A published report, quick to make: number, time, step, epoch, max_step, metrics and configuration."""
 
 
 def number(value: Any) -> float:

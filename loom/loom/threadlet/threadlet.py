@@ -108,7 +108,6 @@ class Threadlet(CommandApplier):
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         super().__init__(dict(config or {}), address is not None, injectable)
-        self._threads: list[threading.Thread] = []
         if address is None:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
         else:
@@ -123,13 +122,10 @@ class Threadlet(CommandApplier):
             # A child of multiprocessing runs these finalizers at its end, but not the functions of `atexit`.
             Finalize(self, _close, (self,), exitpriority=10)
         # Daemon threads do not keep a process from ending; `close` waits for the reports.
-        for target, arguments, name in (
-            (self._make_rows, (link,), "loom-reports"),
-            (watch_devices, (self.devices, link, self._ended), "loom-devices"),
-        ):
-            self._threads.append(threading.Thread(target=target, args=arguments, name=name, daemon=True))
-        link.start()
-        for thread in self._threads:
+        self._reports = threading.Thread(target=self._make_rows, args=(link,), name="loom-reports", daemon=True)
+        watched = self.devices, link, self._ended
+        devices = threading.Thread(target=watch_devices, args=watched, name="loom-devices", daemon=True)
+        for thread in (link, self._reports, devices):
             thread.start()
 
     def step(
@@ -251,7 +247,7 @@ class Threadlet(CommandApplier):
         if self._link is None:
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT
-        self._threads[0].join(CLOSE_TIMEOUT / 2)
+        self._reports.join(CLOSE_TIMEOUT / 2)
         self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
 
     def _goodbye(self, error: BaseException | None) -> Bye:

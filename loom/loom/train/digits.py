@@ -96,10 +96,7 @@ def start(job: Any, groups: int = 3, steps: int = 1000, **settings: Any) -> Any:
 
 
 def _digits() -> tuple[Any, Any]:
-    """Return the images (n x 64, between 0 and 1) and labels.
-
-    They are read from scikit-learn's file, because importing scikit-learn takes two seconds.
-    """
+    """Return the images (n x 64, from 0 to 1) and labels, without the two seconds of importing sklearn."""
     import numpy
     import torch
 

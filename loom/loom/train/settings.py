@@ -17,10 +17,7 @@ class Averaging(str, Enum):
     LOCAL_SGD = "local_sgd"
     """The parameters, after each ``sync_every`` steps (https://arxiv.org/abs/1805.09767)."""
     DILOCO = "diloco"
-    """The distance that the parameters moved in ``sync_every`` steps, which an outer optimizer follows.
-
-    See https://arxiv.org/abs/2311.08105.
-    """
+    """The move of the parameters in ``sync_every`` steps, for an outer optimizer (https://arxiv.org/abs/2311.08105)."""
 
 
 class Restore(str, Enum):
@@ -43,10 +40,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True)
 class LiveConfig:
-    """The configuration that can change while the job runs.
-
-    For example, ``job.weaver.update_config("train", learning_rate=0.01)`` changes it.
-    """
+    """The configuration that ``job.weaver.update_config("train", batch_size=64)`` changes while the job runs."""
 
     learning_rate: float = 0.1
     batch_size: int = 32

@@ -6,7 +6,6 @@ import asyncio
 import importlib.machinery
 import importlib.util
 import os
-from pathlib import Path
 from typing import Any
 
 from loom.actor import Actor, endpoint
@@ -56,11 +55,9 @@ def _torchft() -> Any:
     if package is None or not package.submodule_search_locations:
         raise MissingDependency("a job needs torchft: pip install 'monarch-loom[train]'")
     os.environ.setdefault("RUST_LOG", "warn")  # by default it logs several lines in each step
-    folder = Path(package.submodule_search_locations[0])
-    suffix = next(one for one in importlib.machinery.EXTENSION_SUFFIXES if (folder / f"_torchft{one}").exists())
-    loader = importlib.machinery.ExtensionFileLoader("_torchft", str(folder / f"_torchft{suffix}"))
-    spec = importlib.util.spec_from_loader("_torchft", loader)
+    spec = importlib.machinery.PathFinder.find_spec("_torchft", package.submodule_search_locations)
     assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module

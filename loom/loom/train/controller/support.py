@@ -34,10 +34,7 @@ class HostAgent(Actor):
 
 
 class Support:
-    """The lighthouse and the agents of one job.
-
-    Only the controller's thread uses it; ``on_controller`` runs a call on that thread.
-    """
+    """The lighthouse and the agents of one job, for the controller's thread, on which ``on_controller`` calls."""
 
     def __init__(
         self,

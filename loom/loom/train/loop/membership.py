@@ -108,10 +108,7 @@ class Membership:
             return
 
     def average(self, flat: torch.Tensor, row: list[float]) -> list[list[float]]:
-        """Replace a tensor by the mean of all groups' tensors, and return the rows of numbers of all groups.
-
-        The result counts only if `commit` returns True.
-        """
+        """Replace a tensor by the mean of all groups; return all rows. Both count only if `commit` is true."""
         place, of = self.place
         rows = torch.zeros(of, len(row), dtype=torch.float64, device=flat.device)
         rows[place] = torch.tensor(row, dtype=torch.float64)

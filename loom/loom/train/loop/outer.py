@@ -51,11 +51,9 @@ class OuterOptimizer:
                 local(parameter).copy_(anchor)
 
     def state(self) -> dict[str, Any]:
-        """Return the state that another process needs to continue from here."""
         return {"anchors": [anchor.detach() for anchor in self._anchors], "sgd": self._sgd.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from another process's `state`."""
         with torch.no_grad():
             for anchor, value in zip(self._anchors, state["anchors"], strict=True):
                 anchor.copy_(value)

@@ -143,7 +143,7 @@ def test_a_kill_is_only_prepared_until_it_was_told() -> None:
     told: list[Any] = []
     injections = Injections({}, [], lambda *removed: told.append(removed))
 
-    evidence, strike = injections.on_host(Command("c0", CommandKind.INJECT, {"fault": "sigkill"}))
+    evidence, strike = injections.inject(Command("c0", CommandKind.INJECT, {"fault": "sigkill"}))
 
     assert evidence == {"pid": os.getpid()}
     assert strike is not None
