@@ -64,9 +64,6 @@ class Param:
         return read
 
 
-_NO_PARAMS: Mapping[str, Param] = MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class FaultKind:
     """A kind of fault."""
@@ -75,7 +72,7 @@ class FaultKind:
     place: Place
     what: str
     """The effect, in a sentence."""
-    params: Mapping[str, Param] = field(default_factory=lambda: _NO_PARAMS)
+    params: Mapping[str, Param] = field(default_factory=dict)
     lasts: float | None = None
     """The default duration in seconds. None: the fault is over at once, and there is nothing to remove."""
     ends: bool = False
@@ -90,18 +87,13 @@ _PEERS = Param(list, [], "addresses of the hosts on the other side; empty: all b
 _DEVICE = Param(str, "", "the network device; empty: the one of the route to other hosts")
 
 
-def _in_training(name: str, what: str, params: Mapping[str, Param] = _NO_PARAMS, **more: Any) -> FaultKind:
-    return FaultKind(name, Place.TRAINING, what, params, **more)
-
-
-def _on_host(name: str, what: str, params: Mapping[str, Param], lasts: float, silences: bool = False) -> FaultKind:
-    return FaultKind(name, Place.HOST, what, params, lasts, silences=silences, of="host")
-
-
-def _seconds(default: float, what: str, least: float, most: float) -> Mapping[str, Param]:
-    return {"seconds": Param(float, default, what, least, most)}
-
-
+_EXCEPTION = {"text": Param(str, "", "the text of the exception")}
+_SLOW = {"seconds": Param(float, 0.5, "seconds by which each step is longer", 0.0, 600.0)}
+_CLOCK = {"seconds": Param(float, 3600.0, "seconds to jump; backwards if negative", -1e8, 1e8)}
+_NAN = {"steps": Param(int, 1, "number of steps", 1, 1_000_000)}
+_LOSS = {"percent": Param(int, 10, "percentage of lost packets", 1, 100), "peers": _PEERS}
+_DELAY = {"milliseconds": Param(float, 100.0, "milliseconds of delay", 0.1, MAX_DELAY), "device": _DEVICE}
+_BANDWIDTH = {"megabits": Param(float, 10.0, "megabits a second", 0.01, 1e6), "device": _DEVICE}
 _MEMORY = {
     "megabytes": Param(int, 256, "megabytes that the process may allocate in addition", 1, 65536),
     "bound": Param(str, "rlimit", "the mechanism of the bound", choices=("rlimit", "cgroup")),
@@ -116,98 +108,85 @@ _CHECKPOINTS = {
     "seed": Param(int, 0, "seed of the choice of bytes", 0, 1 << 53),
 }
 
+_TRAINING, _HOST, _GATEWAY = Place
+
 _KINDS = (
-    FaultKind("sigkill", Place.HOST, "The process is killed, as the kernel does when memory is short.", ends=True),
+    FaultKind("sigkill", _HOST, "The process is killed, as the kernel does when memory is short.", ends=True),
     FaultKind(
-        "sigstop",
-        Place.HOST,
-        "The process hangs: it is stopped, and continues afterwards.",
-        lasts=5.0,
-        silences=True,
+        "sigstop", _HOST, "The process hangs: it is stopped, and continues afterwards.", {}, 5.0, silences=True
     ),
-    _in_training("segfault", "The process reads an invalid address, and crashes.", ends=True),
-    _in_training(
-        "exception",
-        "A step raises InjectedFault.",
-        {"text": Param(str, "", "the text of the exception")},
-        ends=True,
-    ),
-    _in_training(
+    FaultKind("segfault", _TRAINING, "The process reads an invalid address, and crashes.", ends=True),
+    FaultKind("exception", _TRAINING, "A step raises InjectedFault.", _EXCEPTION, ends=True),
+    FaultKind(
         "out_of_memory",
+        _TRAINING,
         "A step allocates all the memory that it may have, bounded by an rlimit (it raises MemoryError) or by a "
         "cgroup (the kernel kills the process).",
         _MEMORY,
         ends=True,
     ),
-    _in_training(
+    FaultKind(
         "gil_deadlock",
+        _TRAINING,
         "A C function waits and holds the interpreter's lock: no thread of the process runs, heartbeats end.",
         lasts=10.0,
     ),
-    _in_training("pg_abort", "The process groups of torch.distributed are aborted, as after the loss of a peer."),
-    _in_training(
-        "slow_rank",
-        "Each step takes longer.",
-        _seconds(0.5, "seconds by which each step is longer", 0.0, 600.0),
-        lasts=10.0,
+    FaultKind(
+        "pg_abort",
+        _TRAINING,
+        "The process groups of torch.distributed are aborted, as after the loss of a peer.",
     ),
-    _in_training(
-        "clock_jump",
-        "time.time() of the process jumps; the monotonic clock goes on.",
-        _seconds(3600.0, "seconds to jump; backwards if negative", -1e8, 1e8),
-        lasts=10.0,
+    FaultKind("slow_rank", _TRAINING, "Each step takes longer.", _SLOW, 10.0),
+    FaultKind(
+        "clock_jump", _TRAINING, "time.time() of the process jumps; the monotonic clock goes on.", _CLOCK, 10.0
     ),
-    _in_training(
-        "nan_loss",
-        "The outputs of the model, and so the loss, are NaN for some steps.",
-        {"steps": Param(int, 1, "number of steps", 1, 1_000_000)},
-        lasts=60.0,
+    FaultKind(
+        "nan_loss", _TRAINING, "The outputs of the model, and so the loss, are NaN for some steps.", _NAN, 60.0
     ),
     FaultKind(
         "lost_host",
-        Place.HOST,
+        _HOST,
         "The worker is killed with all its processes; then it is restarted.",
         lasts=5.0,
         ends=True,
         silences=True,
         of="host",
     ),
-    _on_host(
+    FaultKind(
         "partition",
+        _HOST,
         "No packets pass between the host and others.",
         {"peers": _PEERS},
         5.0,
         silences=True,
+        of="host",
     ),
-    _on_host("link_down", "A network device of the host is down.", {"device": _DEVICE}, 5.0, silences=True),
-    _on_host(
-        "loss",
-        "Packets to the host are lost.",
-        {"percent": Param(int, 10, "percentage of lost packets", 1, 100), "peers": _PEERS},
-        10.0,
+    FaultKind(
+        "link_down",
+        _HOST,
+        "A network device of the host is down.",
+        {"device": _DEVICE},
+        5.0,
+        silences=True,
+        of="host",
     ),
-    _on_host(
-        "delay",
-        "Packets of the host are delayed.",
-        {"milliseconds": Param(float, 100.0, "milliseconds of delay", 0.1, MAX_DELAY), "device": _DEVICE},
-        10.0,
+    FaultKind("loss", _HOST, "Packets to the host are lost.", _LOSS, 10.0, of="host"),
+    FaultKind("delay", _HOST, "Packets of the host are delayed.", _DELAY, 10.0, of="host"),
+    FaultKind(
+        "bandwidth", _HOST, "The bandwidth of a network device of the host is limited.", _BANDWIDTH, 10.0, of="host"
     ),
-    _on_host(
-        "bandwidth",
-        "The bandwidth of a network device of the host is limited.",
-        {"megabits": Param(float, 10.0, "megabits a second", 0.01, 1e6), "device": _DEVICE},
-        10.0,
-    ),
-    _on_host("full_disk", "The file system of a folder is full.", _DISK, 10.0),
-    _on_host(
+    FaultKind("full_disk", _HOST, "The file system of a folder is full.", _DISK, 10.0, of="host"),
+    FaultKind(
         "corrupt_checkpoint",
+        _HOST,
         "Bytes of the newest checkpoint in a folder are changed, and restored afterwards.",
         _CHECKPOINTS,
         30.0,
+        of="host",
     ),
-    FaultKind("dead_driver", Place.GATEWAY, "The driver of a session is killed.", of="session"),
-    FaultKind("dead_gateway", Place.GATEWAY, "The gateway is killed.", of="gateway"),
-    FaultKind("dead_weaver", Place.GATEWAY, "The weaver is killed; the gateway starts another one.", of="weaver"),
+    FaultKind("dead_driver", _GATEWAY, "The driver of a session is killed.", of="session"),
+    FaultKind("dead_gateway", _GATEWAY, "The gateway is killed.", of="gateway"),
+    FaultKind("dead_weaver", _GATEWAY, "The weaver is killed; the gateway starts another one.", of="weaver"),
 )
 
 FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
@@ -255,10 +234,6 @@ def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
 
 
 def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
-    """Check a fault; return its kind, all of its parameters, and the seconds that it lasts.
-
-    Raises:
-        WrongArguments: there is no such kind, the kind has no such parameter, or a value does not fit.
-    """
+    """Return a fault's kind, all of its parameters and the seconds that it lasts, or raise `WrongArguments`."""
     kind = fault_kind(name)
     return kind, check_params(kind, params), check_duration(kind, duration)

@@ -27,11 +27,9 @@ class Injected:
     """An injected fault. As a context manager it removes the fault at the end.
 
     Args:
-        kind: of `loom.chaos.faults`.
-        evidence: shows that the fault is present.
         undo: removes the fault, and returns the evidence that it is gone; None if there is nothing to remove.
         duration: seconds after which the fault is removed; None: only by a call of `remove`.
-        told: called with the result of ``undo``.
+        on_removal: called with the result of ``undo``.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Injected:
         evidence: Evidence,
         undo: Callable[[], Evidence] | None = None,
         duration: float | None = None,
-        told: Callable[[Evidence], None] | None = None,
+        on_removal: Callable[[Evidence], None] | None = None,
     ) -> None:
         self.kind = kind
         self.evidence = evidence
@@ -49,7 +47,7 @@ class Injected:
         self.removal: Evidence | None = None
         """Evidence that the fault is gone; None before `remove`."""
         self._undo = undo
-        self._on_removal = told
+        self._on_removal = on_removal
         self._lock = threading.Lock()
         self._gone = threading.Event()
         self._timer: threading.Timer | None = None

@@ -30,7 +30,6 @@ class Target:
     mesh: str | None = None
     """The name of the proc mesh, which is the group of its replicas; or a glob."""
     rank: int | None = None
-    """The rank in the mesh."""
     host: str | None = None
     """The name of the host, or a glob."""
     session: str | None = None
@@ -54,13 +53,8 @@ def living(replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
     return [one for one in replicas if one.state not in ENDED]
 
 
-def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> None:
-    """Check that a target names a living replica, and only replicas that are marked as injectable.
-
-    Raises:
-        UnknownReplica: the target names no living replica.
-        NotInjectable: a named replica is not marked.
-    """
+def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> list[ReplicaInfo]:
+    """Return the living replicas that a target names, or raise `UnknownReplica` or `NotInjectable`."""
     found = living(matching(target, replicas.values()))
     if not found:
         few = ", ".join(sorted(one.id for one in living(replicas.values()))[:5]) or "none"
@@ -69,6 +63,7 @@ def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> None:
     if unmarked:
         raise NotInjectable(f"the target ({target}) matches replicas that are not marked as injectable: "
                             f"{', '.join(unmarked[:5])}")  # fmt: skip
+    return found
 
 
 def chosen(target: Target, found: list[ReplicaInfo], luck: random.Random) -> list[ReplicaInfo]:

@@ -120,7 +120,7 @@ def once(
     """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
     from loom.chaos.faults import Place, check_fault
-    from loom.chaos.targets import Target, check_target, chosen, living, matching
+    from loom.chaos.targets import Target, check_target, chosen
 
     kind, given, seconds = check_fault(
         fault,
@@ -133,11 +133,9 @@ def once(
         wanted = Target(replica, mesh, rank, host, session, pick)
         if wanted == Target():
             raise WrongArguments(f"say whom {kind.name} is to strike: --replica, --mesh, --rank, --host, --random")
-        replicas = weaver.replicas()
-        check_target(wanted, replicas)
+        found = check_target(wanted, weaver.replicas())
         seed = secrets.randbelow(1 << 32) if seed is None else seed
-        found = chosen(wanted, living(matching(wanted, replicas.values())), random.Random(seed))
-        target = [one.id for one in found]
+        target = [one.id for one in chosen(wanted, found, random.Random(seed))]
     elif kind.of == "session" and session is None:
         raise WrongArguments(f"say which session's driver is to be killed by {kind.name}: --session")
     injection = weaver.inject(kind.name, target, seconds, given)

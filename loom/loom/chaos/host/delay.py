@@ -44,10 +44,7 @@ _QUEUE = 4096
 """Frames that the TAP device keeps until they are taken."""
 
 _MTU = 1000
-"""The TAP device's MTU, below the minimum of IPv6 (1280), so that it gets no IPv6 address and sends nothing.
-
-The MTU does not limit the frames that the table hands to the device.
-"""
+"""Below the minimum of IPv6 (1280), so that the TAP device gets no IPv6 address. It limits no forwarded frame."""
 
 _FRAME = (1 << 16) + 256
 """Bytes of the largest frame: an unsegmented IP packet, and the headers around it."""
@@ -63,10 +60,7 @@ _ARPHRD_ETHER = 1
 
 
 def delay(milliseconds: float, device: str) -> Injected:
-    """Delay the frames that leave an Ethernet device.
-
-    The frames stay in order. The removal of the fault sends the delayed ones at once.
-    """
+    """Delay the frames that leave an Ethernet device, in order; the removal of the fault sends them at once."""
     forwarder = Forwarder(device, DelayQueue(milliseconds / 1000))
     carrying = threading.Thread(target=forwarder.carry, name="loom-delay", daemon=True)
     carrying.start()

@@ -58,6 +58,7 @@ class Report:
 
     def _fault(self, struck: Struck) -> dict[str, Any]:
         planned = struck.planned
+        same = ("failed", "evidence", "removal", "detected", "recovered", "steps_lost", "spent")
         return {
             "fault": planned.fault,
             "at": struck.at - self.run.began,
@@ -67,24 +68,14 @@ class Report:
             "params": dict(planned.params),
             "duration": planned.duration,
             "injection": struck.id,
-            "failed": struck.failed,
-            "evidence": struck.evidence,
-            "removal": struck.removal,
-            "detected": struck.detected,
-            "recovered": struck.recovered,
-            "steps_lost": struck.steps_lost,
+            **{name: getattr(struck, name) for name in same},
             "goodput": compute_share(struck.spent),
-            "spent": struck.spent,
             "victims": [asdict(victim) for victim in struck.victims],
             "mark": str(planned.mark),
         }
 
     def markdown(self, picture: str | None = None) -> str:
-        """Return the report as Markdown.
-
-        Args:
-            picture: the file name of a plot to show.
-        """
+        """Return the report as Markdown, with the plot in the file ``picture``."""
         run = self.run
         began = datetime.fromtimestamp(run.began, timezone.utc).isoformat(" ", "seconds")
         share = "not known" if self.goodput is None else f"{self.goodput:.1%}"
@@ -99,18 +90,8 @@ class Report:
         ]
         if picture is not None:
             lines += [f"![The run]({picture})", ""]
-        lines += [
-            "## Faults",
-            "",
-            *self._faults(),
-            "",
-            GOODPUT_OF_FAULT,
-            "",
-            "## Expectations",
-            "",
-            *self._expectations(),
-            "",
-        ]
+        lines += ["## Faults", "", *self._faults(), "", GOODPUT_OF_FAULT, ""]
+        lines += ["## Expectations", "", *self._expectations(), ""]
         if run.goodput:
             whole = sum(run.goodput.values()) or math.nan
             rows = [[one, f"{took:.1f}", f"{took / whole:.1%}"] for one, took in run.goodput.items() if took > 0]

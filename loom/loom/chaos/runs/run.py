@@ -69,11 +69,7 @@ class Run:
         """When the settling time at the end began; None before it."""
 
     def check(self) -> None:
-        """Check that each fault has a target; change nothing.
-
-        Raises:
-            BadPlan: a fault has no target, or one that is not marked as injectable; with line and column.
-        """
+        """Raise `BadPlan` if a fault has no target, or one that is not marked as injectable; change nothing."""
         replicas = self._weaver.replicas()
         for fault in self.plan.faults:
             try:
@@ -158,7 +154,9 @@ class Run:
         fault, kind = pending.planned, pending.planned.kind
         if kind.of == "host":
             found = found[:1] if fault.fault == "lost_host" else list({one.host: one for one in found}.values())
-        victims = [self._victim(one) for one in found] if kind.place is not Place.GATEWAY else []
+        victims = []
+        if kind.place is not Place.GATEWAY:
+            victims = [Victim(one.id, one.group, one.registered, one.step) for one in found]
         targets = [one.id for one in found] if victims else [self._component(fault, found)]
         groups = frozenset(one.group for one in found)
         struck = Struck(fault, self.observer.now(), targets, victims, groups=groups)
@@ -182,10 +180,6 @@ class Run:
         if fault.kind.of != "session":
             return "*"
         return fault.target.session or next((one.session for one in found if one.session), "*")
-
-    @staticmethod
-    def _victim(replica: ReplicaInfo) -> Victim:
-        return Victim(replica.id, replica.group, replica.registered, replica.step)
 
     def _acknowledged(self, struck: Struck, injection: InjectionProxy) -> None:
         """Wait for the acknowledgements. Replicas that the fault killed at once send none."""
