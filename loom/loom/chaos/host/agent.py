@@ -7,7 +7,6 @@ with the reason why there is no fault, and another line when the fault is gone.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -148,11 +147,7 @@ def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
 
 def main() -> int:
     """Inject one fault and hold it until its end; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loom.chaos.host.agent", description="Inject one fault and hold it."
-    )
-    parser.add_argument("request", help="JSON, as loom.chaos.host.agent.keep writes it")
-    request = json.loads(parser.parse_args().request)
+    request = json.loads(sys.argv[1])  # as `keep` writes it
     kind, pid, params = request["kind"], request["pid"], request["params"]
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

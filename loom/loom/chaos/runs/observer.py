@@ -27,7 +27,6 @@ class Life:
 
     replica: str
     registered: float
-    """When the process registered, by the weaver's clock."""
     first: int | None = None
     """The first step that was observed."""
     last: int | None = None
@@ -53,14 +52,11 @@ class Observer:
 
     weaver: WeaverProxy
     replicas: Mapping[str, ReplicaInfo] = field(default_factory=dict)
-    """The replicas as of the last look."""
     events: list[WeaverEvent] = field(default_factory=list)
-    """All events since the beginning."""
     lives: dict[str, list[Life]] = field(default_factory=dict)
     """The processes of each replica, the last one last."""
     away: list[Outage] = field(default_factory=list)
     weavers: list[str] = field(default_factory=list)
-    """The ids of the weavers that have run."""
     offset: float = 0.0
     """Seconds by which the weaver's clock is ahead of this machine's."""
     _last: int = 0

@@ -53,20 +53,17 @@ class Run:
         self.observer = Observer(weaver)
         self._tracker = Tracker(self.observer, plan.recovery, report)
         self.struck: list[Struck] = []
-        self.began = self.ended = 0.0
-        """When the run began and ended, by the weaver's clock."""
+        self.began = self.ended = 0.0  # by the weaver's clock
         self.cut_short: str | None = None
         """Why the run ended early."""
         self.goodput: dict[str, float] | None = None
         """Seconds of the watched replicas during the run, by reason; None if the weaver has no goodput of them."""
-        self._spent_until: list[dict[str, float]] = []
-        """The results of `_spent` at each fault, and at the end."""
+        self._spent_until: list[dict[str, float]] = []  # at each fault, and at the end
         self._weaver = weaver
         self._report = report
         self._random = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
-        self._settled: float | None = None
-        """When the settling time at the end began; None before it."""
+        self._settled: float | None = None  # when the settling time at the end began
 
     def check(self) -> None:
         """Raise `BadPlan` if a fault has no target, or one that is not marked as injectable; change nothing."""
@@ -140,8 +137,7 @@ class Run:
 
     def _event_of(self, pending: _Pending) -> float | None:
         """Return when the event of a fault happened, or None."""
-        before = [one for one in self._pending if one.index < pending.index]
-        if before:
+        if any(one.index < pending.index for one in self._pending):
             return None
         earlier = [one for one in self.struck if one.planned is not pending.planned]
         if pending.planned.when.event == RECOVERED:
@@ -154,12 +150,14 @@ class Run:
         fault, kind = pending.planned, pending.planned.kind
         if kind.of == "host":
             found = found[:1] if fault.fault == "lost_host" else list({one.host: one for one in found}.values())
-        victims = []
+        victims, targets = [], ["*"]
         if kind.place is not Place.GATEWAY:
             victims = [Victim(one.id, one.group, one.registered, one.step) for one in found]
-        targets = [one.id for one in found] if victims else [self._component(fault, found)]
+            targets = [one.id for one in found]
+        elif kind.of == "session":
+            targets = [fault.target.session or next((one.session for one in found if one.session), "*")]
         groups = frozenset(one.group for one in found)
-        struck = Struck(fault, self.observer.now(), targets, victims, groups=groups)
+        struck = Struck(fault, self.observer.now(), targets, victims, groups)
         self.struck.append(struck)
         self._spent_until.append(self._spent())
         self._report(f"{fault.fault} strikes {', '.join(targets)}")
@@ -175,12 +173,6 @@ class Run:
         if struck.failed is not None:
             self._report(f"{fault.fault} was not injected: {struck.failed}")
 
-    @staticmethod
-    def _component(fault: PlannedFault, found: list[ReplicaInfo]) -> str:
-        if fault.kind.of != "session":
-            return "*"
-        return fault.target.session or next((one.session for one in found if one.session), "*")
-
     def _acknowledged(self, struck: Struck, injection: InjectionProxy) -> None:
         """Wait for the acknowledgements. Replicas that the fault killed at once send none."""
         until = time.monotonic() + ACKNOWLEDGED_WITHIN
@@ -189,19 +181,13 @@ class Run:
             self.observer.look()
             time.sleep(LOOK_EVERY / 4)
         struck.evidence = {id: dict(one) for id, one in injection.evidence.items()}
-        refused = {
-            id: one.reason for id, one in injection.outcomes().items() if not one.ok and not self._has_ended(id)
-        }
+        alive = [id for id, one in self.observer.replicas.items() if one.state not in ENDED]
+        refused = {id: one.reason for id, one in injection.outcomes().items() if not one.ok and id in alive}
         if refused and not struck.evidence:
             struck.failed = "; ".join(f"{id}: {reason}" for id, reason in refused.items())
         self.observer.look()
-        for event in self.observer.events:
-            if event.kind == "applied" and event.data.get("command") == struck.id:
-                struck.at = event.time
-                break
-
-    def _has_ended(self, replica: str) -> bool:
-        return replica not in self.observer.replicas or self.observer.replicas[replica].state in ENDED
+        applied = self.observer.since(0.0, "applied")
+        struck.at = next((event.time for event in applied if event.data.get("command") == struck.id), struck.at)
 
     def _is_over(self) -> bool:
         now = self.observer.now()

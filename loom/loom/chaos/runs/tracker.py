@@ -26,7 +26,6 @@ class Victim:
     registered: float
     """When the struck process registered."""
     step: int | None
-    """The replica's step at that time."""
     detected: float | None = None
     """Seconds from the fault to the first event that reports a problem."""
     detected_as: str | None = None
@@ -47,16 +46,15 @@ class Struck:
     """When the fault was injected, in seconds since the epoch, by the weaver's clock."""
     targets: list[str]
     victims: list[Victim]
+    groups: frozenset[str]
+    """The groups of the targeted replicas."""
     evidence: dict[str, Any] = field(default_factory=dict)
     removal: dict[str, Any] = field(default_factory=dict)
     """Evidence that the fault is gone, by replica."""
-    groups: frozenset[str] = frozenset()
-    """The groups of the targeted replicas."""
     id: str = ""
     failed: str | None = None
     """Why the fault was not injected."""
     over: float | None = None
-    """When the fault was over."""
     detected: float | None = None
     """Seconds from the fault until the first victim, or the killed component of Loom, was noticed."""
     recovered: float | None = None
@@ -93,9 +91,8 @@ class Tracker:
         if struck.victims:
             for victim in struck.victims:
                 self._see_victim(struck, victim)
-            struck.detected = min(
-                (one.detected for one in struck.victims if one.detected is not None), default=None
-            )
+            detected = [one.detected for one in struck.victims if one.detected is not None]
+            struck.detected = min(detected, default=None)
             recovered = [one.recovered for one in struck.victims if one.recovered is not None]
             if len(recovered) == len(struck.victims):
                 struck.recovered = max(recovered)
@@ -184,12 +181,8 @@ class Tracker:
                 died = observer.since(struck.at, *DETECTS)
                 if died and struck.detected is None:
                     struck.detected = died[0].time - struck.at
+                back = [one for one in observer.replicas.values() if one.registered > struck.at]
+                running = [one for one in back if one.state == "running" and one.group in struck.groups]
                 # Ignore the replica of a job's controller: it is back long before any replica trains again.
-                if any(
-                    replica.group in struck.groups
-                    and replica.state == "running"
-                    and replica.registered > struck.at
-                    and replica.step is not None
-                    for replica in observer.replicas.values()
-                ):
+                if any(one.step is not None for one in running):
                     struck.recovered = observer.now() - struck.at
