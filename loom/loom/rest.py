@@ -81,11 +81,7 @@ class Gateway:
         return ended
 
     def end_session(self, name: str) -> None:
-        """End a session: its driver, its meshes and their processes.
-
-        Raises:
-            UnknownSession: no session has that name.
-        """
+        """End a session: its driver, its meshes and their processes."""
         self._call("DELETE", f"/sessions/{quoted(name)}", expect="name")
 
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:

@@ -200,10 +200,7 @@ class Acknowledged(Frame):
 
 @dataclass(frozen=True, slots=True)
 class FaultRemoved(Frame):
-    """``["fault", injection id, evidence]``, from a threadlet: an injected fault is gone.
-
-    ``evidence`` is a map of what shows that the fault is gone.
-    """
+    """``["fault", injection id, {evidence that it is gone}]``, from a threadlet: an injected fault is gone."""
 
     KIND: ClassVar[str] = "fault"
 

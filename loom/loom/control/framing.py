@@ -37,11 +37,7 @@ def pack(frame: Sequence[Any]) -> bytes:
 
 
 class Splitter:
-    """A splitter of a stream of bytes into frames, however the stream is cut.
-
-    Args:
-        limit: bytes of the largest frame to accept; ``limit`` may be set again at any time.
-    """
+    """A splitter of a stream of bytes into frames of at most ``limit`` bytes, however the stream is cut."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit

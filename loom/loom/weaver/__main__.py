@@ -95,10 +95,7 @@ async def _serve(
 
 
 async def _end_with(folder: WeaverFolder, server: Server) -> None:
-    """End the server when the folder is removed.
-
-    No gateway could find this weaver then, and no later weaver its store.
-    """
+    """End the server when its folder is removed: no gateway could find it then, and no later weaver its store."""
     while True:
         await asyncio.sleep(LOOK_EVERY)
         if not folder.is_there():

@@ -19,7 +19,6 @@ _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command and return the command's state."""
 
 _READS = frozenset(("numbers", *(name for name, operation in OPERATIONS.items() if operation.method == "GET")))
-"""Operations that change nothing."""
 
 BETWEEN_ATTEMPTS = 0.02
 """Seconds between two attempts to connect to a weaver that its supervisor says is up."""
@@ -32,21 +31,13 @@ ANSWER_TIMEOUT = 30.0
 
 
 class WeaverClient:
-    """A client of the weaver, with one connection for requests and one for each watch.
-
-    Requests wait until `came` was called.
-
-    Args:
-        path: of the weaver's socket.
-        patience: seconds that a request waits for a weaver that is away.
-    """
+    """A client of the weaver, with one connection for requests, which wait until `came`, and one for each watch."""
 
     def __init__(self, path: str, patience: float = PATIENCE) -> None:
         self._path = path
         self._patience = patience
         self._closed = False
         self._up = asyncio.Event()
-        """Set while the weaver listens."""
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
         self._link: _Link | None = None
@@ -83,10 +74,7 @@ class WeaverClient:
         return await self.ask(operation, timeout, by=by, **arguments)
 
     async def ask(self, operation: str, within: float = ANSWER_TIMEOUT, /, **arguments: Any) -> Any:
-        """Ask the weaver to do an operation, within so many seconds, and return its result.
-
-        A weaver that goes away before it answers may have done the operation.
-        """
+        """Return the result of an operation. A weaver that goes away before it answers may have done it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
@@ -152,7 +140,6 @@ class _Link(Connection):
         self.lost = False
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        """The futures of requests, by number."""
         self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
         """Pushes that the watcher has not read; None after the last."""
 

@@ -27,7 +27,7 @@ Target = str | list[str]
 def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica], dict[str, Acknowledgement]]:
     """Return the replicas that a target names, and a failed acknowledgement for each name that no replica has.
 
-    A glob, a group's name or a short name selects only living replicas; an id selects its replica in any state.
+    Only an id selects a replica that has ended.
     """
     if isinstance(target, str):
         if target in replicas:
@@ -82,7 +82,6 @@ class GivenCommand:
     time: float
     replicas: list[str]
     event: int = 0
-    """The id of the event that logged the command."""
     acknowledgements: dict[str, Acknowledgement] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
     """The replicas that have not acknowledged the command, in order."""

@@ -28,8 +28,6 @@ class DeviceReplicaMap:
 
     A device stays known, with its state, when its last replica leaves, so that a failed device is not taken for a
     healthy one when another replica registers it. `forget` removes it.
-
-    Methods raise `UnknownDevice` for a device that no replica has registered, unless they say otherwise.
     """
 
     def __init__(self) -> None:

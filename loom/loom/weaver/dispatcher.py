@@ -73,10 +73,7 @@ class Dispatcher:
         return given
 
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
-        """Remove a fault early, through any injectable replica on its hosts.
-
-        The replica that the fault has stopped cannot do so itself.
-        """
+        """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
         command = self._known.commands.get(injection)
         if command is None or command.kind is not CommandKind.INJECT:
             raise UnknownInjection(f"no fault was injected with the id {injection!r:.80}")
@@ -89,8 +86,7 @@ class Dispatcher:
     def fail_device(self, device: str, reason: str, by: str, now: float) -> WeaverEvent:
         """Record that a device has failed, notify the replicas on it, and carry out their policies.
 
-        Monitors may report a failure again and again; a repeated report changes nothing unless new processes use
-        the device.
+        Monitors repeat themselves: a repeated report changes nothing unless new processes use the device.
         """
         known = self._known.devices.device(device)
         affected = [self._known.replicas[id] for id in self._known.devices.replicas_of(device)]

@@ -15,10 +15,7 @@ from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
 _MAX_STALL_STACKS = 16
-"""Stacks of stalled replicas at a time.
-
-When a collective hangs, every replica stalls at once; a few stacks say why.
-"""
+"""Stacks of stalled replicas at a time: when a collective hangs, every replica stalls, and a few stacks say why."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ class Output:
     frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
     """Frames for threadlets, in order; None closes the connection."""
     events: list[WeaverEvent] = field(default_factory=list)
-    """Events for watchers."""
     done: list[GivenCommand] = field(default_factory=list)
     """Commands that are done, for the callers that wait for them."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)

@@ -24,10 +24,7 @@ class Action(str, Enum):
 
 
 class Policy:
-    """The action for each group.
-
-    A group without an action of its own has that of the newest glob that matches it.
-    """
+    """The action for each group: its own, or that of the newest glob that matches it."""
 
     def __init__(self) -> None:
         self._actions: dict[str, Action] = {}

@@ -27,13 +27,10 @@ from loom.weaver.views import WeaverEvent
 
 
 class Registry:
-    """The replicas and devices, with their policies, commands, events and history.
+    """The replicas and devices, with their policies, commands, events and history, as far as they are in the store.
 
-    Args:
-        store: the store of the state, from which the registry loads what is there.
-        now: the time.
-        keep_ended: how many failed or finished replicas to remember.
-        save_after: seconds after which a replica's newest status is also written outside the journal.
+    It remembers ``keep_ended`` replicas that have ended. A status report is also written outside the journal after
+    ``save_after`` seconds.
     """
 
     def __init__(
@@ -45,7 +42,6 @@ class Registry:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.states: Counter[ReplicaState] = Counter()
-        """How many replicas are in each state."""
         self.devices = DeviceReplicaMap()
         self.device_status: dict[str, dict[str, Any]] = {}
         """The newest report on each device; not stored."""
@@ -64,9 +60,7 @@ class Registry:
         self._forgotten: list[str] = []
         """The ids of replicas whose history the next commit deletes."""
         self._changed: dict[Replica, None] = {}
-        """The replicas that the next commit writes."""
         self._touched: dict[Replica, None] = {}
-        """The replicas of the next push to watchers."""
         self._touched_devices: dict[str, None] = {}
         self._unsaved: dict[Replica, tuple[int, float]] = {}
         """Replicas whose newest status is only in the journal: the first such row, and when it was written."""

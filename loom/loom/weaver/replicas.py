@@ -61,10 +61,9 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
     Cause.SAID_FAILED: dict.fromkeys(LIVING, _R.FAILED),
     Cause.SAID_FINISHED: dict.fromkeys(LIVING, _R.FINISHED),
 }
-"""The next state for each cause and state.
+"""The next state for each cause and state. A pair that is not listed changes nothing.
 
-A pair that is not listed changes nothing: for example, a step that a paused replica reports was taken before the
-pause.
+For example, a step that a paused replica reports was taken before the pause.
 """
 
 _FEW_STEPS = 4
@@ -73,10 +72,7 @@ _REMEMBERED_STEPS = 32
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The weaver's record of one training process. Times are seconds since the epoch.
-
-    `ReplicaInfo` describes the fields that others see.
-    """
+    """The weaver's record of one training process; `ReplicaInfo` describes what others see of it."""
 
     id: str
     state: ReplicaState = ReplicaState.REGISTERING
@@ -151,10 +147,7 @@ class Replica:
         return True
 
     def baseline_step_time(self) -> float | None:
-        """Return the median seconds of the last steps, or None before there are a few.
-
-        One slow step does not move a median.
-        """
+        """Return the median seconds of the last steps, which one slow step does not move; None before a few."""
         if len(self._step_times) < _FEW_STEPS:
             return None
         return statistics.median(self._step_times)

@@ -33,7 +33,6 @@ class Reports:
         self._known = known
         self._outbox = outbox
         self.taken = 0
-        """Status reports taken since the start."""
         self._unacknowledged: dict[Replica, float] = {}
         """When each replica sent its first report that no `Stored` frame covers yet, the earliest first."""
         self.takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
@@ -44,7 +43,6 @@ class Reports:
             Handlers.KIND: self._handlers,
             FaultRemoved.KIND: self._fault_removed,
         }
-        """The method for each kind of report."""
 
     def tell_stored(self, now: float) -> None:
         """Send threadlets, after a commit, the number of their last stored report."""

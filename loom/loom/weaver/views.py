@@ -132,7 +132,6 @@ class ReplicaInfo(_View):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ReplicaInfo:
-        """Return the replica that a JSON object holds."""
         read = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
         return super().from_body({**body, **read, "metrics": read_metrics(body["metrics"])})
 
@@ -170,7 +169,6 @@ class DeviceInfo(_View):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> DeviceInfo:
-        """Return the device that a JSON object holds."""
         read = {"state": DeviceState(body["state"]), "replicas": tuple(body.get("replicas", ()))}
         return super().from_body({**body, **read})
 
@@ -190,12 +188,10 @@ class WeaverEvent(_View):
     """Further fields, by the event's kind. ``cause`` is the id of the event that led to this one."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the JSON object."""
         return {"id": self.id, "time": self.time, "kind": self.kind, "replica": self.replica, **self.data}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> WeaverEvent:
-        """Return the event that a JSON object holds."""
         data = {name: value for name, value in body.items() if name not in ("id", "time", "kind", "replica")}
         return cls(body["id"], body["time"], body["kind"], body["replica"], data)
 
@@ -221,12 +217,10 @@ class CommandState(_View):
     """The acknowledgements by replica; one that is ``waiting`` for a replica that has not answered yet."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the JSON object."""
         return {**super().to_body(), "outcomes": {id: one.to_body() for id, one in self.outcomes.items()}}
 
     @classmethod
     def from_body(cls: type[C], body: Mapping[str, Any]) -> C:
-        """Return the command's state that a JSON object holds."""
         outcomes = {id: Acknowledgement.from_body(one) for id, one in body["outcomes"].items()}
         return super().from_body({**body, "replicas": tuple(body["replicas"]), "outcomes": outcomes})
 
@@ -314,13 +308,11 @@ class GoodputRecord(_View):
         return self.seconds.get(reason, 0.0) / whole if whole > 0 else 0.0
 
     def to_body(self) -> dict[str, Any]:
-        """Return the JSON object."""
         faults, course = [one.to_body() for one in self.faults], [one.to_body() for one in self.course]
         return {**super().to_body(), "faults": faults, "course": course}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> GoodputRecord:
-        """Return the record that a JSON object holds."""
         faults = tuple(map(FaultRecord.from_body, body["faults"]))
         return super().from_body(
             {**body, "faults": faults, "course": tuple(map(CoursePoint.from_body, body["course"]))}

@@ -34,10 +34,7 @@ _CAUSES = {
 
 
 class Weaver:
-    """The core of the weaver: it knows replicas and devices, and commands them.
-
-    Threadlets have to show the ``key``.
-    """
+    """The core of the weaver: it knows and commands replicas. Threadlets have to show the ``key``."""
 
     def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known
@@ -56,7 +53,6 @@ class Weaver:
             Stack.KIND: self.stacks.take_from,
             Bye.KIND: self._bye,
         }
-        """The method for each kind of frame from a threadlet that has said hello."""
         for replica in known.replicas.values():
             if replica.state in LIVING:
                 replica.link_lost = now

@@ -18,12 +18,7 @@ BY_GATEWAY = frozenset(("inject", "remove_fault"))
 
 
 class SessionWeaver:
-    """The weaver, asked through a session, or by REST when the session is over.
-
-    Args:
-        caller: sends the session's operations.
-        gateway: the REST interface of the session's gateway.
-    """
+    """The weaver, asked through a session, or by REST when the session is over."""
 
     def __init__(self, caller: Calls, gateway: Gateway) -> None:
         self._caller = caller

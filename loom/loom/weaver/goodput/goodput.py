@@ -36,10 +36,7 @@ ACCOUNTS_A_SECOND = 2000
 """Time accounts taken for a job each second, at most. Taking one costs about 10 µs."""
 
 NEW_RUN_AFTER = 600.0
-"""Seconds without living replicas after which a job counts as given up.
-
-Replicas that register later are a new run.
-"""
+"""Seconds without living replicas after which a job counts as given up, and later replicas as a new run."""
 
 
 class Goodput:
@@ -145,10 +142,7 @@ class Goodput:
         last_step: float = 0.0,
         step: int | None = None,
     ) -> None:
-        """Record that a replica's process is known to be dead.
-
-        The process was last heard of at ``last_sign``. Its last known step is ``step``, made at ``last_step``.
-        """
+        """Record the death of a process, last heard of at ``last_sign``, whose ``step`` came at ``last_step``."""
         known, place = self._find(job, replica)
         if place is None or place.vacant is not None:
             return
@@ -268,10 +262,7 @@ class Goodput:
         place.counted = spent
 
     def _end(self, job: JobTime, place: Place) -> None:
-        """Add a dead process's seconds to the job for good.
-
-        They stay in ``counted``, in case the process lives after all.
-        """
+        """Add a dead process's seconds to the job for good, and keep them in case it lives after all."""
         for reason, seconds in place.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 SAVE_AFTER = 30.0
-"""Seconds after which a living replica's account is written.
-
-Losing a newer one does no harm: accounts are cumulative.
-"""
+"""Seconds after which a living replica's account is written. They are cumulative, so losing one does no harm."""
 
 MAX_SAVED = 200
 """Rows that one commit writes in addition to the urgent ones, so that it does not take long."""

@@ -49,11 +49,8 @@ HELLO_WITHIN = 10.0
 class Server:
     """A server of a weaver on two listening sockets.
 
-    Args:
-        weaver: the weaver.
-        clock: returns the time in seconds since the epoch, and never goes back.
-        address: where threadlets find the weaver, for clients that ask for it.
-        linger: seconds without a gateway, a driver or a threadlet after which the server ends.
+    Its clock returns the seconds since the epoch, and never goes back. The server ends by itself after ``linger``
+    seconds without a gateway, a driver or a threadlet.
     """
 
     def __init__(
@@ -75,16 +72,13 @@ class Server:
         self.watchers: set[RequestConnection] = set()
         self._linger = linger
         self._last_peer_at = clock()
-        """When a peer was last connected."""
         self._listeners: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._committed = 0.0
         """When the last commit was, by the event loop's clock."""
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
-        """Whether the planned commit is an urgent one."""
         self._py_spies = asyncio.Semaphore(2)
-        """Limits the processes of py-spy that run at once."""
 
     async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -191,10 +185,7 @@ class Server:
         self.plan_commit()
 
     async def _report_if_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
-        """Report a process's death.
-
-        The check is repeated, because a process closes its sockets before it is gone.
-        """
+        """Report a process's death; check several times, because a process closes its sockets before it is gone."""
         for wait in (0.0, 0.02, 0.1, 0.3, 0.5):
             await asyncio.sleep(wait)
             if not is_alive(process):
@@ -231,7 +222,6 @@ class RequestConnection(Connection):
         self._answers: list[list[Any]] = []
         """Answers that wait for the next commit."""
         self._watches: set[int] = set()
-        """The request numbers of the watches."""
         self._snapshot = 0
         """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
 

@@ -46,10 +46,7 @@ class EventStore:
     def after(
         self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
     ) -> list[WeaverEvent]:
-        """Return the events after an id, the oldest first.
-
-        At most ``limit`` are returned: the first or the ``newest``.
-        """
+        """Return at most ``limit`` events after an id, the oldest first: the first ones, or the ``newest``."""
         wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)

@@ -18,10 +18,8 @@ from typing import NamedTuple
 from loom.errors import ProtocolMismatch
 
 CHUNK = 128
-"""Points of a full chunk."""
 
 MAX_METRICS = 1000
-"""Metrics of one replica."""
 
 _MAX_NAME = 200
 _POINT = 3  # time, step, value: three doubles
@@ -89,7 +87,6 @@ class History:
         for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
             self._series.setdefault(replica, {})[metric] = _Series(id, upto)
         self._new_series: list[tuple[int, str, str, int]] = []
-        """Rows of new series for the next commit."""
         self._full: list[tuple[_Series, _Row]] = []
         """Full chunks for the next commit, with their rows."""
         self._open_chunks: dict[int, _Series] = {}

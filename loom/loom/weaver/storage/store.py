@@ -50,12 +50,7 @@ CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 
 
 class Store:
-    """The store's file. The next commit writes the rows that were put; reads find them only then.
-
-    Raises:
-        UnsafeStateFolder: the folder cannot be written, or the file is no SQLite file, or it is of another version
-            of Loom.
-    """
+    """The store's file. The next commit writes the rows that were put; reads find them only then."""
 
     def __init__(self, path: str | Path) -> None:
         try:
