@@ -29,24 +29,29 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     from loom_gateway.driver.monarch.root_client import prepare
     from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.server import DriverServer
+    from loom_gateway.driver.session.session import Session
+    from loom_gateway.driver.weaver_link import WeaverLink
 
     loop = asyncio.get_running_loop()
     prepare(options.worker, options.port)
+
+    def new_session(name: str) -> Session:
+        return Session(
+            WeaverLink(options.weaver, name, loop),
+            options.worker,
+            options.workers_file,
+            loop,
+            lifetime,
+            LogSpool(files.log),
+            options.max_message,
+            options.max_in_flight,
+        )
+
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(files.socket)
         os.chmod(files.socket, 0o600)
         listener.listen()
-        limits = options.max_message, options.max_in_flight
-        server = DriverServer(
-            options.worker,
-            listener,
-            LogSpool(files.log),
-            lifetime,
-            *limits,
-            weaver_folder=options.weaver,
-            workers_file=options.workers_file,
-        )
-        lifetime.start(loop, server.end)
+        server = DriverServer(listener, lifetime, new_session)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.end_on_signal, number)
         announce(socket=files.socket)

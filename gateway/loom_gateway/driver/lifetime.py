@@ -49,7 +49,8 @@ class Lifetime:
         self._clients: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None  # runs while no client is connected
         self._loop: asyncio.AbstractEventLoop
-        self._end: Callable[[str], object]
+        self.end: Callable[[str], object]
+        """Ends the session for a reason. On the event loop."""
         self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
 
     def watch_gateway(self) -> None:
@@ -72,7 +73,7 @@ class Lifetime:
     def start(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], object]) -> None:
         """Start to measure the linger time. After it, ``end`` is called on the loop with the reason."""
         self._loop = loop
-        self._end = end
+        self.end = end
 
     def opened(self, persist: bool) -> float:
         """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread.
@@ -102,7 +103,7 @@ class Lifetime:
     def _left(self, client: object) -> None:
         self._clients.discard(client)
         if self._opened and not self._clients and not self._persist and self._timer is None:
-            self._timer = self._loop.call_later(self._linger, self._end, f"no client for {self._linger:g} s")
+            self._timer = self._loop.call_later(self._linger, self.end, f"no client for {self._linger:g} s")
 
     def ends(self, reason: str) -> None:
         """Note why the driver ends. The first reason stays."""
@@ -116,7 +117,7 @@ class Lifetime:
 
     def end_on_signal(self, number: signal.Signals) -> None:
         """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop."""
-        self._end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
+        self.end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
 
     def over(self) -> None:
         """Note that the driver has ended by itself."""

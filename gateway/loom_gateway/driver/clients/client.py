@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 from loom.errors import LoomError, ProtocolMismatch
 from loom.wire.handshake import refusal
+from loom.wire.lane import behind_length
 from loom.wire.messages import ADVERBS, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom.wire.sender import HIGH_WATER, FrameSender, Wire
-from loom.wire.stream import Stream
+from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.waker import Waker
 from loom_gateway.driver.clients.backlog import Backlog
+from loom_gateway.driver.session.dispatcher import Dispatcher
 
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a connected client, and for a client without a connection."""
 
 TURN_TIMEOUT = 20.0
 """Seconds that a lost connection has to finish the operation that it is starting."""
+
+GOODBYE_TIMEOUT = 5.0
+"""Seconds that the client has to take what is still queued when the session ends."""
 
 _PASSED_ON = frozenset(ADVERBS.values())
 
@@ -30,29 +35,6 @@ class Carrier(Wire, Protocol):
 
     def give_up(self) -> None:
         """Stop receiving, because the client has another connection or is gone."""
-
-    def say_goodbye(self, message: Message) -> None:
-        """Send everything that is queued, then a last message, and close."""
-
-
-class Operations(Protocol):
-    """The session's operations, as its clients start them."""
-
-    @property
-    def next_id(self) -> int:
-        """The first id that the next driving client may use."""
-
-    def start(self, message: Message) -> None:
-        """Start an operation of the driving client. Called by one thread at a time."""
-
-    def read(self, message: Message) -> None:
-        """Start an operation of a watching client. Safe on any thread."""
-
-    def client_left(self, unsent: Sequence[Message]) -> None:
-        """Note that the driving client was disconnected, and which messages it had not received."""
-
-    def unclaimed(self, message: Message) -> None:
-        """Keep an answer to a disconnected client. Safe on any thread."""
 
 
 class Client:
@@ -70,7 +52,7 @@ class Client:
         self,
         number: int,
         first_id: int,
-        operations: Operations,
+        operations: Dispatcher,
         max_message: int = MAX_MESSAGE,
         lanes: bool = False,
     ) -> None:
@@ -123,13 +105,24 @@ class Client:
                 "an operation that was being started when the connection was lost takes too long"
             )
 
-    def end(self, why: LoomError) -> None:
-        """Tell the client why it is disconnected, and drop it."""
+    def say_goodbye(self, message: Message) -> None:
+        """Send what is queued and a last message, if there is a connection, and give up the connections."""
         connection = self.connection
         if connection is not None:
-            connection.say_goodbye(refusal(why))
+            farewell = behind_length(unnumbered_frame(message))
+            if self.sender.attached:
+                self.sender.drain(GOODBYE_TIMEOUT)
+                self.sender.put_raw(farewell)
+                self.sender.drain(GOODBYE_TIMEOUT)
+            else:  # the client's greeting has not been answered yet
+                with contextlib.suppress(OSError):
+                    connection.send_all(farewell)
             connection.give_up()
-        self.carry_by(None)
         if self.bulk is not None:
             self.bulk.give_up()
+
+    def end(self, why: LoomError) -> None:
+        """Tell the client why it is disconnected, and drop it."""
+        self.say_goodbye(refusal(why))
+        self.carry_by(None)
         self.sender.close()

@@ -19,59 +19,33 @@ import select
 import socket
 import sys
 import termios
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from loom.errors import LoomError, ProtocolMismatch
 from loom.wire.bodies import OpenSession
 from loom.wire.frames import MAX_FRAME
-from loom.wire.handshake import Hello, Welcome, refusal
+from loom.wire.handshake import Hello, refusal
 from loom.wire.lane import LENGTH, behind_length
-from loom.wire.messages import TURN, Buffer, Kind, Message, turns
+from loom.wire.messages import TURN, Buffer, Kind, turns
 from loom.wire.sender import try_send
 from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.waker import Waker
 from loom_gateway.driver.clients.client import Client
+from loom_gateway.driver.session.session import Session
 
 logger = logging.getLogger(__name__)
-
-GOODBYE_TIMEOUT = 5.0
-"""Seconds that the client has to take what is still queued when the session ends."""
 
 _WOKEN = b"the waker was woken"
 """Stands between the frames for a wake-up by the bulk connection. Compared by identity."""
 
 
-class ClientSession(Protocol):
-    """The session that a connection leads to."""
-
-    def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
-        """Return the greeting client and whether it is new. Raise `LoomError` if it is refused."""
-
-    def welcome(self, client: Client, hello: Hello) -> Welcome:
-        """Return the answer to a client's greeting."""
-
-    def connected(self, client: Client) -> None:
-        """Note that a new client has been answered."""
-
-    def disconnected(self, client: Client, connection: ClientConnection) -> None:
-        """Note that the connection has ended."""
-
-
-class ConnectionServer(Protocol):
-    """The server that opens the session."""
-
-    def open(self, hello: Hello, session: str) -> ClientSession:
-        """Return the session; open it if this is the first client. Raise `LoomError` if it cannot be opened."""
-
-
 class ClientConnection:
     """One connection of the gateway, which is one connection of a client."""
 
-    def __init__(self, server: ConnectionServer, sock: socket.socket) -> None:
-        self._server = server
+    def __init__(self, open_session: Callable[[Hello, str], Session], sock: socket.socket) -> None:
+        self._open_session = open_session
         self._socket = sock
-        self._session: ClientSession  # set once the session is open
+        self._session: Session  # set once the session is open
         self._client: Client | None = None
         self._over = False  # set by `give_up`
         self._whole = False
@@ -101,7 +75,7 @@ class ClientConnection:
             self._serve(self._frames())
         except LoomError as error:
             logger.warning("refusing the client: %s", error)
-            self.say_goodbye(refusal(error))
+            self._refuse(error)
         except OSError:
             pass  # the gateway closed the connection
         finally:
@@ -128,7 +102,7 @@ class ClientConnection:
         if message.kind != Kind.HELLO:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
-        self._session = self._server.open(hello, session)
+        self._session = self._open_session(hello, session)
         self._client, is_new = self._session.admit(self, hello)
         if hello.lane:
             self._serve_bulk(self._client, hello, frames)
@@ -207,8 +181,7 @@ class ClientConnection:
                     self._take_bulk(client, frame)
             except LoomError as error:
                 logger.warning("refusing the client: %s", error)
-                if client.connection is not None:
-                    client.connection.say_goodbye(refusal(error))
+                client.say_goodbye(refusal(error))
 
     def _take_bulk(self, client: Client, frame: Buffer) -> None:
         if client.stream.receive_bulk(frame):
@@ -291,20 +264,13 @@ class ClientConnection:
             view = view[received:]
         return frame
 
-    def say_goodbye(self, message: Message) -> None:
-        """Send what is queued, then a last message, and close."""
-        farewell = behind_length(unnumbered_frame(message))
+    def _refuse(self, error: LoomError) -> None:
         if self._client is not None and self._client.connection is self:
-            self._client.sender.drain(GOODBYE_TIMEOUT)
-            self._client.sender.put_raw(farewell)
-            self._client.sender.drain(GOODBYE_TIMEOUT)
-        else:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(farewell)
-        if self._client is not None and self._client.bulk is not None:
-            self._client.bulk.give_up()
+            self._client.say_goodbye(refusal(error))
+            return
         with contextlib.suppress(OSError):  # the gateway was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.sendall(behind_length(unnumbered_frame(refusal(error))))
+        self.give_up()
 
 
 def _begins_with_frame(data: bytes, position: int) -> bool:

@@ -17,8 +17,9 @@ from loom.errors import ProtocolMismatch, SessionInUse, SessionTakenOver, Watche
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
-from loom_gateway.driver.clients.client import Carrier, Client, Operations
+from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.spill import SPILLED_FROM, spilled
+from loom_gateway.driver.session.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Clients:
         self._watching: dict[int, Client] = {}
         self._watchers = 0  # how many there have ever been
 
-    def admit(self, connection: Carrier, hello: Hello, operations: Operations) -> tuple[Client, bool]:
+    def admit(self, connection: Carrier, hello: Hello, operations: Dispatcher) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is new.
 
         Args:
@@ -137,8 +138,7 @@ class Clients:
     def say_goodbye(self, message: Message) -> None:
         """Send each connected client what is queued for it, then a last message."""
         for client in self.all():
-            if client.connection is not None:
-                client.connection.say_goodbye(message)
+            client.say_goodbye(message)
 
     def disconnected(self, client: Client, connection: Carrier) -> None:
         """Note that a connection of a client is gone. Another may follow."""

@@ -10,10 +10,11 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from loom.errors import WorkerUnreachable
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import watch_host
 from loom_gateway.driver.monarch.root_client import probe
 from loom_gateway.driver.session.context import Context
@@ -32,35 +33,19 @@ FOLLOW_EVERY = 1.0
 
 
 class HostWatcher:
-    """Watches the hosts of one session. On the event loop, except for the handler.
+    """Watches the hosts of one session. On the event loop, except for the handler."""
 
-    Args:
-        context: the session's state.
-        on_gone: called with a lost host's number, before its processes count as gone.
-        on_back: called with the number of a host that is back, before the client is notified.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        on_gone: Sequence[Callable[[int], object]] = (),
-        on_back: Sequence[Callable[[int], Awaitable[object]]] = (),
-    ) -> None:
+    def __init__(self, context: Context, syncs: Syncs) -> None:
         self._context = context
         self._hosts = context.hosts
-        self._on_gone = on_gone
-        self._on_back = on_back
+        self._syncs = syncs
         self._following: asyncio.Task[None] | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}  # one for each host that lives
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
     def start(self, read: Callable[[], WorkerList | None]) -> None:
-        """Start watching for lost hosts and for new addresses.
-
-        Args:
-            read: returns the gateway's current list of workers.
-        """
+        """Start watching for lost hosts, and for new addresses in the gateway's list of workers."""
         for host in range(len(self._hosts.addresses)):
             self._watch(host)
         self._following = self._context.loop.create_task(self._follow(read))
@@ -74,8 +59,7 @@ class HostWatcher:
 
     def _gone(self, host: int) -> None:
         self._hosts.lost.add(host)
-        for notify in self._on_gone:
-            notify(host)
+        self._syncs.host_gone(host)
         self._context.failures.host_gone(host)
         self._notify("host_lost", host)
 
@@ -113,7 +97,7 @@ class HostWatcher:
             for host in back:
                 self._hosts.lost.discard(host)
                 self._watch(host)
-            await asyncio.gather(*(notify(host) for host in back for notify in self._on_back))
+            await asyncio.gather(*map(self._syncs.host_back, back))
             for host in back:
                 self._notify("host_back", host)
             return back

@@ -173,7 +173,7 @@ class Syncs:
         async with self._starting:
             if self._lifeline is None:
                 self._lifeline = LifelineServer(self._context.lifeline[0])
-                await self._lifeline.start(self)
+                await self._lifeline.start(lambda host, rank: self._agents[host].gone.set())
         for host in self._context.meshes.entry(HOST_MESH).ranks:
             if host not in self._agents:
                 self._agents[host] = self._new_agent(host)
@@ -181,23 +181,6 @@ class Syncs:
     def _new_agent(self, host: int) -> _HostAgent:
         assert self._lifeline is not None
         return _HostAgent(self._context, host, self._lifeline.address)
-
-    def process_started(self, procs: int, rank: int) -> None:
-        """Do nothing: an agent's start needs no notice."""
-
-    def process_gone(self, procs: int, rank: int) -> None:
-        """Note that an agent's process is gone."""
-        self._agents[procs].gone.set()
-
-    async def process_prints(
-        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Close the connection: agents do not send their output."""
-        writer.close()
-
-    async def weaver_address(self) -> str:
-        """Return an empty string: an agent has no threadlet."""
-        return ""
 
     async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
         """Assemble the tree on a host. Return None if the host is lost."""

@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE
 from loom_gateway.driver.code_sync.sys_path import OnPath
@@ -38,41 +38,33 @@ process would otherwise inherit the driver's `UNDELIVERABLE_AFTER`, and an actor
 would wait forever."""
 
 
-class ProcessOwner(Protocol):
-    """The receiver of events about processes, each named by its proc mesh's id and its rank. On the event loop."""
-
-    def process_started(self, procs: int, rank: int) -> None:
-        """Note that a process has started."""
-
-    def process_gone(self, procs: int, rank: int) -> None:
-        """Note that a process is gone."""
-
-    async def process_prints(
-        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Collect the output of a process, which arrives on a separate connection."""
-
-    async def weaver_address(self) -> str:
-        """Return the weaver's address, or an empty string. A process gets it before it does anything else."""
+async def _no_weaver() -> str:
+    return ""
 
 
 class LifelineServer:
-    """The driver's end: accepts the connections of processes, holds them, and reports when one breaks.
-
-    Args:
-        host: address of this machine that the workers can reach.
-    """
+    """The driver's end: accepts the connections of processes at ``host``, and reports when one breaks."""
 
     def __init__(self, host: str) -> None:
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         """The host and port to which processes connect."""
-        self._owner: ProcessOwner
         self._server: asyncio.Server
 
-    async def start(self, owner: ProcessOwner) -> None:
-        """Accept connections, and report their processes to ``owner``."""
-        self._owner = owner
+    async def start(
+        self,
+        gone: Callable[[int, int], object],
+        started: Callable[[int, int], object] = lambda procs, rank: None,
+        prints: Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None,
+        weaver: Callable[[], Awaitable[str]] = _no_weaver,
+    ) -> None:
+        """Accept connections. Processes are reported by their proc mesh's id and rank, on the event loop.
+
+        Args:
+            prints: serves the separate connection on which a process's output arrives.
+            weaver: returns the weaver's address, which a process gets before it does anything else.
+        """
+        self._gone, self._started, self._prints, self._weaver = gone, started, prints, weaver
         self._server = await asyncio.start_server(self._hold, sock=self._socket)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,18 +73,18 @@ class LifelineServer:
         except (ValueError, TypeError):
             writer.close()  # not a process of ours
             return
-        if use:
-            await self._owner.process_prints(procs, rank, reader, writer)
+        if use and self._prints is not None:
+            await self._prints(procs, rank, reader, writer)
             return
-        self._owner.process_started(procs, rank)
+        self._started(procs, rank)
         try:
-            writer.write(json.dumps(await self._owner.weaver_address()).encode() + b"\n")
+            writer.write(json.dumps(await self._weaver()).encode() + b"\n")
             while await reader.read(4096):
                 pass
         except OSError:
             pass  # the process was killed, or its machine is gone
         writer.close()
-        self._owner.process_gone(procs, rank)
+        self._gone(procs, rank)
 
 
 async def watch_host(address: WorkerAddress) -> None:

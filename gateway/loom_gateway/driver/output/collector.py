@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
-from loom.wire.bodies import LogLines
-from loom.wire.messages import Message
+from loom.wire.bodies import LogLines, SetLogOptions
+from loom.wire.messages import Kind, Message
 from loom_gateway.driver.output import pump as log_pump
 from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
 from loom_gateway.driver.output.pump import Budget
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.replies import Handler
 
 WINDOW = 0.5
 """Seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise."""
@@ -92,28 +95,14 @@ class _Printer:
 
 
 class LogCollector:
-    """Collects lines and passes them on by the options of their mesh. On the event loop, except for `add`.
+    """Collects lines and passes them on by the options of their mesh.
 
-    Args:
-        loop: the driver's event loop.
-        send: takes a message for the client.
-        describe: given a proc mesh's id, returns its name, labels and sizes.
-        spool: the file that keeps the session's log, or None.
-        has_room: returns whether lines may join what waits for the client.
+    On the event loop, except for `add` and the handlers.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        send: Callable[[Message], None],
-        describe: Callable[[int], tuple[str, Sequence[str], Sequence[int]]],
-        spool: LogSpool | None,
-        has_room: Callable[[], bool],
-    ) -> None:
-        self._loop = loop
-        self._has_room = has_room
-        self._send = send
-        self._describe = describe
+    def __init__(self, context: Context, spool: LogSpool) -> None:
+        self._context = context
+        self._loop = context.loop
         self._spool = spool
         self._sources: dict[int | str, _Source] = {}
         self._options: dict[int, _Options] = {}
@@ -123,6 +112,32 @@ class LogCollector:
         self._none_left.set()
         self._budget = Budget(RATE, BURST)
         self._unsent = 0  # lines that were skipped since the last note
+        self._levels: dict[int, int] = {}  # of the processes' loggers, by proc mesh
+        self.handlers: dict[int, Handler] = {Kind.LOG_OPTIONS: self._set_options, Kind.FLUSH_LOGS: self._flush_all}
+
+    def _set_options(self, message: Message, started: float) -> None:
+        options = SetLogOptions.from_body(message.body)
+        procs, level = options.procs, options.level
+        entry = self._context.meshes.entry(procs)
+        self._loop.call_soon_threadsafe(self._change, procs, _Options(options.stream, options.window))
+        if level == self._levels.get(procs, logging.INFO):
+            self._context.replies.succeed(message.id, started, None)
+            return
+        self._levels[procs] = level
+        # Monarch sets the level in the processes, but forwards nothing: the driver does that.
+        setting = entry.mesh.logging_option(stream_to_client=False, aggregate_window_sec=None, level=level)
+        self._context.replies.answer_with(message, started, _until(setting))
+
+    def _flush_all(self, message: Message, started: float) -> None:
+        self._context.replies.answer_with(message, started, self.flush())
+
+    def _change(self, procs: int, options: _Options) -> None:
+        """Set the client's options for a proc mesh. Lines that are held back leave by the earlier options."""
+        self._options[procs] = options
+        source = self._sources.get(procs)
+        if source is not None:
+            self._flush_window(source)
+            source.options = options
 
     def add(self, source: str, stream: str, text: str) -> None:
         """Add output that is not of a mesh's process, such as that of ``driver``. Safe on any thread.
@@ -138,8 +153,7 @@ class LogCollector:
             source = self._sources[name] = _Source(name, options=_Options(stream=False))
             printer = self._others[name] = _Printer(source, 0)
             printer.budget = Budget(log_pump.RATE, log_pump.BURST)
-            if self._spool is not None:
-                self._spool.add_processes(name, 1)
+            self._spool.add_processes(name, 1)
         if printer.budget is not None and not printer.budget.take(len(text)):
             printer.left_out += len(text)
             return
@@ -175,11 +189,17 @@ class LogCollector:
     def _source(self, procs: int) -> _Source:
         source = self._sources.get(procs)
         if source is None:
-            source = self._sources[procs] = _Source(*self._describe(procs))
+            source = self._sources[procs] = self._describe(procs)
             source.options = self._options.get(procs, source.options)
-            if self._spool is not None:
-                self._spool.add_processes(source.name, math.prod(source.sizes))
+            self._spool.add_processes(source.name, math.prod(source.sizes))
         return source
+
+    def _describe(self, procs: int) -> _Source:
+        entry = self._context.meshes.known(procs)
+        if entry is None or entry.failure is not None:
+            return _Source(f"mesh {procs}")  # the client has dropped its proxy
+        labels, _, sizes, _ = self._context.meshes.shape(entry)
+        return _Source(entry.name, labels, sizes)
 
     def _take(self, printer: _Printer, kind: int, when: float, data: bytes) -> None:
         if kind == log_pump.MARK:
@@ -211,15 +231,9 @@ class LogCollector:
 
     def _lines(self, printer: _Printer, stream: str, lines: list[str], when: float) -> None:
         source, rank = printer.source, printer.rank
-        if self._spool is not None:
-            common = {
-                "time": when,
-                "mesh": source.name,
-                "rank": rank,
-                "place": source.place(rank),
-                "stream": stream,
-            }
-            self._spool.append({**common, "text": line} for line in lines)
+        place = source.place(rank)
+        common = {"time": when, "mesh": source.name, "rank": rank, "place": place, "stream": stream}
+        self._spool.append({**common, "text": line} for line in lines)
         if not source.options.stream:
             return
         if source.options.window is None:
@@ -243,7 +257,7 @@ class LogCollector:
         batch: list[tuple[Any, ...]] = []
         size = 0
         for line in lines:
-            if not self._has_room() or not self._budget.take(len(line.text) + 100):
+            if not self._context.has_room() or not self._budget.take(len(line.text) + 100):
                 self._leave_out()
                 continue
             place = source.place(line.ranks[0])
@@ -266,15 +280,7 @@ class LogCollector:
         self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])
 
     def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:
-        self._send(LogLines().message(parts=[msgpack.packb(list(batch))]))
-
-    def set_options(self, procs: int, stream: bool, window: float | None) -> None:
-        """Set the client's options for a proc mesh. Lines that are held back leave by the earlier options."""
-        options = self._options[procs] = _Options(stream, window)
-        source = self._sources.get(procs)
-        if source is not None:
-            self._flush_window(source)
-            source.options = options
+        self._context.send(LogLines().message(parts=[msgpack.packb(list(batch))]))
 
     async def flush(self, procs: int | None = None) -> None:
         """Send all that has been printed so far, of one proc mesh or of all.
@@ -307,6 +313,10 @@ class LogCollector:
             self._flush_printer(printer)
         for source in self._sources.values():
             self._flush_window(source)
+
+
+async def _until(setting: Any) -> None:
+    await setting
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

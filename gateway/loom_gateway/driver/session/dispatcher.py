@@ -6,22 +6,21 @@ order, and its answer follows when its future resolves; see `loom_gateway.driver
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession
 from loom.wire.messages import READING, Kind, Message
-from loom_gateway.driver.clients.unclaimed import UnclaimedResults
 from loom_gateway.driver.handlers.calls import Calls
 from loom_gateway.driver.handlers.hosts import HostWatcher
-from loom_gateway.driver.handlers.logs import Logs
 from loom_gateway.driver.handlers.meshes import MeshOperations
 from loom_gateway.driver.handlers.ports import Ports
 from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
+from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
 from loom_gateway.driver.handlers.weaver import WeaverOperations
+from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
@@ -36,18 +35,12 @@ class Dispatcher:
     """Starts the operations of one session.
 
     Args:
-        context: the session's state.
         end: called on the event loop, with the reason, when the client ends the session.
-        log_spool: the file that keeps the session's log, or None.
         max_in_flight: the maximum number of unanswered operations; 0 for no limit.
     """
 
     def __init__(
-        self,
-        context: Context,
-        end: Callable[[str], object],
-        log_spool: LogSpool | None = None,
-        max_in_flight: int = 0,
+        self, context: Context, end: Callable[[str], object], log_spool: LogSpool, max_in_flight: int
     ) -> None:
         self._context = context
         self._end = end
@@ -56,15 +49,14 @@ class Dispatcher:
         self._highest_id = 0  # the highest id that any client has used
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
-        logs = Logs(context, log_spool)
-        self._logs = logs.collector
+        self.logs = LogCollector(context, log_spool)
         self._ports = Ports(context)
-        self._runs = Runs(context, self._logs)
+        self._runs = Runs(context, self.logs)
         self._unclaimed = UnclaimedResults(context)
         self._syncs = Syncs(context)
         self._meshes = MeshOperations(context, self._syncs)
         self.processes = Processes(context)
-        self.hosts = HostWatcher(context, on_gone=[self._syncs.host_gone], on_back=[self._syncs.host_back])
+        self.hosts = HostWatcher(context, self._syncs)
         self.local_session = LocalSession(context, self._syncs)
         context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
         self._handlers: dict[int, Handler] = {
@@ -76,7 +68,7 @@ class Dispatcher:
             **self._unclaimed.handlers,
             **self._syncs.handlers,
             **self.hosts.handlers,
-            **logs.handlers,
+            **self.logs.handlers,
             **WeaverOperations(context).handlers,
         }
 
@@ -137,27 +129,9 @@ class Dispatcher:
         """Keep an answer to a disconnected client."""
         self._unclaimed.take(message)
 
-    def process_started(self, procs: int, rank: int) -> None:
-        """Note that a process has started."""
-        self.processes.started(procs, rank)
-
-    def process_gone(self, procs: int, rank: int) -> None:
-        """Note that a process is gone."""
-        self._context.failures.process_gone(procs, rank)
-
-    async def process_prints(
-        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Collect the output of a process."""
-        await self._logs.serve(procs, rank, reader, writer)
-
-    async def weaver_address(self) -> str:
-        """Return the weaver's address, or an empty string if there is no weaver."""
-        return await self._context.weaver.address()
-
     async def close(self) -> None:
         """Stop accepting operations, stop the session's meshes, and collect the last of their output."""
         self._closed = True
         await self._meshes.stop_all()
-        await self._logs.end()
+        await self.logs.end()
         await self._context.weaver.flush(WEAVER_TIMEOUT)

@@ -4,89 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from loom.beside import enter
+from loom.errors import WorkersSilent
 from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
-from loom.wire.mux import MAX_MESSAGE
-from loom_gateway.driver.clients.client import Client
-from loom_gateway.driver.clients.connection import ClientConnection
+from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch.errors import replace_fault_hook
 from loom_gateway.driver.monarch.liveness import LifelineServer
-from loom_gateway.driver.monarch.root_client import address_towards
+from loom_gateway.driver.monarch.root_client import address_towards, attach, probe
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.dispatcher import Dispatcher
 from loom_gateway.driver.weaver_link import WeaverLink
 from loom_gateway.workers.sources import WorkerList
 
+logger = logging.getLogger(__name__)
+
 
 class Session:
-    """The session of a driver. Created on a client's thread while the event loop runs on another.
+    """The session of a driver. Attaches to the workers, on a client's thread while the event loop runs on another.
 
     Args:
-        name: the session's name.
-        host_mesh: the Monarch host mesh of its workers.
-        workers: the workers it was opened on.
-        read_workers: returns the gateway's current list of workers; None if there is none.
-        loop: the driver's event loop.
-        lifetime: ends the driver when it is no longer needed.
-        end: ends the session for a given reason; called on the event loop.
-        weaver_folder: the weaver's folder; None if there is no weaver.
-        log_spool: the file that keeps the session's log.
+        workers: the workers' addresses, unless there is a ``workers_file``.
+        workers_file: the gateway's current list, which covers at least this session's hosts.
         max_message: bytes of the largest message that a client may send.
         max_in_flight: the maximum number of unanswered operations; 0 for no limit.
+
+    Raises:
+        LoomError: the workers cannot be reached.
     """
 
     def __init__(
         self,
-        name: str,
-        host_mesh: Any,
-        workers: WorkerList,
-        read_workers: Callable[[], WorkerList | None],
+        weaver: WeaverLink,
+        workers: Sequence[str],
+        workers_file: str | None,
         loop: asyncio.AbstractEventLoop,
         lifetime: Lifetime,
-        end: Callable[[str], object],
-        weaver_folder: str | None = None,
-        log_spool: LogSpool | None = None,
-        max_message: int = MAX_MESSAGE,
-        max_in_flight: int = 0,
+        log_spool: LogSpool,
+        max_message: int,
+        max_in_flight: int,
     ) -> None:
-        self.name = name
-        self._workers = workers
+        self.name = weaver.session
+        self._workers_file = workers_file
+        self._workers = self._read_workers() or WorkerList(list(workers))
         self._loop = loop
         self._lifetime = lifetime
         self._max_message = max_message
         self._clients = Clients(max_message)
-        self._lifeline = LifelineServer(address_towards(workers.addresses))
+        host_mesh = _attach(self._workers.addresses, self.name)
+        self._lifeline = LifelineServer(address_towards(self._workers.addresses))
         self._context = Context(
             host_mesh,
-            workers.addresses,
+            self._workers.addresses,
             self._lifeline.address,
-            WeaverLink(weaver_folder, name, loop),
+            weaver,
             loop,
             self._clients.send,
             self._clients.flush,
             self._clients.has_room,
         )
-        self._dispatcher = Dispatcher(self._context, end, log_spool, max_in_flight)
+        self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
-        asyncio.run_coroutine_threadsafe(self._start(read_workers), loop).result()
+        asyncio.run_coroutine_threadsafe(self._start(), loop).result()
 
-    async def _start(self, read_workers: Callable[[], WorkerList | None]) -> None:
-        await self._lifeline.start(self._dispatcher)
-        self._dispatcher.hosts.start(read_workers)
+    def _read_workers(self) -> WorkerList | None:
+        return None if self._workers_file is None else WorkerList.read(self._workers_file)
+
+    async def _start(self) -> None:
+        await self._lifeline.start(
+            self._context.failures.process_gone,
+            self._dispatcher.processes.started,
+            self._dispatcher.logs.serve,
+            self._context.weaver.address,
+        )
+        self._dispatcher.hosts.start(self._read_workers)
         reports = self._context.weaver.report_calls(self._context.replies.latencies)
         self._reporting = self._loop.create_task(reports)
 
-    def admit(self, connection: ClientConnection, hello: Hello) -> tuple[Client, bool]:
+    def admit(self, connection: Carrier, hello: Hello) -> tuple[Client, bool]:
         """Return the greeting client, and whether it is new.
 
         Raises:
@@ -119,7 +124,7 @@ class Session:
         send = functools.partial(self._clients.send_to, client)
         self._loop.call_soon_threadsafe(self._dispatcher.processes.send_all, send)
 
-    def disconnected(self, client: Client, connection: ClientConnection) -> None:
+    def disconnected(self, client: Client, connection: Carrier) -> None:
         """Note that a connection is gone. The session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
         self._lifetime.client_left(connection)
@@ -128,6 +133,23 @@ class Session:
         """Stop the session's meshes and tell the clients. On the event loop."""
         await self._dispatcher.close()
         await self._loop.run_in_executor(None, self._clients.say_goodbye, SessionEnded(reason).message())
+
+
+def _attach(workers: Sequence[str], session: str) -> Any:
+    """Return a host mesh of the workers once they have answered."""
+    probe(workers)
+    # No session can report faults yet, but they must not end the process.
+    replace_fault_hook(lambda mesh, report: logger.warning("failure of %s: %s", mesh, report))
+    host_mesh = attach(workers, session)
+    try:
+        host_mesh.initialized.get()
+    except RuntimeError as error:
+        reason = str(error).partition("\n\n")[0]
+        raise WorkersSilent(
+            f"the workers accept connections but do not answer: {reason}. Look at their output; an overloaded "
+            f"worker may answer later."
+        ) from error
+    return host_mesh
 
 
 def _versions() -> dict[str, str]:
