@@ -18,8 +18,7 @@ from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import watch_host
 from loom_gateway.driver.monarch.root_client import probe
 from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.notices import notice
-from loom_gateway.driver.session.replies import Handler
+from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.workers.sources import WorkerList, parse_worker_address
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +23,9 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
-
-logger = logging.getLogger(__name__)
-
-STOP_TIMEOUT = 5.0
-"""Seconds for stopping a mesh when the session ends. After that, the workers kill what is left."""
 
 
 class MeshOperations:
@@ -168,17 +162,12 @@ class MeshOperations:
         self._context.replies.answer_with(message, started, self.stop_all())
 
     async def stop_all(self) -> None:
-        """Stop every proc mesh of the session, newest first, each within `STOP_TIMEOUT` seconds."""
+        """Stop every proc mesh of the session, newest first."""
         running = [entry for _, entry in self._context.meshes.whole("procs") if not entry.stopped]
-        await asyncio.gather(self._syncs.stop(), *(_stop(entry) for entry in reversed(running)))
-
-
-async def _stop(entry: Entry) -> None:
-    entry.stopped = True
-    try:
-        await asyncio.wait_for(entry.mesh.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
-    except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped; the workers reap what is left
-        logger.warning("stopping proc mesh %s: %s", entry.name, str(error)[:500])
+        for entry in running:
+            entry.stopped = True
+        stops = (stop_quietly(entry.mesh, entry.name, "the session has ended") for entry in reversed(running))
+        await asyncio.gather(self._syncs.stop(), *stops)
 
 
 def _commands(command: Any) -> Callable[[Any], Any]:

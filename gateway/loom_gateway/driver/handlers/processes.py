@@ -11,7 +11,7 @@ from typing import Any
 
 from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.notices import notice
+from loom_gateway.driver.session.replies import notice
 
 TOGETHER = 0.1
 """Seconds over which starts and stops are gathered into one notice: a mesh may have thousands of processes."""

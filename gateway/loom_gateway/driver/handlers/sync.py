@@ -24,7 +24,7 @@ from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAg
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError
 from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
@@ -37,9 +37,6 @@ BATCH_PIECES = 1024
 
 ATTEMPTS = 3
 """The number of attempts to fill a host's gaps. Another session may trim the host's cache meanwhile."""
-
-STOP_TIMEOUT = 5.0
-"""Seconds for stopping the agents when the session ends."""
 
 
 class Syncs:
@@ -295,10 +292,7 @@ class _HostAgent:
 
     async def stop(self) -> None:
         """Stop the agent's process."""
-        try:
-            await asyncio.wait_for(self._procs.stop("the session has ended").as_asyncio(), STOP_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - its lifeline ends it
-            logger.warning("stopping the agent of host %d: %s", self.host, str(error)[:500])
+        await stop_quietly(self._procs, f"loom_sync of host {self.host}", "the session has ended")
 
 
 def _taking(work: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,13 @@ from monarch.actor import as_endpoint
 from loom.errors import LoomError, NoSuchMesh
 from loom.wire.bodies import MakeView
 
+logger = logging.getLogger(__name__)
+
 NAME_TIMEOUT = 1.0
 """Seconds that a mesh has to report Monarch's name of it. A mesh that is being made has none."""
+
+STOP_TIMEOUT = 5.0
+"""Seconds for stopping the processes of a mesh."""
 
 HOST_MESH = 0
 """The id of the session's host mesh, which exists from the start."""
@@ -208,6 +214,14 @@ async def _monarchs_name(entry: Entry) -> str | None:
     except Exception:  # noqa: BLE001 - the mesh could not be made
         return None
     return name.lower()
+
+
+async def stop_quietly(procs: Any, name: str, reason: str) -> None:
+    """Stop a proc mesh within `STOP_TIMEOUT` seconds. The workers reap what is left, such as dead ranks."""
+    try:
+        await asyncio.wait_for(procs.stop(reason).as_asyncio(), STOP_TIMEOUT)
+    except Exception as error:  # noqa: BLE001 - Monarch's, of many classes
+        logger.warning("stopping proc mesh %s: %s", name, str(error)[:500])
 
 
 class _AnyArguments:

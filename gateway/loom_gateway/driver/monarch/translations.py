@@ -1,18 +1,27 @@
-"""Replacements for objects of Monarch's classes on their way to a laptop, which need not have Monarch."""
+"""Replacements for objects of Monarch's classes on their way to a laptop, which need not have Monarch.
+
+If an actor returns a mesh, the laptop gets a proxy of it.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.shape import Extent
 from monarch._rust_bindings.monarch_hyperactor.shape import Point as BasePoint
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
+from monarch._src.actor.actor_mesh import ActorMesh
 from monarch.actor import ActorError as MonarchActorError
-from monarch.actor import Point
+from monarch.actor import HostMesh, Point, ProcMesh, ValueMesh
 
 from loom.coordinates import for_laptop
 from loom.errors import ActorError, SupervisionError
+from loom.signatures import endpoints
+from loom.wire.codec import Made
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
 
 
 def _actor_error(error: MonarchActorError) -> tuple[Any, ...]:
@@ -23,11 +32,52 @@ def _supervision_error(error: MonarchSupervisionError) -> tuple[Any, ...]:
     return SupervisionError, (str(error),)
 
 
-TRANSLATIONS: dict[type, Callable[[Any], Any]] = {
-    BasePoint: for_laptop,
-    Point: for_laptop,
-    Extent: for_laptop,
-    MonarchActorError: _actor_error,
-    MonarchSupervisionError: _supervision_error,
-}
-"""For `Encoder`: the replacement to pickle, by an object's type."""
+class Translations:
+    """The replacements of one session.
+
+    A mesh that the session knows keeps its id. Another gets a negative id, and is forgotten when the laptop has
+    dropped its proxies.
+    """
+
+    def __init__(self, meshes: MeshTable) -> None:
+        self._meshes = meshes
+        self._ids = itertools.count(-1, -1)
+        self._lock = threading.Lock()
+        self.swaps: dict[type, Callable[[Any], Any]] = {
+            BasePoint: for_laptop,
+            Point: for_laptop,
+            Extent: for_laptop,
+            MonarchActorError: _actor_error,
+            MonarchSupervisionError: _supervision_error,
+            ActorMesh: self._actors,
+            ProcMesh: self._procs,
+            HostMesh: self._hosts,
+            ValueMesh: _values,
+        }
+        """For `Encoder`: the replacement to pickle, by an object's type."""
+
+    def _actors(self, mesh: Any) -> Made:
+        described = {name: signature.parameters for name, signature in endpoints(mesh._class).items()}
+        made = self._made("actors", mesh, mesh._mesh_name, mesh._class)
+        return made._replace(class_name=mesh._class.__name__, endpoints=described)
+
+    def _procs(self, mesh: Any) -> Made:
+        return self._made("procs", mesh, "procs")
+
+    def _hosts(self, mesh: Any) -> Made:
+        return self._made("hosts", mesh, "hosts")
+
+    def _made(self, kind: str, mesh: Any, name: str, cls: type | None = None) -> Made:
+        with self._lock:
+            found = self._meshes.find(mesh)
+            if found is not None:
+                ident, entry = found
+            else:
+                ident = next(self._ids)
+                entry = Entry(kind, name, mesh, ident, cls=cls)
+                self._meshes.add(ident, entry)
+        return Made(kind, ident, entry.name, shape_of(mesh), entry.root)
+
+
+def _values(mesh: Any) -> Made:
+    return Made("values", 0, "", shape_of(mesh), values=list(mesh.values()))

@@ -11,8 +11,7 @@ from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, MeshTable
-from loom_gateway.driver.monarch.returned_meshes import ReturnedMeshes
-from loom_gateway.driver.monarch.translations import TRANSLATIONS
+from loom_gateway.driver.monarch.translations import Translations
 from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Replies, Send
 from loom_gateway.driver.weaver_link import WeaverLink
@@ -56,7 +55,7 @@ class Context:
         self.decoder = Decoder(self.meshes.resolve)
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
         """Decodes arguments that only pass through: it does not assemble arrays and tensors."""
-        self.encoder = Encoder(swaps={**ReturnedMeshes(self.meshes).swaps, **TRANSLATIONS})
+        self.encoder = Encoder(swaps=Translations(self.meshes).swaps)
         dead = DeadElements(self.meshes)
         self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)
         """The operations without an answer."""

@@ -16,8 +16,7 @@ from typing import Any
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 from loom_gateway.driver.monarch.reports import Fault, failed_element, read_fault
-from loom_gateway.driver.session.notices import notice
-from loom_gateway.driver.session.replies import Replies, Send
+from loom_gateway.driver.session.replies import Replies, Send, notice
 
 logger = logging.getLogger(__name__)
 

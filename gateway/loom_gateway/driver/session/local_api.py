@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
-
-logger = logging.getLogger(__name__)
 
 FIRST_ID = 1 << 40
 """The first id of meshes that the driver makes itself, far above the ids that clients count."""
@@ -88,10 +85,4 @@ class SpawnedHere:
         """Stop the processes."""
         if not self._entry.stopped:
             self._entry.stopped = True
-            asyncio.run_coroutine_threadsafe(self._stop(reason), self._context.loop)
-
-    async def _stop(self, reason: str) -> None:
-        try:
-            await self.mesh.stop(reason).as_asyncio()
-        except Exception as error:  # noqa: BLE001 - dead ranks cannot be stopped
-            logger.info("stopping proc mesh %s: %s", self.name, str(error)[:500])
+            asyncio.run_coroutine_threadsafe(stop_quietly(self.mesh, self.name, reason), self._context.loop)

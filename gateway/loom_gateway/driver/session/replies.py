@@ -7,15 +7,16 @@ import concurrent.futures
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.errors import LoomError, SupervisionError
 from loom.latencies import Latencies
-from loom.wire.bodies import OperationResult
+from loom.wire.bodies import Notice, OperationResult
 from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
+from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.mesh_table import Entry
 
@@ -44,6 +45,11 @@ Request: TypeAlias = tuple[int, Sequence[Any]]
 
 ReplyId: TypeAlias = tuple[int, int | None]
 """An operation's id and, for one of several results, its index."""
+
+
+def notice(name: str, details: Mapping[str, Any]) -> Message:
+    """Return the message that reports an event to every client and answers no operation."""
+    return Notice(name).message(parts=[pack_texts(details)])
 
 
 class Send(Protocol):
