@@ -18,13 +18,9 @@ from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 
 _log = logging.getLogger("loom")
 
+# Seconds between two collections of published reports, at least. Each interrupts the training for about half a
+# millisecond, mostly for handing the interpreter over, and all processes that exchange gradients wait for it.
 REPORT_INTERVAL = 0.5
-"""Seconds between two collections of published reports, at least.
-
-Each collection interrupts the training for about half a millisecond, mostly for handing the interpreter over; if
-processes exchange gradients, all of them wait for the interrupted one. A report after a longer silence is collected
-at once.
-"""
 
 DEVICES_INTERVAL = 5.0  # seconds between two reports of the devices
 CONNECTED_INTERVAL = 0.2  # seconds between two checks for a connection to the weaver
@@ -35,7 +31,7 @@ class StatusReporter:
 
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config
-        self._link: WeaverLink | None = None  # None without a weaver
+        self._link: WeaverLink | None = None
         self._step: Any = None  # the current or last reported step, as the loop gave it
         self._phase = Phase.BETWEEN
         self._in_steps = False  # whether the loop uses `step`, which marks steps better than `publish_status`

@@ -56,20 +56,6 @@ class TimeAccounting:
             self.lost += max(0.0, now - self.began)
         self.began = now
 
-    def enter(self, reason: str, beyond: float = 0.0) -> None:
-        """Begin a block with a reason; its first ``beyond`` seconds do not count."""
-        self._blocks.append((reason, monotonic() - self.named + beyond))
-
-    def leave(self) -> None:
-        reason, began = self._blocks[-1]
-        took = max(0.0, monotonic() - self.named - began)
-        if reason not in self._by_reason and len(self._by_reason) >= MAX_REASONS:
-            reason = OTHER
-        self._by_reason[reason] = self._by_reason.get(reason, 0.0) + took
-        self.named += took
-        self.began += took
-        self._blocks.pop()
-
     def account(self, in_step: bool, uses_steps: bool, step: int | None) -> TimeAccount:
         """Return the account for the weaver; ``step`` is the last reported step.
 
@@ -107,7 +93,7 @@ class TimeAccounting:
 
 
 class TimedBlock:
-    """A ``with`` block around work that is not part of a step; made by `loom.Threadlet.spent`."""
+    """A ``with`` block with a reason, whose first ``beyond`` seconds do not count; see `loom.Threadlet.spent`."""
 
     __slots__ = ("_accounting", "_beyond", "_reason")
 
@@ -127,10 +113,20 @@ class TimedBlock:
         self._beyond = beyond
 
     def __enter__(self) -> None:
-        self._accounting.enter(self._reason, self._beyond)
+        accounting = self._accounting
+        accounting._blocks.append((self._reason, monotonic() - accounting.named + self._beyond))
 
     def __exit__(self, *_: object) -> None:
-        self._accounting.leave()
+        accounting = self._accounting
+        reason, began = accounting._blocks[-1]
+        took = max(0.0, monotonic() - accounting.named - began)
+        by_reason = accounting._by_reason
+        if reason not in by_reason and len(by_reason) >= MAX_REASONS:
+            reason = OTHER
+        by_reason[reason] = by_reason.get(reason, 0.0) + took
+        accounting.named += took
+        accounting.began += took
+        accounting._blocks.pop()
 
 
 def _count(number: float | None) -> int | None:

@@ -72,8 +72,6 @@ def digits_job(
     """Return a job that learns to read digits.
 
     Args:
-        groups: replica groups.
-        steps: optimizer steps.
         pace: minimal seconds of a step.
         config: the first values of the configuration that can change while the job runs.
         settings: other fields of `FaultTolerantJob`.

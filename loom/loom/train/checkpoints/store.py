@@ -92,12 +92,7 @@ class FoundCheckpoint:
 
 
 class PendingCheckpoint:
-    """A checkpoint that is being written.
-
-    Args:
-        step: of the state.
-        writing: the future of the thread that writes.
-    """
+    """A checkpoint that is being written."""
 
     def __init__(self, step: int, writing: futures.Future[FoundCheckpoint]) -> None:
         self.step = step

@@ -32,14 +32,8 @@ class GroupState(str, Enum):
 class ReplicaGroup:
     """The processes of one replica, on one host.
 
-    The group's own threads wait for the processes and record their findings. The controller's thread decides.
-
-    Args:
-        session: starts the processes.
-        job: gives the class of the actors, the number of processes, and the seconds that they may be silent.
-        name: of the proc mesh.
-        host: number of the host.
-        changed: called by other threads when an attribute has changed.
+    The group's own threads wait for the processes, record their findings, and call ``changed``. The controller's
+    thread decides.
     """
 
     def __init__(self, session: Session, job: JobSpec, name: str, host: int, changed: Callable[[], object]) -> None:

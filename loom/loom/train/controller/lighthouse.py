@@ -17,11 +17,7 @@ QUORUM_TICK_MS = 20
 
 
 class LighthouseActor(Actor):
-    """An actor that runs a lighthouse in its process.
-
-    Args:
-        timeouts: the times after which the lighthouse leaves a group out.
-    """
+    """An actor that runs a lighthouse in its process, which leaves groups out after ``timeouts``."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts

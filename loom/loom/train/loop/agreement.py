@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from loom.errors import WrongArguments
 from loom.threadlet import Deferred, Threadlet
@@ -59,10 +58,6 @@ class Agreement:
         version = adopted.version if earlier is None else earlier.version
         self._proposed[key] = _Proposal(version + 1, value, change)
         return change
-
-    @property
-    def width(self) -> int:
-        return 2 * len(self._adopted)
 
     def row(self) -> list[float]:
         """Return the row for the other groups: a version and a value for each key."""
@@ -121,10 +116,6 @@ class AgreedConfig(Agreement):
             sync_every=int(self["sync_every"]),
             optimizer=self._names[int(self["optimizer"])],
         )
-
-    def named(self, changed: Mapping[str, float]) -> dict[str, Any]:
-        """Return changes for reports, with an optimizer by its name."""
-        return {key: self.current.optimizer if key == "optimizer" else value for key, value in changed.items()}
 
     def register(self, threadlet: Threadlet) -> None:
         """Register a handler for each key, which proposes the value to the other groups."""

@@ -104,7 +104,7 @@ class Exchange:
         rows = self._rows if self._members == 1 else self._shared_in_group()
         report, config = self.state.report, self.state.config
         changed = config.settle(rows, report.step)
-        report.changes += tuple((report.step, key, value) for key, value in config.named(changed).items())
+        report.changes += tuple((report.step, key, getattr(config.current, key)) for key in changed)
         self.state.adopt(changed)
 
     def _shared_in_group(self) -> list[list[float]]:
@@ -115,7 +115,7 @@ class Exchange:
         distributed.broadcast(shared, src=0)
         *numbers, code = shared.tolist()
         self._agreed_end = None if code == 0 else endings[int(code) - 1]
-        width = self.state.config.width
+        width = len(self._rows[0])
         return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
     def say_farewell(self) -> None:
