@@ -8,7 +8,6 @@ from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
 
 TUNNELS = "/api/v1/tunnel"
-"""Path of the gateway's tunnels."""
 
 CONTENT_TYPE = "application/vnd.loom.frames"
 """Content type of a batch, which tells it from a middlebox's page."""

@@ -25,7 +25,6 @@ MAX_FRAME = 4 << 20
 """Bytes of the largest frame that a peer must accept. Larger messages travel in chunks."""
 
 MAX_HEADER = 1 << 20
-"""Bytes of the largest header of a frame."""
 
 _LENGTH = struct.Struct(">I")
 

@@ -35,7 +35,6 @@ class Lane:
     def __init__(self, number: int = 0) -> None:
         self._number = number
         self.sent = 0
-        """Number of the last frame that was sent."""
         self.received = 0
         """Number of the last frame that was received."""
         self.acknowledged = 0
@@ -46,7 +45,6 @@ class Lane:
         self._bytes_sent = 0
         self._bytes_acknowledged = 0
         self.again: deque[bytes] = deque()
-        """Frames to send again."""
         self._told = 0
         """Number of the last received frame that this side has acknowledged."""
         self._untold_bytes = 0
@@ -54,7 +52,6 @@ class Lane:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the frames that are kept."""
         return self._bytes_sent - self._bytes_acknowledged
 
     @property
@@ -138,7 +135,6 @@ class BulkLane(Lane):
 
     @property
     def full(self) -> bool:
-        """Whether the window is full, so that nothing new may be sent for now."""
         return self.kept_bytes >= WINDOW
 
     def acknowledgement(self) -> bytes:

@@ -95,7 +95,6 @@ ADVERBS = {
     "stream": Kind.STREAM,
     "broadcast": Kind.BROADCAST,
 }
-"""The kind of message for each of Monarch's messaging adverbs."""
 
 
 READING = frozenset({Kind.MESHES, Kind.RUNS, Kind.RUN_OUTPUT, Kind.RUN_RESULT, Kind.FLUSH_LOGS})

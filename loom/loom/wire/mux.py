@@ -49,7 +49,6 @@ MAX_TRANSFERS = 64
 """Large messages that are on their way at once; more wait for their turn."""
 
 _FRAME_MESSAGES = 256
-"""Small messages in one frame at most."""
 
 
 class Pieces:
@@ -135,13 +134,11 @@ class ChunkOutbox:
         self._arriving: deque[_Transfer] = deque()
         """Large messages that have left whole and may not have arrived whole. Empty unless chunks travel apart."""
         self._unsettled: set[OrderKey] = set()
-        """Order keys of `_arriving`."""
         self._transfers = 0
         """Large messages so far. Each one's number is the id of its chunks."""
         self._chunk_turn = False
         """Whether the next frame is a chunk's, although small messages wait."""
         self.chunks = 0
-        """Chunks that have left."""
         self.pending_bytes = 0
         """Bytes of payload that have been put in and not yet taken out."""
         self.small_bytes = 0
@@ -216,7 +213,6 @@ class ChunkOutbox:
 
     @property
     def has_chunks(self) -> bool:
-        """Whether there is a `next_chunk`."""
         return bool(self._large) or bool(self._small and isinstance(self._small[0], _Transfer))
 
     def next_chunk(self, after: int = 0) -> list[Message]:
@@ -368,7 +364,6 @@ class _Assembly:
         self._is_read_only = bool(self.read_only[number]) if number < len(self.read_only) else True
 
     def add(self, piece: Buffer) -> None:
-        """Add the next piece of the payload."""
         view = memoryview(piece)
         self.filled += len(view)
         while view:
@@ -417,7 +412,6 @@ class ChunkInbox:
         return sum(assembly.filled for assembly in assemblies), sum(assembly.total for assembly in assemblies)
 
     def expects(self, ident: int) -> bool:
-        """Return whether a large message with an id is on its way in."""
         return any(assembly.ident == ident for assembly in self._assemblies.values())
 
     def receive(self, message: Message) -> Message | None:

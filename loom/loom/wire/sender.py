@@ -149,9 +149,7 @@ class FrameSender:
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
         self._name = name
-        """Name of the writer threads."""
         self._wire: Wire | None = None
-        """The connection to send over; None while there is none."""
         self._bulk: _BulkWriter | None = None
         """The writer thread of the bulk lane while that has a connection of its own."""
         self._lock = threading.Lock()
@@ -248,7 +246,6 @@ class FrameSender:
 
     @property
     def attached(self) -> bool:
-        """Whether there is a connection to send over."""
         return self._wire is not None
 
     def received(self) -> None:
@@ -298,7 +295,6 @@ class FrameSender:
             return withdrawn
 
     def first_chunk(self, ident: int) -> int:
-        """Return the number of a large message's first chunk, if it has left and may not have arrived; else 0."""
         with self._lock:
             return self._stream.outbox.first_chunk(ident)
 
@@ -320,7 +316,6 @@ class FrameSender:
 
     @property
     def backlog(self) -> int:
-        """Bytes of pending payload, without the largest message."""
         with self._lock:
             return self._stream.outbox.backlog
 
@@ -365,7 +360,6 @@ class FrameSender:
         return bulk is not None and (bulk.sends or stream.bulk_ready)
 
     def close(self) -> None:
-        """End the writer threads and all waits."""
         with self._idle:
             self._closed = True
             self._wire = None

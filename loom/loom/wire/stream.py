@@ -67,11 +67,9 @@ class Stream(Lane):
         """Messages from `_arrived` that wait for an earlier frame."""
 
     def incoming(self) -> tuple[int, int]:
-        """Return (bytes received of large messages on their way in, their total size)."""
         return self._inbox.incoming()
 
     def put(self, message: Message, key: OrderKey = None) -> None:
-        """Queue a message to be sent; see `loom.wire.mux` for ``key``."""
         self.outbox.put(message, key)
 
     @property

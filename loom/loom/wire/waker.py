@@ -17,7 +17,6 @@ class Waker:
         """Whether `wake` was called since the last `clear`; set a moment after `fileno` is readable."""
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading."""
         return self._out
 
     def wake(self) -> None:

@@ -39,7 +39,6 @@ class StreamFutures:
         return self._left == 0
 
     def fail(self, unpack: Callable[[], Any]) -> None:
-        """Complete all remaining futures with the same answer."""
         for future in self._futures:
             future._complete(unpack)
 

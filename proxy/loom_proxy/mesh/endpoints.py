@@ -72,7 +72,6 @@ class EndpointProxy:
         return operation  # type: ignore[return-value]
 
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Buffer]:
-        """Check and pickle arguments."""
         caller = self._caller
         caller.check_open()
         self._signature.check(args, kwargs)

@@ -23,7 +23,6 @@ from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 
 HIGHEST_LEVEL = 255
-"""The highest logging level that Monarch takes."""
 
 LONGEST_WINDOW = 3600.0
 """Seconds of the longest window over which identical lines are shown as one."""

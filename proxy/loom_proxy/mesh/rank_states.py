@@ -25,7 +25,6 @@ LONGEST_REASON = 300
 """Characters of a failure's text that are kept."""
 
 _HOSTS = 0
-"""Id of the session's host mesh."""
 
 
 class RankState(enum.Enum):
@@ -47,7 +46,6 @@ class _Whole:
         """The proc mesh that an actor mesh is on."""
         self.alive: set[int] = set()
         self.failed: dict[int, str] = {}
-        """The reason for each failed rank."""
         self.stopped: set[int] = set()
 
     def note_alive(self, ranks: Iterable[int]) -> None:
@@ -126,7 +124,6 @@ class MeshStates:
         return [self._whole(ident).state(rank) for rank in ranks]
 
     def name_and_shape(self, ident: int) -> tuple[str, Shape] | None:
-        """Return the name and shape of a mesh or a part of one."""
         part = self._parts.get(ident)
         return None if part is None else (part.name, part.shape)
 
@@ -175,7 +172,6 @@ class MeshStates:
             self.unseen.discard(ident)
 
     def event(self, name: str, details: Mapping[str, Any]) -> None:
-        """Take in an event of the driver."""
         if name == _STARTED:
             self._whole(details["id"]).alive.update(details["ranks"])
         elif name == _STOPPED:

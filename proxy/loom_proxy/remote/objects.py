@@ -24,7 +24,6 @@ OWN_NAMES = frozenset({"mesh", "name", "teardown"})
 """Names of every remote object's own attributes, which no method can have."""
 
 TEARDOWN_TIMEOUT = 15.0
-"""Seconds that `teardown` waits for the processes to stop."""
 
 _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
 """Exceptions that a caller gets only inside the `ActorError`.

@@ -54,7 +54,6 @@ class BulkConnection:
         """Set to try again at once, or to notice `close`."""
 
     def start(self) -> None:
-        """Start to connect, in a background thread."""
         threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()
 
     def allow(self, allowed: bool) -> None:
@@ -67,7 +66,6 @@ class BulkConnection:
             self._retry_now.set()
 
     def close(self) -> None:
-        """Close the connection for good."""
         with self._lock:
             self._closed = True
             if self._transport is not None:

@@ -41,7 +41,6 @@ class Calls(Waits):
         super().__init__(stream, sender)
         self.welcome = welcome
         self.watching = welcome.mode == "watch"
-        """Whether this client attached with ``mode="watch"`` and may change nothing."""
         self.encoder = Encoder(
             ship_project=True,
             peer_python=welcome.python,
@@ -56,7 +55,6 @@ class Calls(Waits):
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
         self.ended = threading.Event()
-        """Set when the connection is over, for whatever reason."""
         self._events = events
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
@@ -81,7 +79,6 @@ class Calls(Waits):
             raise self._error
 
     def next_id(self) -> int:
-        """Return a new id, for a mesh or an operation."""
         return next(self._ids)
 
     def send(
@@ -207,7 +204,6 @@ class Calls(Waits):
         return None
 
     def take_result(self, message: Message) -> None:
-        """Complete the future of an operation that succeeded."""
         waiting = self._waiting.get(message.id)
         if waiting is None:
             return

@@ -64,7 +64,6 @@ class Connection:
         self._stream = stream
         self._sender = FrameSender(stream, "loom-writer")
         self.calls = Calls(handshake.welcome, stream, self._sender, self.events)
-        """Sends the client's operations."""
         self.welcome = handshake.welcome
         self.ended = self.calls.ended
         """Set when the connection is over, for whatever reason."""
@@ -109,17 +108,14 @@ class Connection:
         self._handlers[int(kind)] = take
 
     def on_end(self, callback: Callable[[LoomError], None]) -> None:
-        """Call a function with the error that ends the connection."""
         self._end_callbacks.append(callback)
 
     @property
     def away(self) -> bool:
-        """Whether the connection is lost and reconnects."""
         return self.calls.away
 
     @property
     def transport_kind(self) -> str:
-        """The kind of transport that carries the frames: ``websocket`` or ``http``."""
         return self._transport.kind
 
     def _second_connection(self) -> BulkConnection | None:
@@ -137,7 +133,6 @@ class Connection:
         self._transport.close()
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading; -1 if the transport cannot be polled."""
         return self._transport.fileno()
 
     def read(self, wait: bool) -> bool:
@@ -165,7 +160,6 @@ class Connection:
         return goes_on
 
     def _is_alive(self) -> bool:
-        """Return whether to wait on for the other side, which has been silent for a while; ping it if need be."""
         if self._stream.untold:
             self._acknowledge()
         return self._transport.is_alive()
@@ -174,7 +168,6 @@ class Connection:
         self._sender.put_raw(self._transport.encode(self._stream.acknowledgement()))
 
     def reconnect(self) -> bool:
-        """Reconnect and go on where the lost connection stopped; return whether that succeeded."""
         self._sender.detach()
         self._transport.close()
         lost = time.monotonic()
@@ -215,7 +208,6 @@ class Connection:
         raise AssertionError("unreachable")
 
     def _hello(self) -> Hello:
-        """Return the hello of another connection for this stream."""
         bulk = self._stream.bulk
         return Hello(
             capabilities=_capabilities(),
@@ -271,7 +263,6 @@ class Connection:
             self._bulk.close()
 
     def end_session(self, timeout: float) -> None:
-        """Ask the driver to end the session, and wait until it has."""
         if self.calls.error is None:
             self.calls.send(EndSession())
             self.calls.flush()

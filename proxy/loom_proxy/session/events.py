@@ -57,7 +57,6 @@ class SessionEvents:
         self._changed = threading.Condition()
 
     def add(self, event: Event) -> None:
-        """Add an event and wake the readers that wait for one."""
         with self._changed:
             self._append(event)
 

@@ -33,10 +33,8 @@ TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
 """
 
 RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
-"""Seconds before each attempt to connect again."""
 
 CLIENT = f"monarch-loom {__version__}"
-"""The name that this program gives in a `Hello`."""
 
 TRANSPORTS = ("auto", "websocket", "http")
 """Kinds of transport; ``auto``: HTTP if there is no WebSocket but a gateway over HTTP."""

@@ -29,7 +29,6 @@ class Uninterrupted:
 
     def __init__(self) -> None:
         self.came = False
-        """Whether a SIGINT has come meanwhile."""
         self._previous: Any = None
 
     def __enter__(self) -> Uninterrupted:

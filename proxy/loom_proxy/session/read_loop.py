@@ -51,7 +51,6 @@ class ReadLoop:
         self._source = source
         self._waker = waker
         self._turn = threading.Lock()
-        """Held by the thread that reads."""
         self._waiters: set[object] = set()
         """Futures and receivers that threads and event loops wait for without reading inline."""
         self._inline_reads = 0
@@ -63,7 +62,6 @@ class ReadLoop:
         self._wake = threading.Semaphore(0)
         """Released to end the rest of the reader thread."""
         self._over = False
-        """Whether the source has ended."""
         self._poll = self._poll_of_source()
 
     def _poll_of_source(self) -> select.poll | None:

@@ -19,7 +19,6 @@ class Transport(Wire, Protocol):
     heard: float
     """The `time.monotonic` of the last sign of life from the other side."""
     _pinged: bool = False
-    """Whether the silent other side has been pinged."""
 
     def fileno(self) -> int:
         """Return the descriptor to `select`; -1 if it does not show whether something has come."""

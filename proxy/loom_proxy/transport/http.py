@@ -33,7 +33,6 @@ SLACK = 15.0
 """Seconds that an answer may take on top of those for which the gateway holds it back."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that a new connection may take."""
 
 GOODBYE_TIMEOUT = 2.0
 """Seconds that closing waits for the gateway."""
@@ -118,11 +117,9 @@ class HttpTransport(Transport):
         self._received = 0
         """Number of the last batch that came from the gateway."""
         self._ended = False
-        """Whether the gateway has sent its last batch."""
         self._gone = False
         """Whether the gateway's end of the tunnel is closed or lost, so that it needs no DELETE."""
         self._closing = threading.Event()
-        """Set when the tunnel is closed or lost."""
         self._error: LoomError | None = None
         """The error with which the gateway, or a proxy before it, refused a request."""
 

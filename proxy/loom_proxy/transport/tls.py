@@ -21,7 +21,6 @@ FINISH_TIMEOUT = 1.0
 """Seconds for sending the rest of a last record when the connection is closed."""
 
 _RECORD = 16 << 10
-"""Bytes in a TLS record at most."""
 
 _CHUNK = 256 << 10
 """Bytes that are encrypted at a time, and received at a time."""
@@ -65,11 +64,9 @@ class TlsSocket:
                     self._socket.sendall(self._outgoing.read())
 
     def settimeout(self, timeout: float | None) -> None:
-        """Set the plain socket's timeout, in seconds; None waits for ever."""
         self._socket.settimeout(timeout)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """Set an option of the plain socket."""
         self._socket.setsockopt(level, option, value)
 
     def fileno(self) -> int:
@@ -144,7 +141,6 @@ class TlsSocket:
             self._socket.sendall(unsent)
 
     def sendall(self, data: Buffer) -> None:
-        """Send everything, waiting for room."""
         with self._sending:
             self._send_unsent()
             view = memoryview(data)
@@ -163,5 +159,4 @@ class TlsSocket:
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Close the plain socket."""
         self._socket.close()

@@ -45,7 +45,6 @@ from loom_proxy.transport.tls import TlsSocket
 S = TypeVar("S")
 
 LONGEST_WAIT = 5
-"""Seconds that `WebSocketTransport.receive` waits at most."""
 
 
 class NoUpgrade(NotAGateway):

@@ -56,7 +56,6 @@ class Body:
         return made
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
-        """Return the message with this body, an id and a payload."""
         return Message(self.KIND, ident, self.to_body(), parts)
 
 
