@@ -400,15 +400,8 @@ def _cannot_unpickle(what: str, error: Exception) -> UnpicklableError:
     )
 
 
-_plain_encoder = Encoder()
-_plain_decoder = Decoder()
+dumps = Encoder().dumps
+"""Pickles an object; all importable code travels by reference."""
 
-
-def dumps(obj: Any) -> list[Buffer]:
-    """Pickle an object with an `Encoder` for which all importable code travels by reference."""
-    return _plain_encoder.dumps(obj)
-
-
-def loads(parts: Sequence[Buffer]) -> Any:
-    """Unpickle a payload with a `Decoder` that leaves references to meshes as they are."""
-    return _plain_decoder.loads(parts)
+loads = Decoder().loads
+"""Unpickles a payload, and leaves references to meshes as they are."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
@@ -32,8 +32,21 @@ def python_version() -> tuple[int, int]:
     return sys.version_info[0], sys.version_info[1]
 
 
+@dataclass(frozen=True, kw_only=True)
 class _HandshakeBody(Body):
-    """A body that travels as a map. Unknown fields of a newer peer are ignored."""
+    """What both sides say. It travels as a map, and unknown fields of a newer peer are ignored."""
+
+    protocol: Sequence[int] = PROTOCOL
+    capabilities: Sequence[str] = CAPABILITIES
+    python: Sequence[int] = field(default_factory=python_version)
+    mode: str = "drive"
+    """``drive``; or ``watch``, to see events and change nothing, next to the client that drives."""
+    stream: str = ""
+    """Name of the stream, which the driver chooses; in a `Hello` of the one to resume, or empty for a new one."""
+    received: int = 0
+    """Number of the last frame received on an earlier connection of this stream."""
+    received_bulk: int = 0
+    """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
 
     def to_body(self) -> list[Any]:
         return [asdict(self)]
@@ -42,8 +55,8 @@ class _HandshakeBody(Body):
     def from_body(cls: type[T], body: Sequence[Any]) -> T:
         try:
             (values,) = body
-            known = {name: value for name, value in values.items() if name in cls.__match_args__}
-            made = cls(**known)
+            known = {each.name for each in fields(cls)}
+            made = cls(**{name: value for name, value in values.items() if name in known})
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolMismatch(f"not a handshake of Loom's protocol: {error}") from error
         check_fields(made, "a handshake")
@@ -54,25 +67,14 @@ class _HandshakeBody(Body):
 class Hello(_HandshakeBody, kind=Kind.HELLO):
     """A client's first message."""
 
-    protocol: Sequence[int] = PROTOCOL
-    capabilities: Sequence[str] = CAPABILITIES
-    python: Sequence[int] = field(default_factory=python_version)
     client: str = ""
     """Name and version of the client program, for people who read logs."""
     session: str | None = None
     """Name of the session to attach to, or None for a new one."""
     persist: bool = False
     """Whether the session lives on without a client until it is closed."""
-    mode: str = "drive"
-    """``drive``; or ``watch``, to see events and change nothing, next to the client that drives."""
     take_over: bool = False
     """Whether to disconnect the client that drives the session, if there is one."""
-    stream: str = ""
-    """Name, from a `Welcome`, of the stream that this connection resumes; empty for a new stream."""
-    received: int = 0
-    """Number of the last frame received on an earlier connection of this stream."""
-    received_bulk: int = 0
-    """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
     lane: int = 0
     """1 for the second connection of a stream, which carries its bulk lane."""
 
@@ -84,25 +86,14 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     session: str
     workers: Sequence[str]
     """Address of each worker host, in the order of the dimension ``hosts``."""
-    protocol: Sequence[int] = PROTOCOL
-    capabilities: Sequence[str] = CAPABILITIES
-    python: Sequence[int] = field(default_factory=python_version)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of loom, torchmonarch and, if it is installed, torch in the cluster."""
     next_id: int = 1
     """The first id that the client may use."""
-    mode: str = "drive"
-    """``drive`` or ``watch``, see `Hello`."""
-    stream: str = ""
-    """Name of the stream, for a `Hello` that resumes it."""
     linger: float = 0.0
     """Seconds that the session lives on without a client; 0 means for ever."""
-    received: int = 0
-    """Number of the last frame received on an earlier connection of this stream."""
     max_message: int = MAX_MESSAGE
     """Bytes of the largest message that the driver accepts."""
-    received_bulk: int = 0
-    """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The indexes of each named mesh's worker hosts; empty from a driver that knows no names."""
 

@@ -103,12 +103,8 @@ class FutureProxy(Generic[R]):
         Raises:
             WaitTimeout: the time is up.
         """
-        check_timeout(timeout)
-        if self._unpack is None:
-            self._connection.flush()
-            self._wait(timeout)
         try:
-            self._result()
+            self.get(timeout)
         except BaseException as error:
             if error is self._error:
                 return error

@@ -234,15 +234,13 @@ def _check_mode(job: Job, mode: str | None) -> None:
     if mode is None or mode == job.transport:
         return
     if mode not in CONNECTION_MODES:
-        raise Invalid(
-            f"connection_mode is {mode!r}: give 'websocket' or 'http', or leave it out",
-            code="wrong_connection_mode",
+        why = ": give 'websocket' or 'http', or leave it out"
+    else:
+        why = (
+            f", but this job is connected over {job.transport!r}, and its calls take that: connect it with "
+            f"loom.connect(…, transport={mode!r}), or leave connection_mode out"
         )
-    raise Invalid(
-        f"connection_mode is {mode!r}, but this job is connected over {job.transport!r}, and its calls take that: "
-        f"connect it with loom.connect(…, transport={mode!r}), or leave connection_mode out",
-        code="wrong_connection_mode",
-    )
+    raise Invalid(f"connection_mode is {mode!r}{why}", code="wrong_connection_mode")
 
 
 def _init(

@@ -44,9 +44,6 @@ class Service:
 
     Args:
         url: the URL; or a function that returns it for each call, since a forwarded port of Kubetorch's may change.
-        called: name of the class or function.
-        serialization: one of `SERIALIZATIONS`.
-        timeout: seconds that each call may take; None: any number.
         target: the class or function, if this program has it. Its module is searched for classes of exceptions.
     """
 

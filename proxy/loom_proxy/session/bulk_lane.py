@@ -77,20 +77,15 @@ class BulkConnection:
         while not self._closed:
             began = time.monotonic()
             if self._allowed:
-                self._try()
+                try:
+                    self._serve(self._connect())
+                except LoomError as error:
+                    logger.debug("no second connection: %s", error)
             if time.monotonic() - began > BACKOFF.most:
                 pauses = iter(BACKOFF)
             if self._retry_now.wait(next(pauses)) and not self._closed:
                 self._retry_now.clear()
                 pauses = iter(BACKOFF)
-
-    def _try(self) -> None:
-        try:
-            handshake = self._connect()
-        except LoomError as error:
-            logger.debug("no second connection: %s", error)
-        else:
-            self._serve(handshake)
 
     def _serve(self, handshake: Handshake) -> None:
         transport = handshake.transport

@@ -52,7 +52,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def bodies(draw: st.DrawFn) -> Body:
     cls = draw(st.sampled_from(sorted(BODIES.values(), key=lambda each: each.KIND)))
-    return cls(*(draw(VALUES[str(field.type)]) for field in dataclasses.fields(cls)))  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return cls(**{field.name: draw(VALUES[str(field.type)]) for field in fields})
 
 
 def test_every_kind_has_a_body() -> None:
