@@ -9,13 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
-from loom_gateway.access.control import AccessControl, Principal, refusal_headers
+from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.middleware import error_response
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
@@ -123,12 +124,12 @@ def create_app(
 
     @app.exception_handler(LoomError)
     async def loom_error(_: Request, error: LoomError) -> Response:
-        return _error_response(error)
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_request(_: Request, error: RequestValidationError) -> Response:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return _error_response(WrongArguments(f"the request makes no sense: {wrong[:2000]}"))
+        return error_response(WrongArguments(f"the request makes no sense: {wrong[:2000]}"))
 
     @app.get("/healthz")
     async def healthz() -> Health:
@@ -146,7 +147,7 @@ def create_app(
     @app.get("/api/v1/status")
     async def status() -> GatewayStatus:
         """Version, workers and sessions of this gateway."""
-        workers = await asyncio.gather(*(_worker_info(address) for address in manager.workers))
+        workers = await asyncio.gather(*(_worker_info(address) for address in manager.worker_watch.hosts.addresses))
         return GatewayStatus(
             version=__version__,
             workers=workers,
@@ -241,11 +242,6 @@ async def _while_valid(
 async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
     for start in range(0, len(lines), 1000):
         yield b"".join(lines[start : start + 1000])
-
-
-def _error_response(error: LoomError) -> JSONResponse:
-    content = {"error": {"code": error.code, "message": str(error)}}
-    return JSONResponse(content, status_code=error.http_status, headers=refusal_headers(error))
 
 
 async def _worker_info(address: str) -> WorkerInfo:

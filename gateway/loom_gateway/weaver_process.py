@@ -37,7 +37,6 @@ BACKOFF = Backoff(0.05, 15.0)
 STEADY = 30.0
 """Seconds after which a weaver's death does not count as early, so that the pauses start anew."""
 
-
 CANCEL_AGAIN = 0.1
 """Seconds between two attempts to cancel the supervision."""
 
@@ -119,8 +118,6 @@ class WeaverSupervisor:
 
     def _adopt(self) -> DriverProcess | None:
         """Take over the weaver of an earlier gateway."""
-        if not os.path.exists(self._files.record):
-            return None
         try:
             address = self._files.read_record().address
             if not address:

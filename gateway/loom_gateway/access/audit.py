@@ -10,7 +10,6 @@ import json
 import logging.handlers
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -46,7 +45,7 @@ class Audit:
         self._handler: _PrivateFile | None = None
         self._clock = clock
         # By address and kind of refusal: the number since the last line, and that line's time.
-        self._refused: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._refused: dict[tuple[str, str], tuple[int, float]] = {}
         self._lines = RateLimit(LINES * 4, LINES, clock=clock)  # limits the lines for single refusals
         if path is not None:
             try:

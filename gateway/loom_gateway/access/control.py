@@ -232,12 +232,5 @@ class AccessControl:
         self.audit.write("ended", None, "", opened_by=session.owner, **details)
 
 
-def refusal_headers(error: LoomError) -> dict[str, str]:
-    """Return the HTTP headers of a refusal."""
-    if isinstance(error, RateLimited):
-        return {"retry-after": str(math.ceil(error.retry_after))}
-    return {"www-authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}
-
-
 def _too_often(limit: str, wait: float) -> RateLimited:
     return RateLimited(f"the gateway allows {limit}; try again in {math.ceil(wait)} s", wait)

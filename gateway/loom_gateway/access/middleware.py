@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loom.errors import LoomError
-from loom_gateway.access.control import AccessControl, refusal_headers
+from loom.errors import AuthenticationError, LoomError, RateLimited
+from loom_gateway.access.control import AccessControl
 
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""
@@ -31,15 +32,18 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        reads = scope["type"] == "websocket" or scope["method"] in _READS or _is_tunnel(path)
+        in_tunnel = path.startswith(f"{_TUNNEL}/")
+        reads = scope["type"] == "websocket" or scope["method"] in _READS or path == _TUNNEL or in_tunnel
         try:
-            principal = scope["loom.principal"] = self._access.admit(
-                scope, counts=not path.startswith(f"{_TUNNEL}/")
-            )
+            principal = scope["loom.principal"] = self._access.admit(scope, counts=not in_tunnel)
             if scope["type"] == "http":
                 self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:
-            await self._refuse(error, scope, send)
+            response = error_response(error)
+            if scope["type"] == "websocket":
+                scope["loom.socket"].refuse(error.http_status, response.headers, bytes(response.body).decode())
+            else:
+                await response(scope, receive, send)
             return
         if reads:
             await self._app(scope, receive, send)
@@ -54,18 +58,12 @@ class AccessMiddleware:
 
         await self._app(scope, receive, note_and_send)
 
-    async def _refuse(self, error: LoomError, scope: Scope, send: Send) -> None:
-        text = json.dumps({"error": {"code": error.code, "message": str(error)}})
-        headers = {"content-type": "application/json", **refusal_headers(error)}
-        if scope["type"] == "websocket":
-            scope["loom.socket"].refuse(error.http_status, headers, text)
-            return
-        body = text.encode()
-        headers["content-length"] = str(len(body))
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": error.http_status, "headers": pairs})
-        await send({"type": "http.response.body", "body": body})
 
-
-def _is_tunnel(path: str) -> bool:
-    return path == _TUNNEL or path.startswith(f"{_TUNNEL}/")
+def error_response(error: LoomError) -> JSONResponse:
+    """Return an error in the form that all of the gateway's HTTP has."""
+    headers = {}
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    elif isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": {"code": error.code, "message": str(error)}}, error.http_status, headers)

@@ -36,6 +36,12 @@ class Draining:
     def begun(self) -> bool:
         return self._until is not None
 
+    @property
+    def _left(self) -> float:
+        """The seconds until the gateway ends."""
+        assert self._until is not None
+        return max(0.0, self._until - time.monotonic())
+
     def begin(self, seconds: float) -> None:
         """Refuse new sessions, and notify every client that the gateway ends. A second call does nothing."""
         if self._until is not None:
@@ -47,23 +53,18 @@ class Draining:
 
     async def over(self) -> None:
         """Wait until no session is left, or until the seconds given to `begin` are over."""
-        assert self._until is not None
         while sessions := self._manager.sessions():
-            ends = [asyncio.ensure_future(session.over.wait()) for session in sessions]
-            left = max(0.0, self._until - time.monotonic())
-            _, living = await asyncio.wait(ends, timeout=left)
-            for end in living:
-                end.cancel()
-            if living:
+            try:
+                await asyncio.wait_for(sessions[0].over.wait(), self._left)
+            except asyncio.TimeoutError:
                 return
 
     def check_open(self) -> None:
         """Raise `GatewayDraining` if no new session may begin."""
         if self._until is not None:
-            left = max(0.0, self._until - time.monotonic())
             raise GatewayDraining(
-                f"the gateway was told to stop, ends in {left:.0f} s and takes no new sessions: connect again when "
-                f"the next one runs"
+                f"the gateway was told to stop, ends in {self._left:.0f} s and takes no new sessions: connect "
+                f"again when the next one runs"
             )
 
     @contextmanager
@@ -78,10 +79,6 @@ class Draining:
             self._clients.discard(send_frame)
 
     def _notify(self, send_frame: SendFrame) -> None:
-        assert self._until is not None
-        details = {
-            "seconds": max(0.0, self._until - time.monotonic()),
-            "sessions_end": self._manager.end_sessions,
-        }
+        details = {"seconds": self._left, "sessions_end": self._manager.end_sessions}
         # Unnumbered, because it does not come from the driver and need not be repeated to a client that comes back.
         send_frame(*unnumbered_frame(Notice("gateway_draining").message(parts=[pack_texts(details)])))

@@ -73,10 +73,6 @@ class SessionManager:
     def spare_ready(self) -> bool:
         return self._spare is not None and self._spare.done() and self._spare.exception() is None
 
-    @property
-    def workers(self) -> list[str]:
-        return self.worker_watch.hosts.addresses
-
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
 
