@@ -39,8 +39,13 @@ def default_path() -> Path:
     """Return the path in ``LOOM_TOKENS``, or that of the user's own file."""
     if given := os.environ.get("LOOM_TOKENS"):
         return Path(given)
+    return state_folder() / "tokens.json"
+
+
+def state_folder() -> Path:
+    """Return the folder in which Loom keeps files of this user's between programs."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "loom" / "tokens.json"
+    return Path(state) / "loom"
 
 
 @dataclass(frozen=True)

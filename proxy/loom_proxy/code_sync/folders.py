@@ -135,21 +135,18 @@ class SyncedFolders:
         folder = os.path.realpath(os.fspath(path))
         name = name or os.path.basename(folder) or "root"
         shown = wanted(self._caller.progress if progress is None else progress)
-        with self._lock, _Bar(name, shown, at_once=bool(progress)) as bar:
-            self._check_name(name, folder)
-            result = self._sync(folder, name, exclude, bar)
-        return SyncResult(name=name, seconds=time.perf_counter() - started, **result)
+        bar = _Bar(name, shown, at_once=bool(progress))
+        with self._lock, bar:
+            taken = self._folders.get(name)
+            if taken is not None and taken.path != folder:
+                raise NameTaken(
+                    f"the folder {taken.path} was synced under the name {name!r} already: give {folder} another "
+                    "with name=…",
+                    code="sync_name_taken",
+                )
+            return self._sync(folder, name, exclude, bar, started)
 
-    def _check_name(self, name: str, folder: str) -> None:
-        taken = self._folders.get(name)
-        if taken is not None and taken.path != folder:
-            raise NameTaken(
-                f"the folder {taken.path} was synced under the name {name!r} already: give {folder} another with "
-                f"name=…",
-                code="sync_name_taken",
-            )
-
-    def _sync(self, folder: str, name: str, exclude: Sequence[str], bar: _Bar) -> dict[str, Any]:
+    def _sync(self, folder: str, name: str, exclude: Sequence[str], bar: _Bar, started: float) -> SyncResult:
         bar.step("looking through it")
         found = find_files(folder, exclude)
         sizes = [(file.path, file.size) for file in found.files]
@@ -167,15 +164,17 @@ class SyncedFolders:
         if not entries:
             warnings.append(f"there is nothing to ship in {folder}")
         warnings += self._note(folder, base, manifest, files)
-        return {
-            "files": len(entries),
-            "bytes": manifest.size,
-            "sent_files": len(sent),
-            "sent_bytes": sum(sent.values()),
-            "skipped": found.skipped,
-            "digest": manifest.digest,
-            "warnings": tuple(warnings),
-        }
+        return SyncResult(
+            name=name,
+            files=len(entries),
+            bytes=manifest.size,
+            sent_files=len(sent),
+            sent_bytes=sum(sent.values()),
+            skipped=found.skipped,
+            digest=manifest.digest,
+            seconds=time.perf_counter() - started,
+            warnings=tuple(warnings),
+        )
 
     def _ship(
         self, manifest: Manifest, files: Mapping[str, FoundFile], bar: _Bar
@@ -309,26 +308,25 @@ def _shrinks(data: bytes) -> bool:
     return len(sample) > 64 and len(zlib.compress(sample, 1)) < 0.9 * len(sample)
 
 
-class _Bar:
+class _Bar(Progress):
     """The progress display of a sync; ``at_once`` shows it even for a quick one."""
 
     def __init__(self, name: str, shown: bool, at_once: bool) -> None:
         self._name = name
         self._step = Step(f"syncing {name}")
         self._done = 0
-        self._lock = threading.Lock()
-        self._progress = Progress(self._now, after=0.0 if at_once else QUICK) if shown else None
+        self._counting = threading.Lock()
+        super().__init__(self._now, shown, after=0.0 if at_once else QUICK)
 
     def step(self, text: str, total: int = 0) -> None:
         """Go on to another step; ``total`` is the number of bytes that it handles, if any."""
         self._done = 0
         self._step = Step(f"syncing {self._name}: {text}", 0, total)
-        if self._progress is not None:
-            self._progress.tick()
+        self.tick()
 
     def advance(self, count: int) -> None:
         """Note that so many bytes were handled. Any thread may call this."""
-        with self._lock:
+        with self._counting:
             self._done += count
 
     def _now(self) -> Step:
@@ -348,12 +346,3 @@ class _Bar:
         """Wait until so many bytes have arrived in the cluster."""
         self.wait(future)
         self.advance(count)
-
-    def __enter__(self) -> _Bar:
-        if self._progress is not None:
-            self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(*error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import logging
 import os
 import sys
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from html import escape
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom_proxy.session.waits import Waits
@@ -49,16 +48,6 @@ class Step(NamedTuple):
     done: float = 0
     total: float = 0
     """The final value of ``done``; 0 if that is not known."""
-
-
-class Display(Protocol):
-    """A place that shows a `Step`."""
-
-    def show(self, step: Step, seconds: float) -> None:
-        """Show the current step, and how long the wait has lasted."""
-
-    def close(self) -> None:
-        """Remove the display."""
 
 
 def wanted(choice: bool | None) -> bool:
@@ -190,6 +179,7 @@ class Progress:
 
     Args:
         steps: returns the current step; called on the thread that draws the display, and by `tick`.
+        show: whether to show anything at all.
         after: seconds from now until the display appears.
         waited: seconds that the wait has lasted already.
         display: makes the display; None picks the notebook or the terminal.
@@ -198,35 +188,39 @@ class Progress:
     def __init__(
         self,
         steps: Callable[[], Step],
+        show: bool = True,
         after: float = 0.0,
         waited: float = 0.0,
-        display: Callable[[], Display] | None = None,
+        display: Callable[[], Any] | None = None,
     ) -> None:
         self._steps = steps
+        self._show = show
         now = time.monotonic()
         self._began = now - waited
         self._due = now + after
         self._make = display or (NotebookDisplay if in_notebook() else TerminalDisplay)
-        self._display: Display | None = None
+        self._display: TerminalDisplay | NotebookDisplay | None = None
         self._lock = threading.Lock()
         self._is_shown = False
         self._failed = False
         self._over = threading.Event()
         # The context tells a notebook which cell an output belongs to.
-        run = functools.partial(contextvars.copy_context().run, self._run)
-        self._thread = threading.Thread(target=run, name="loom-progress", daemon=True)
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="loom-progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self._thread.start()
+        if self._show:
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        self._thread.join(LEAVE)
+        if self._show:
+            self._thread.join(LEAVE)
 
     def tick(self) -> None:
         """Update the display at once, if it is time for a display."""
-        if time.monotonic() < self._due:
+        if not self._show or time.monotonic() < self._due:
             return
         with self._lock:
             self._is_shown = self._is_shown or _turn.acquire(blocking=False)
@@ -261,19 +255,9 @@ def _logged() -> Iterator[None]:
         logger.debug("progress is not shown: %s", error, exc_info=True)
 
 
-@contextlib.contextmanager
-def shown(connection: Waits, operation: Body | None = None) -> Iterator[None]:
-    """Show, if wanted, the progress of a block that goes on with a wait which has lasted `AFTER` seconds.
-
-    Args:
-        connection: the connection that the wait is on.
-        operation: the operation whose answer is waited for; None for a wait for room to send.
-    """
-    if not wanted(connection.progress):
-        yield
-        return
-    with Progress(Steps(connection, operation), waited=AFTER):
-        yield
+def shown(connection: Waits, operation: Body | None = None) -> Progress:
+    """Show, if wanted, the progress of a block that goes on with a wait which has lasted `AFTER` seconds."""
+    return Progress(Steps(connection, operation), wanted(connection.progress), waited=AFTER)
 
 
 @contextlib.contextmanager
@@ -284,12 +268,11 @@ def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body
 
     def now() -> Step:
         # A notebook's kernel cancels the task of an interrupted cell, but does not wake the task's event loop.
-        loop.call_soon_threadsafe(_nothing)
+        loop.call_soon_threadsafe(lambda: None)
         return steps()
 
     def show() -> None:
-        if wanted(connection.progress):
-            showing.enter_context(Progress(now, waited=AFTER))
+        showing.enter_context(Progress(now, wanted(connection.progress), waited=AFTER))
 
     timer = loop.call_later(AFTER, show)
     with showing:
@@ -297,7 +280,3 @@ def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body
             yield
         finally:
             timer.cancel()
-
-
-def _nothing() -> None:
-    """Wake an event loop."""

@@ -13,22 +13,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
-from loom.token_file import digest
+from loom.token_file import digest, generate_token, state_folder
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes.deployment import PodMesh
-from loom_proxy.kubernetes.pod_status import PodState
-from loom_proxy.kubernetes.progress import pods_shown
-from loom_proxy.kubernetes.repair import look_after_pods
-from loom_proxy.kubernetes.rollout import PodStart
-from loom_proxy.kubernetes.tokens import token_for
+from loom_proxy.kubernetes.pod_status import PodState, pods_shown
+from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
+from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
 from loom_proxy.session.open import connect
 
-GATEWAY_PORT = 8470
-
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
-
-_KUBETORCH = {"kubetorch": "kubetorch"}
 
 
 class KubernetesJob:
@@ -96,7 +90,7 @@ class KubernetesJob:
             raise WrongArguments(
                 f"{name!r} cannot name a job in Kubernetes: give 1 to 42 of a-z, 0-9 and -, not - at its ends"
             )
-        require(_KUBETORCH, "a KubernetesJob", "kubetorch")
+        require({"kubetorch": "kubetorch"}, "a KubernetesJob", "kubetorch")
         import kubetorch
 
         self.namespace: str = namespace or getattr(compute, "namespace", None) or kubetorch.config.namespace
@@ -285,3 +279,18 @@ def _nginx_url() -> str:
         return str(urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")))
     namespace = kubetorch_globals.config.install_namespace
     return f"kube://{namespace}/{kubetorch_globals.KUBETORCH_CONTROLLER}:{kubetorch_globals.DEFAULT_NGINX_PORT}"
+
+
+def token_for(namespace: str, service: str) -> str:
+    """Return the token of a job's gateway, kept in a file of this user's; a new one for a new job."""
+    folder = state_folder() / "kubernetes"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{namespace}.{service}.token"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    with open(handle, "w", encoding="utf-8") as file:
+        token = generate_token()
+        file.write(token + "\n")
+    return token

@@ -1,9 +1,15 @@
-"""The state of a pod in Kubernetes: whether it is ready, and if not, why."""
+"""The states of a job's pods in Kubernetes: whether they are ready, if not, why, and their progress display."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+from loom_proxy.display.progress import AFTER, Progress, Step, wanted
+
+LOOK_EVERY = 1.0  # seconds between two requests to Kubernetes
+NAMED = 3  # pods for which the display gives the reason that they are not ready
 
 
 class PodState(NamedTuple):
@@ -56,3 +62,26 @@ def _why(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]])
 def _reason(of: Mapping[str, Any]) -> str:
     reason, message = of.get("reason") or "unknown", of.get("message")
     return f"{reason}: {message}" if message else str(reason)
+
+
+def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> Progress:
+    """Return a block that shows the current step, the number of ready pods, and why the others are not ready."""
+    step = Step(what())
+    looked = time.monotonic()
+
+    def now() -> Step:
+        nonlocal step, looked
+        if time.monotonic() - looked > LOOK_EVERY:
+            found = pods()
+            looked = time.monotonic()
+            step = _shown_step(what(), found)
+        return step
+
+    return Progress(now, wanted(None), after=AFTER)
+
+
+def _shown_step(what: str, pods: list[PodState]) -> Step:
+    waiting = [str(pod) for pod in pods if not pod.ready]
+    ready = len(pods) - len(waiting)
+    reasons = f": {'; '.join(waiting[:NAMED])}" if waiting else ""
+    return Step(f"{what}: {ready} of {len(pods)} pods ready{reasons}", ready, len(pods))

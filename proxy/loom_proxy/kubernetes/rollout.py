@@ -1,13 +1,15 @@
-"""`PodStart`: the wait until a job's pods can be used, which deploys pods again that lack their class."""
+"""The wait until a job's pods can be used. It deploys pods again that lack their class, also in an open job."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loom.errors import DeploymentFailed
+from loom.errors import DeploymentFailed, LoomError
+from loom_proxy.job import Job
 from loom_proxy.kubernetes.deployment import PodMesh
 from loom_proxy.kubernetes.pod_answers import (
     NotLoaded,
@@ -32,6 +34,9 @@ Kubetorch loads the class once in each deployment. A pod in which that failed st
 
 MOST_AGAIN = 2
 """The number of times that a mesh may be deployed again."""
+
+PATIENCE = 30.0
+"""Seconds that a lost host has to come back by itself, as it does unless its pod has not loaded the class."""
 
 
 class PodStart:
@@ -175,3 +180,32 @@ class _MeshStart:
         """Note that the mesh is deployed again now."""
         self.again += 1
         self._since, self.overdue = None, False
+
+
+def look_after_pods(job: Job, start: Callable[[], PodStart]) -> threading.Thread:
+    """Deploy lost pods that come back without their class again, until the job is closed; return the thread."""
+    thread = threading.Thread(target=_look_after, args=(job, start), name=f"pods of {job.session}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _look_after(job: Job, start: Callable[[], PodStart]) -> None:
+    for event in job.events():
+        if event.name != "host_lost" or not _is_host_lost(job):
+            continue
+        if job._connection.ended.wait(PATIENCE) or not _is_host_lost(job):
+            continue
+        try:
+            start().wait()
+        except LoomError as error:
+            logger.warning("%s is lost, and does not come back: %s", event.details["address"], error)
+
+
+def _is_host_lost(job: Job) -> bool:
+    lost = set()
+    for event in job.events(timeout=0):
+        if event.name == "host_lost":
+            lost.add(event.details["host"])
+        elif event.name == "host_back":
+            lost.discard(event.details["host"])
+    return bool(lost)

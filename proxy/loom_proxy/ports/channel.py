@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 from loom.errors import WrongState
 from loom_proxy.mesh.native import in_cluster, monarchs
-from loom_proxy.ports.port import Port, PortLink
-from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver, receiver
+from loom_proxy.ports.port import Port
+from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver
 
 R = TypeVar("R")
 
@@ -49,10 +49,7 @@ class Channel(Generic[R]):
         """
         if job is None and in_cluster():
             return monarchs().Channel.open(once)  # type: ignore[no-any-return]
-        ports = _ports_of(job)
-        ports.close_released()
-        link = PortLink(ports.caller, once)
-        return Port(link), receiver(ports, link)
+        return _ports_of(job).open(once)
 
     @staticmethod
     def open_ranked(once: bool = False, *, job: HasPorts | None = None) -> tuple[Port[R], RankedPortReceiver[R]]:

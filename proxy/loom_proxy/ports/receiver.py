@@ -17,7 +17,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import error_of, raise_error
-from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, PortLink
+from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, Port, PortLink
 from loom_proxy.session.calls import Calls
 
 R = TypeVar("R")
@@ -137,6 +137,12 @@ class Ports:
         self.caller = caller
         self.inboxes: weakref.WeakValueDictionary[int, _PortInbox] = weakref.WeakValueDictionary()
         self._released: deque[int] = deque()
+
+    def open(self, once: bool) -> tuple[Port[Any], PortReceiver[Any]]:
+        """Open a port; return its two ends."""
+        self.close_released()
+        link = PortLink(self.caller, once)
+        return Port(link), PortReceiver(_PortInbox(self, link))
 
     def release(self, ident: int) -> None:
         """Close a port at the next chance.
@@ -351,8 +357,3 @@ class RankedPortReceiver(PortReceiver[tuple[int, R]]):
     """
 
     _ranked = True
-
-
-def receiver(ports: Ports, link: PortLink) -> PortReceiver[Any]:
-    """Make the receiving end of a port that has just been opened."""
-    return PortReceiver(_PortInbox(ports, link))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loom.errors import DeploymentFailed
-from loom_proxy.kubernetes import repair as pod_care
-from loom_proxy.kubernetes.repair import look_after_pods
+from loom_proxy.kubernetes import rollout as pod_care
+from loom_proxy.kubernetes.rollout import look_after_pods
 from loom_proxy.session.events import Event, SessionEvents
 
 BOUND = 10.0

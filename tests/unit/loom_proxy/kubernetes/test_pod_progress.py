@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy.kubernetes import progress as pod_progress
+from loom_proxy.kubernetes import pod_status as pod_progress
 from loom_proxy.kubernetes.deployment import PodMesh
 from loom_proxy.kubernetes.pod_status import PodState
 
