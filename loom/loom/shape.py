@@ -133,6 +133,18 @@ class Point(Mapping[str, int], metaclass=_LikeMonarchs):
         return "{" + ", ".join(f"'{label}': {index}/{size}" for label, index, size in pairs) + "}"
 
 
+def for_cluster(obj: Any) -> tuple[Any, ...]:
+    """Return the reduced form of an extent, a point or a value mesh, which is Monarch's own in the cluster."""
+    from loom import actor  # with torchmonarch installed, this takes a second
+
+    if isinstance(obj, Extent):
+        return actor.monarch_extent, (obj.labels, obj.sizes)
+    if isinstance(obj, Point):
+        return actor.monarch_point, (obj.rank, obj.extent.labels, obj.extent.sizes)
+    shape = obj._shape
+    return actor.monarch_value_mesh, ((shape.labels, shape.offset, shape.sizes, shape.strides), list(obj.values()))
+
+
 @dataclass(frozen=True)
 class Shape:
     """Labelled dimensions over ranks: the element at ``(i, j, …)`` has the rank ``offset + i*s0 + j*s1 + …``."""

@@ -211,7 +211,7 @@ else:
 class Failure:
     def __supervise__(self, failure: loom.MeshFailure) -> bool: return loom.current_rank is not None
 signatures = {name: str(inspect.signature(getattr(loom, name))) for name in sys.argv[1:]}
-from loom.coordinates import for_cluster
+from loom.shape import for_cluster
 reduce = for_cluster(loom.Point(5, loom.Extent(["a", "b"], [2, 3])))
 class Reduced:
     def __reduce__(self): return reduce

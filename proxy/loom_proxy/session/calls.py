@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.coordinates import for_cluster
 from loom.errors import LoomError, ReadOnlySession, TooLarge
-from loom.shape import Extent, Point
+from loom.shape import Extent, Point, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome

@@ -10,15 +10,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch._rust_bindings.monarch_hyperactor.shape import Extent
+from monarch._rust_bindings.monarch_hyperactor.shape import Extent as MonarchExtent
 from monarch._rust_bindings.monarch_hyperactor.shape import Point as BasePoint
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 from monarch._src.actor.actor_mesh import ActorMesh
 from monarch.actor import ActorError as MonarchActorError
-from monarch.actor import HostMesh, Point, ProcMesh, ValueMesh
+from monarch.actor import HostMesh, ProcMesh, ValueMesh
+from monarch.actor import Point as MonarchPoint
 
-from loom.coordinates import for_laptop
 from loom.errors import ActorError, SupervisionError
+from loom.shape import Extent, Point
 from loom.signatures import endpoints
 from loom.wire.codec import Made
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
@@ -30,6 +31,14 @@ def _actor_error(error: MonarchActorError) -> tuple[Any, ...]:
 
 def _supervision_error(error: MonarchSupervisionError) -> tuple[Any, ...]:
     return SupervisionError, (str(error),)
+
+
+def _point(point: MonarchPoint) -> tuple[Any, ...]:
+    return Point, (point.rank, point.extent)
+
+
+def _extent(extent: MonarchExtent) -> tuple[Any, ...]:
+    return Extent, (extent.labels, extent.sizes)
 
 
 class Translations:
@@ -44,9 +53,9 @@ class Translations:
         self._ids = itertools.count(-1, -1)
         self._lock = threading.Lock()
         self.swaps: dict[type, Callable[[Any], Any]] = {
-            BasePoint: for_laptop,
-            Point: for_laptop,
-            Extent: for_laptop,
+            BasePoint: _point,
+            MonarchPoint: _point,
+            MonarchExtent: _extent,
             MonarchActorError: _actor_error,
             MonarchSupervisionError: _supervision_error,
             ActorMesh: self._actors,
