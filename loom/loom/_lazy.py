@@ -11,12 +11,7 @@ if TYPE_CHECKING:  # importing `typing` would take longer than everything else h
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and the ``__dir__`` of a package.
-
-    Args:
-        package: its ``__name__``.
-        file: its ``__file__``, next to which the stub lies.
-    """
+    """Return the ``__getattr__`` and the ``__dir__`` of a package, next to whose ``__file__`` the stub lies."""
     homes: dict[str, tuple[str, str]] = {}
 
     def find(name: str) -> object:
@@ -32,10 +27,8 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callab
 
 
 def _read_stub(file: str) -> dict[str, tuple[str, str]]:
-    """Return the module of each name and its name there.
-
-    The function imports its tools itself, so that ``import loom`` is quick.
-    """
+    """Return the module of each name and its name there."""
+    # Not imported with the module, so that `import loom` is quick.
     import ast
     from pathlib import Path
 

@@ -217,5 +217,4 @@ def _cpu_utilization(psutil: Any) -> float | None:
     return None if first else percent / 100
 
 
-_measured: set[str] = set()
-"""The measurements that this process has made before."""
+_measured: set[str] = set()  # the measurements that this process has made before

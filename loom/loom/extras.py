@@ -6,24 +6,13 @@ import importlib.util
 
 from loom.errors import MissingDependency
 
+# Modules that a worker, and a gateway or its drivers, import, and the distributions that bring them.
 WORKER_MODULES = {"monarch": "torchmonarch", "psutil": "psutil"}
-"""Modules that a worker imports, and the distributions that bring them."""
-
 GATEWAY_MODULES = {**WORKER_MODULES, "fastapi": "fastapi", "uvicorn": "uvicorn", "uvloop": "uvloop"}
-"""Modules that a gateway or its drivers import, and the distributions that bring them."""
 
 
 def require(modules: dict[str, str], what: str, extra: str = "gateway") -> None:
-    """Check, without importing them, that all modules are installed.
-
-    Args:
-        modules: names of modules, each with the distribution that brings it.
-        what: the part that needs them, for the error's text.
-        extra: the extra of ``monarch-loom`` that installs them.
-
-    Raises:
-        MissingDependency: naming every missing distribution.
-    """
+    """Raise `MissingDependency` unless all modules, named with their distributions, are installed; import none."""
     missing = [package for module, package in modules.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingDependency(

@@ -15,12 +15,7 @@ from loom.actor import Actor, endpoint
 
 
 class _Holder(Actor):
-    """An actor that holds an object, or a function.
-
-    Args:
-        target: the class, or the function.
-        args, kwargs: for the class's constructor.
-    """
+    """An actor that holds a function, or an object of a class."""
 
     def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._target = target

@@ -20,14 +20,10 @@ import msgpack
 
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
 
-MAX_FILES = 100_000
-"""Files and links that a synced folder may have."""
+MAX_FILES = 100_000  # files and links that a synced folder may have
 
-DEFAULT_LIMIT = 4 << 30
-"""Bytes that the files of a synced folder may have together, unless ``LOOM_SYNC_LIMIT`` sets another limit."""
-
-Blob = tuple[str, int]
-"""A content's digest and size in bytes."""
+DEFAULT_LIMIT = 4 << 30  # bytes that a synced folder may have, unless ``LOOM_SYNC_LIMIT`` sets another limit
+Blob = tuple[str, int]  # a content's digest and size in bytes
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -35,34 +31,24 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class Entry(NamedTuple):
     """A file or a symbolic link of a tree."""
 
-    path: str
-    """The path in the tree, with slashes."""
-    digest: str = ""
-    """SHA-256 of a file's content in hexadecimal; empty for a link."""
-    size: int = 0
-    """Bytes of a file."""
+    path: str  # the path in the tree, with slashes
+    digest: str = ""  # SHA-256 of a file's content in hexadecimal; empty for a link
+    size: int = 0  # bytes of a file
     executable: bool = False
-    target: str = ""
-    """The path that a link points to, relative to its own folder; empty for a file."""
+    target: str = ""  # the path that a link points to, relative to its own folder; empty for a file
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a synced folder.
+    """The description of a synced folder."""
 
-    Args:
-        name: tells the folders of a session apart.
-        roots: folders of the tree that go on ``sys.path``, first to last; ``""`` is the tree itself.
-        entries: its files and links.
-    """
-
-    name: str
-    roots: tuple[str, ...]
+    name: str  # tells the folders of a session apart
+    roots: tuple[str, ...]  # folders of the tree that go on ``sys.path``, in order; ``""`` is the tree itself
     entries: tuple[Entry, ...]
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the tree: of its paths, contents, executable bits and links."""
+        """The digest of the tree's paths, contents, executable bits and links."""
         return hashlib.sha256(msgpack.packb(sorted(self.entries))).hexdigest()
 
     @cached_property
@@ -97,11 +83,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """Return the manifest that `pack` made into bytes.
-
-        Raises:
-            ProtocolMismatch: the bytes are no manifest, or an entry is outside of its tree.
-        """
+        """Return the manifest that `pack` made into bytes, or raise `ProtocolMismatch`."""
         try:
             name, roots, rows = msgpack.unpackb(data, use_list=False)
             manifest = cls(str(name), tuple(roots), tuple(Entry(*row) for row in rows))
@@ -145,17 +127,8 @@ def _check_target(entry: Entry) -> None:
         raise ValueError(f"the link {entry.path!r} leads outside, to {entry.target!r}")
 
 
-def size_limit() -> int:
-    """Return the bytes that a synced folder may have: ``LOOM_SYNC_LIMIT``, or `DEFAULT_LIMIT`."""
-    return bytes_from_environment("LOOM_SYNC_LIMIT", DEFAULT_LIMIT)
-
-
 def bytes_from_environment(variable: str, default: int) -> int:
-    """Return a number of bytes from an environment variable, or the default.
-
-    Raises:
-        LoomError: the variable is set to something else.
-    """
+    """Return a number of bytes from an environment variable, or the default."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -164,22 +137,20 @@ def bytes_from_environment(variable: str, default: int) -> int:
     return int(text)
 
 
-def check_sizes(files: Iterable[tuple[str, int]], limit: int, where: str) -> None:
-    """Check that files fit a limit.
+def check_sizes(files: Sequence[tuple[str, int]], where: str) -> None:
+    """Raise `TooLarge` if files exceed the limit, or are more than `MAX_FILES`.
 
     Args:
         files: path and size in bytes of each.
-        limit: bytes that they may have together.
         where: the owner of the limit, for the error.
-
-    Raises:
-        TooLarge: the files exceed the limit, or are more than `MAX_FILES`; the text names the largest.
     """
-    files = list(files)
+    limit = bytes_from_environment("LOOM_SYNC_LIMIT", DEFAULT_LIMIT)
     if len(files) > MAX_FILES:
+        counts = Counter(path.partition("/")[0] for path, _ in files)
+        fullest = ", ".join(f"{top} ({count})" for top, count in counts.most_common(3))
         raise TooLarge(
             f"the folder has {len(files)} files, over the limit of {MAX_FILES}: leave some out with a .gitignore "
-            f"or exclude=[…]. Most are in {_fullest(files)}"
+            f"or exclude=[…]. Most are in {fullest}"
         )
     total = sum(size for _, size in files)
     if total > limit:
@@ -189,11 +160,6 @@ def check_sizes(files: Iterable[tuple[str, int]], limit: int, where: str) -> Non
             f"the folder has {total} bytes, over {where} of {limit} bytes: leave files out with a .gitignore or "
             f"exclude=[…]. The largest: {named}"
         )
-
-
-def _fullest(files: Sequence[tuple[str, int]]) -> str:
-    counts = Counter(path.partition("/")[0] for path, _ in files)
-    return ", ".join(f"{top} ({count})" for top, count in counts.most_common(3))
 
 
 def human_size(size: int) -> str:
@@ -210,8 +176,7 @@ class Span(NamedTuple):
     """A range of bytes of one content that travels in one message."""
 
     digest: str
-    size: int
-    """Bytes of the whole content."""
+    size: int  # bytes of the whole content
     offset: int
     length: int
 

@@ -16,29 +16,18 @@ from loom.signatures import CallSignature
 class Method:
     """A method of a class, or a function."""
 
-    title: str
-    """The name for error messages, such as ``Trainer.step``."""
-    signature: CallSignature | None
-    """None if Python cannot tell, as for some C functions; then no call is checked."""
-    is_async: bool
-    yields: bool
+    title: str  # the name for error messages, such as ``Trainer.step``
+    signature: CallSignature | None = None  # None if it is not known; then no call is checked
+    is_async: bool = False
+    yields: bool = False
 
     @classmethod
     def of(cls, title: str, function: Any, skip: int) -> Method:
         yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         return cls(title, _signature(title, function, skip), inspect.iscoroutinefunction(function), yields)
 
-    @classmethod
-    def unknown(cls, title: str) -> Method:
-        """Return a method of which only the name is known, so that no call is checked."""
-        return cls(title, None, is_async=False, yields=False)
-
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check that the method can be called with these arguments.
-
-        Raises:
-            WrongArguments: the arguments do not fit, or the method yields.
-        """
+        """Raise `WrongArguments` if the arguments do not fit, or the method yields."""
         if self.yields:
             raise WrongArguments(f"{self.title} yields, and a generator cannot travel: return a list instead")
         if self.signature is not None:
@@ -70,11 +59,12 @@ def function_of(function: Any) -> Method:
 
 
 def constructor_of(cls: type) -> CallSignature | None:
-    """Return the signature of a class's constructor; None if Python cannot tell."""
+    """Return the signature of a class's constructor, if it is known."""
     return _signature(cls.__name__, cls, 0)
 
 
 def _signature(title: str, function: Any, skip: int) -> CallSignature | None:
+    """Return a signature; None if Python cannot tell, as for some C functions."""
     try:
         return CallSignature.of(title, function, skip)
     except (TypeError, ValueError):
@@ -82,14 +72,11 @@ def _signature(title: str, function: Any, skip: int) -> CallSignature | None:
 
 
 def no_method(class_name: str, name: str, methods: Mapping[str, Method] | None, exists: bool) -> NoReturn:
-    """Raise the error for a name that cannot be called.
+    """Raise `NoSuchMethod` for a name that cannot be called.
 
     Args:
         methods: the existing methods; None if they are not known here.
         exists: whether the class has another attribute of that name.
-
-    Raises:
-        NoSuchMethod: always.
     """
     if name.startswith("_"):
         raise EndpointNotFound(

@@ -173,11 +173,7 @@ class Shape:
         return [self.offset + sum(step) for step in itertools.product(*steps)]
 
     def dimension(self, label: str) -> int:
-        """Return the position of a dimension.
-
-        Raises:
-            NoSuchDimension: there is no such dimension; the text names the others.
-        """
+        """Return the position of a dimension."""
         return _position(label, self.labels)
 
     def select(self, selection: Mapping[str, int | slice]) -> Shape:
@@ -185,8 +181,7 @@ class Shape:
         shape = self
         for label, selector in selection.items():
             axis = shape.dimension(label)
-            narrowed = shape._narrow if isinstance(selector, slice) else shape._at
-            shape = narrowed(axis, selector)  # type: ignore[arg-type]
+            shape = shape._narrow(axis, selector) if isinstance(selector, slice) else shape._at(axis, selector)
         return shape
 
     def _at(self, axis: int, index: int) -> Shape:
@@ -248,11 +243,7 @@ class Shape:
         return Shape(tuple(labels), self.offset, tuple(sizes), tuple(strides))
 
     def flatten(self, label: str) -> Shape:
-        """Return the shape with all dimensions merged into one.
-
-        Raises:
-            ValueError: the ranks are not contiguous, as in Monarch.
-        """
+        """Return the shape with all dimensions merged into one; see `MeshTrait.flatten`."""
         dense = Shape.row_major(dict(zip(self.labels, self.sizes, strict=True))).strides
         if dense != self.strides:
             raise ValueError(f"cannot flatten sparse mesh: strides {self.strides} != {dense}")

@@ -29,10 +29,9 @@ class CallSignature:
     """The parameters of an endpoint or a constructor, without ``self`` and without annotations."""
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, int, bool]]) -> None:
-        self.name = name
-        """The name for error messages, such as ``Counter.add``."""
+        self.name = name  # the name for error messages, such as ``Counter.add``
+        # Name, kind (of `inspect.Parameter`) and whether there is a default, of each parameter.
         self.parameters = tuple((str(label), int(kind), bool(default)) for label, kind, default in parameters)
-        """Name, kind (of `inspect.Parameter`) and whether there is a default, of each parameter."""
         positional = [default for _, kind, default in self.parameters if kind in _POSITIONAL]
         self._simple = len(positional) == len(self.parameters)
         self._required = positional.count(False)
@@ -46,11 +45,7 @@ class CallSignature:
         return cls(name, [(p.name, int(p.kind), p.default is not empty) for p in parameters])
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check that arguments fit.
-
-        Raises:
-            WrongArguments: the arguments do not fit; the text has the signature.
-        """
+        """Raise `WrongArguments`, which has the signature, if arguments do not fit."""
         if self._simple and not kwargs and self._required <= len(args) <= self._most:
             return
         signature = self._signature()
@@ -93,12 +88,7 @@ def constructor(cls: type) -> CallSignature:
 
 
 def check_actor(cls: type) -> None:
-    """Check that Monarch accepts a class as an actor, by the rules of its ``ProcMesh.spawn``.
-
-    Raises:
-        NotAnActor: the class is no `Actor`, or its endpoints, ``__cleanup__`` and ``__supervise__`` are partly
-            ``def`` and partly ``async def``.
-    """
+    """Raise `NotAnActor` if Monarch would not accept a class, by the rules of its ``ProcMesh.spawn``."""
     from loom.actor import Actor  # with torchmonarch installed, this takes a second
 
     if not issubclass(cls, Actor):

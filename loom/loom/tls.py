@@ -7,15 +7,14 @@ import ssl
 
 from loom.errors import InvalidAddress, LoomError, NotAGateway, UntrustedGateway
 
+# OpenSSL's reasons for an answer that is not TLS, such as HTTP's.
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
+
 
 def client_context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
     """Return a context that verifies certificate and host name.
 
-    Args:
-        ca: file of the authority's certificate, PEM; None: ``LOOM_CA``, else the authorities of this machine.
-
-    Raises:
-        InvalidAddress: the file does not exist, or has no certificate.
+    ``ca`` is the PEM file of the authority's certificate; None: ``LOOM_CA``, else the authorities of this machine.
     """
     path = ca or os.environ.get("LOOM_CA") or None
     try:
@@ -40,7 +39,3 @@ def tls_error(url: str, error: OSError) -> LoomError:
     if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
         return NotAGateway(f"what answers at {url} speaks no TLS: use ws:// for a gateway without --tls-cert")
     return NotAGateway(f"no TLS connection to {url}: {error or type(error).__name__}")
-
-
-_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
-"""OpenSSL's reasons for an answer that is not TLS, such as HTTP's."""

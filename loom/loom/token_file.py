@@ -19,8 +19,7 @@ from pathlib import Path
 
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
 
-SCOPES = ("view", "operate", "drive")
-"""The scopes of tokens; each includes the ones before it."""
+SCOPES = ("view", "operate", "drive")  # the scopes of tokens; each includes the ones before it
 
 _VERSION = 1
 
@@ -68,23 +67,16 @@ class Token:
 
 
 class TokenFile:
-    """The tokens in a file. A file that does not exist has none.
+    """The tokens in a file. A file that does not exist has none; the first token makes it and its folder.
 
     Several programs may change the file at once: each holds a lock meanwhile, and replaces the file as a whole.
-
-    Args:
-        path: of the file; its folder is created with the first token.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def version(self) -> tuple[int, ...]:
-        """Return a value that changes whenever the file does.
-
-        Raises:
-            TokenFileError: the file's status cannot be read.
-        """
+        """Return a value that changes whenever the file does."""
         try:
             stat = self.path.stat()
         except FileNotFoundError:
@@ -94,11 +86,7 @@ class TokenFile:
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
     def read(self) -> list[Token]:
-        """Return all tokens, the oldest first.
-
-        Raises:
-            TokenFileError: the file cannot be read, is not a token file, or others may write to it.
-        """
+        """Return all tokens, the oldest first; raise `TokenFileError` if others may write to the file, too."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_mode & 0o022:
@@ -118,17 +106,7 @@ class TokenFile:
             raise self._unusable(f"it is not a file of tokens: {error!r}") from error
 
     def create(self, name: str, scope: str, expires_in: float | None = None) -> tuple[Token, str]:
-        """Make a token; return its record and the token, which cannot be found out later.
-
-        Args:
-            name: for lists and logs.
-            scope: one of `SCOPES`.
-            expires_in: seconds from now; None: never.
-
-        Raises:
-            WrongArguments: there is no such scope, or the name or the time makes no sense.
-            TokenFileError: the file cannot be used.
-        """
+        """Make a token that expires in so many seconds, or never; return its record and the token itself."""
         if scope not in SCOPES:
             raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
         if not name or not name.isprintable() or len(name) > 100:
@@ -144,28 +122,14 @@ class TokenFile:
         return token, text
 
     def accept(self, name: str, scope: str, sha256: str) -> None:
-        """Add a token that was made elsewhere, in place of any other of that name.
-
-        Args:
-            name: as for `create`.
-            scope: one of `SCOPES`.
-            sha256: `digest` of the token.
-
-        Raises:
-            TokenFileError: the file cannot be used.
-        """
+        """Add a token that was made elsewhere, of which `digest` is known, in place of any other of that name."""
         with self._changing() as tokens:
             if not any((token.name, token.scope, token.sha256) == (name, scope, sha256) for token in tokens):
                 tokens[:] = [token for token in tokens if token.name != name]
                 tokens.append(Token(secrets.token_hex(4), name, scope, sha256, time.time()))
 
     def revoke(self, ident: str) -> Token:
-        """Revoke a token and return its record; do nothing if it was revoked before.
-
-        Raises:
-            UnknownToken: the file has no token with that id.
-            TokenFileError: the file cannot be used.
-        """
+        """Revoke a token and return its record; do nothing if it was revoked before."""
         with self._changing() as tokens:
             for place, token in enumerate(tokens):
                 if token.id == ident:
@@ -177,16 +141,6 @@ class TokenFile:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """Lock the file and yield its tokens, which are written back unless the body raises."""
-        with self._locked():
-            tokens = self.read()
-            yield tokens
-            try:
-                self._write(tokens)
-            except OSError as error:
-                raise self._unusable(error.strerror or str(error)) from error
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
         # The lock is a separate file: the tokens' file is replaced, and a lock on a replaced file excludes no
         # process.
         lock_path = self.path.with_name(self.path.name + ".lock")
@@ -195,11 +149,14 @@ class TokenFile:
             lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from error
-        try:
+        with open(lock, "wb"):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+            tokens = self.read()
+            yield tokens
+            try:
+                self._write(tokens)
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
 
     def _write(self, tokens: list[Token]) -> None:
         text = json.dumps({"version": _VERSION, "tokens": [asdict(token) for token in tokens]}, indent=1)

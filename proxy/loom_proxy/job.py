@@ -31,11 +31,8 @@ from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
 from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
 from loom_proxy.weaver.client import WeaverProxy
 
-CLOSE_TIMEOUT = 15.0
-"""Seconds that `Job.close` waits for the meshes to stop."""
-
-LAST_LINES = 5.0
-"""Seconds to print the received log lines when the program leaves."""
+CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
+LAST_LINES = 5.0  # seconds to print the received log lines when the program leaves
 
 
 class JobState:

@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from loom_proxy.job import Job
 
 
-ATTEMPTS = 3
-"""Attempts to start the workers if other programs take their ports."""
-
-GATEWAY_GRACE = 5.0
-"""Seconds that the gateway has to end its sessions when the cluster is closed."""
-
-WORKER_GRACE = 3.0
-"""Seconds that the workers have to end their processes when the cluster is closed."""
+ATTEMPTS = 3  # attempts to start the workers if other programs take their ports
+GATEWAY_GRACE = 5.0  # seconds that the gateway has to end its sessions when the cluster is closed
+WORKER_GRACE = 3.0  # seconds that the workers have to end their processes when the cluster is closed
 
 
 def local(
@@ -70,25 +65,14 @@ def local(
 
 
 class LocalCluster:
-    """Workers and a gateway as child processes; a context manager.
+    """Workers and a gateway as child processes; a context manager with the arguments of `local`.
 
-    Args:
-        hosts: number of workers.
-        port: port of the gateway; 0 picks a free one.
-        token: token that clients must show; generated if none is given.
-        env: environment variables for the children, on top of this process's.
-        gateway_options: more command-line options for the gateway, such as ``["--session-linger", "60"]``.
-        timeout: seconds until every child must be ready.
+    ``gateway_options`` are more command-line options for the gateway, such as ``["--session-linger", "60"]``.
     """
 
-    url: str
-    """URL at which the gateway listens, ``ws://127.0.0.1:…``."""
-
-    token: str
-    """The token that clients must show to the gateway."""
-
-    workers: list[str]
-    """Addresses of the workers."""
+    url: str  # at which the gateway listens, ``ws://127.0.0.1:…``
+    token: str  # that clients must show to the gateway
+    workers: list[str]  # addresses of the workers
 
     def __init__(
         self,
@@ -112,8 +96,7 @@ class LocalCluster:
         self._worker_environment.pop("LOOM_TOKEN", None)
         self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
         self._children: list[Child] = []
-        self._owner = os.getpid()
-        """Id of the process that started the children, which a forked copy of it must not end."""
+        self._owner = os.getpid()  # which started the children; a forked copy of it must not end them
 
     def start(self) -> None:
         """Start all children at once and wait until the last one is ready."""
@@ -122,11 +105,13 @@ class LocalCluster:
         try:
             for attempts_left in reversed(range(ATTEMPTS)):
                 self._start_children()
-                error, of_worker = self._await_ready()
-                if error is None:
+                try:
+                    self._await_ready()
                     break
-                if not (attempts_left and of_worker and isinstance(error, PortInUse)):
-                    raise error
+                except PortInUse:
+                    gateway = self._children[0].ready
+                    if not attempts_left or (gateway.done() and gateway.exception()):
+                        raise
                 # Another program took a port between its choice and the worker's start.
                 self._end_children()
         except BaseException:
@@ -147,21 +132,17 @@ class LocalCluster:
             command = python("loom_gateway.workers.host", "--address", address, "--exit-with-parent")
             self._children.append(Child(f"the worker at {address}", command, self._worker_environment))
 
-    def _await_ready(self) -> tuple[BaseException | None, bool]:
-        """Wait until all children are ready; return the error of one that is not, and whether that is a worker."""
-        done, pending = concurrent.futures.wait(
-            [child.ready for child in self._children], self._timeout, concurrent.futures.FIRST_EXCEPTION
-        )
-        for number, child in enumerate(self._children):
-            error = child.ready.exception() if child.ready in done else None
-            if error is not None:
-                return error, number > 0
+    def _await_ready(self) -> None:
+        ready = [child.ready for child in self._children]
+        _, pending = concurrent.futures.wait(ready, self._timeout, concurrent.futures.FIRST_EXCEPTION)
+        for one in ready:
+            if one not in pending:
+                one.result()
         if pending:
             late = [child for child in self._children if child.ready in pending]
             output = "\n".join(child.output for child in late)
             names = " and ".join(child.name for child in late)
-            return LoomError(f"{names} not ready within {self._timeout:g} s; last output:\n{output}"), False
-        return None, False
+            raise LoomError(f"{names} not ready within {self._timeout:g} s; last output:\n{output}")
 
     @property
     def pids(self) -> list[int]:
@@ -174,9 +155,7 @@ class LocalCluster:
         Raises:
             LoomError: naming the child, with its last lines of output.
         """
-        concurrent.futures.wait(
-            [child.ended for child in self._children], return_when=concurrent.futures.FIRST_COMPLETED
-        )
+        concurrent.futures.wait([child.ended for child in self._children], None, concurrent.futures.FIRST_COMPLETED)
         raise LoomError(str(self.ended()))
 
     def ended(self) -> str | None:

@@ -16,8 +16,7 @@ from loom.wire.messages import Message
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 16 << 20
-"""Bytes of lines that may wait for a slow terminal or callback; further lines are left out."""
+BACKLOG = 16 << 20  # bytes of lines that may wait for a slow terminal or callback; further lines are left out
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,9 @@ class LogReceiver:
         self.printing = True
         self._callbacks: list[Callback] = []
         self._batches: deque[bytes] = deque()
-        self._waiting = 0
-        """Bytes in `_batches`."""
-        self._left_out = 0
-        """Batches left out since the last warning about it."""
-        self._busy = False
-        """Whether a batch is being shown."""
+        self._waiting = 0  # bytes in `_batches`
+        self._left_out = 0  # batches left out since the last warning about it
+        self._busy = False  # whether a batch is being shown
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 

@@ -16,8 +16,6 @@ from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
 
-_STDOUT = 1
-
 
 class RunHandle:
     """A function that runs, or has run, in the driver, from ``job.run(fn, detach=True)`` or ``job.runs()``.
@@ -29,26 +27,16 @@ class RunHandle:
     def __init__(self, caller: Calls, ident: int, name: str) -> None:
         self._caller = caller
         self._answer: FutureProxy[Any] | None = None
-        self._state: tuple[str, float | None, float | None] = (RUNNING, None, None)
         self.id = ident
         """Number of the run, unique in the session."""
         self.name = name
         """Name of the run; no two runs that are going have the same name."""
-
-    @property
-    def status(self) -> str:
+        self.status = RUNNING
         """``"running"``, ``"done"``, ``"failed"`` or ``"cancelled"``, as last reported by the driver."""
-        return self._state[0]
-
-    @property
-    def started(self) -> float | None:
+        self.started: float | None = None
         """Start of the run, in seconds since the epoch on the driver's clock; None until the driver reports it."""
-        return self._state[1]
-
-    @property
-    def finished(self) -> float | None:
+        self.finished: float | None = None
         """End of the run, in seconds since the epoch on the driver's clock; None until then."""
-        return self._state[2]
 
     def done(self) -> bool:
         """Return whether the run has ended, in whatever way."""
@@ -118,7 +106,8 @@ class RunHandle:
 
     def _note(self, status: str, started: float | None, finished: float | None) -> None:
         if not self.done():
-            self._state = (status, started, finished)
+            self.started, self.finished = started, finished
+            self.status = status  # last, since the others are read once the run has ended
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.name!r} {self.status}>"
@@ -250,6 +239,6 @@ class KnownRuns:
 def _print_output(handle: RunHandle) -> None:
     with contextlib.suppress(NoSuchRun):  # the run ended, and so many others after it that it was forgotten
         for stream, text in RunOutput(handle).pieces():
-            file = sys.stdout if stream == _STDOUT else sys.stderr
+            file = sys.stdout if stream == 1 else sys.stderr
             file.write(text)
             file.flush()

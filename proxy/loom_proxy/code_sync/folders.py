@@ -14,13 +14,13 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, NamedTuple
 
 from loom.errors import NameTaken, SyncFailed, WaitTimeout, WrongArguments
-from loom.manifest import Entry, Manifest, batches, check_sizes, human_size, size_limit
+from loom.manifest import Entry, Manifest, batches, check_sizes, human_size
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
@@ -28,19 +28,13 @@ from loom_proxy.display.progress import EVERY, Progress, Step, wanted
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.calls import Calls
 
-BATCH = 2 << 20
-"""Bytes of contents in one message."""
+BATCH = 2 << 20  # bytes of contents in one message
 
 BATCH_PIECES = 512
 
-WINDOW = 4
-"""Messages that are on their way at a time."""
-
-ATTEMPTS = 3
-"""Attempts to send contents that the cluster loses before the sync is complete."""
-
-QUICK = 0.5
-"""Seconds that a sync may take without a progress display."""
+WINDOW = 4  # messages that are on their way at a time
+ATTEMPTS = 3  # attempts to send contents that the cluster loses before the sync is complete
+QUICK = 0.5  # seconds that a sync may take without a progress display
 
 _SAMPLE = 16 << 10
 
@@ -69,19 +63,21 @@ class SyncResult:
     """Sentences about surprising effects, such as a file that was left out."""
 
 
+class _ModuleFile(NamedTuple):
+    """The file of a module in a folder that was synced."""
+
+    since: int  # the lowest id of proc meshes that have it
+    digest: str
+    spec: ModuleSpec | None  # of the module, if it was loaded here during the sync; a reload makes a new one
+
+
 @dataclass
 class _Folder:
     """A folder that was synced."""
 
     path: str
-    roots: tuple[str, ...]
-    """Absolute paths, on this machine, of the folders that are on ``sys.path`` in the cluster."""
-    shipped: dict[str, int]
-    """The lowest id of proc meshes that have a module's file, by the file's absolute path."""
-    digests: dict[str, str]
-    """Digest of each module's file, by absolute path."""
-    specs: dict[str, ModuleSpec]
-    """The spec of each module that was loaded here during the sync, by absolute path. A reload makes a new spec."""
+    roots: tuple[str, ...]  # absolute paths, here, of the folders that are on ``sys.path`` in the cluster
+    modules: dict[str, _ModuleFile]  # by the file's absolute path
 
 
 class SyncedFolders:
@@ -95,12 +91,9 @@ class SyncedFolders:
         """The lowest id of proc meshes that have a module, by its name and file; None if it is not in a folder."""
 
     def by_name(self, module: str, procs: int | None) -> bool:
-        """Return whether a module's code travels by reference, because the other side has its synced folder.
+        """Return whether a module's code travels by reference, because a proc mesh has its synced folder.
 
-        Args:
-            module: name of the module.
-            procs: id of the proc mesh on the other side; meshes spawned before the sync do not have the folder.
-                None: the driver, or a mesh that is being made.
+        Meshes spawned before the sync do not have it. None stands for the driver, or a mesh that is being made.
         """
         path = getattr(sys.modules.get(module), "__file__", None)
         if path is None or not self._folders or module == "__main__":
@@ -114,9 +107,9 @@ class SyncedFolders:
     def _since(self, module: str, path: str) -> int | None:
         path = os.path.realpath(path)
         for folder in self._folders.values():
-            since = folder.shipped.get(path)
-            if since is not None and any(_module_name(path, root) == module for root in folder.roots):
-                return since
+            file = folder.modules.get(path)
+            if file is not None and any(_module_name(path, root) == module for root in folder.roots):
+                return file.since
         return None
 
     def sync(
@@ -150,7 +143,7 @@ class SyncedFolders:
         bar.step("looking through it")
         found = find_files(folder, exclude)
         sizes = [(file.path, file.size) for file in found.files]
-        check_sizes(sizes, size_limit(), "LOOM_SYNC_LIMIT")
+        check_sizes(sizes, "LOOM_SYNC_LIMIT")
         bar.step("reading", sum(size for _, size in sizes))
         # A folder that is a package is imported by its own name, from the folder above it.
         is_package = any(file.path == "__init__.py" for file in found.files)
@@ -189,14 +182,14 @@ class SyncedFolders:
             lacking = {digest: manifest.blobs[digest] for digest in missing}
             sent.update(lacking)
             bar.step("sending", sum(lacking.values()))
-            self._send(upload, ((digest, where[digest]) for digest in lacking), bar)
+            self._send(upload, {digest: where[digest] for digest in lacking}, bar)
             bar.step("giving it to every host")
             answer = bar.wait(self._caller.ask(CommitSync(upload)))
             if not answer["missing"]:
                 return sent, answer["warnings"]
         raise SyncFailed("the gateway's cache loses files as fast as they come; is its LOOM_CACHE_LIMIT low?")
 
-    def _send(self, upload: int, contents: Iterable[tuple[str, FoundFile]], bar: _Bar) -> None:
+    def _send(self, upload: int, contents: Mapping[str, FoundFile], bar: _Bar) -> None:
         on_their_way: deque[tuple[FutureProxy[None], int]] = deque()
         for pieces, parts in _batches(contents):
             if len(on_their_way) == WINDOW:
@@ -210,21 +203,21 @@ class SyncedFolders:
 
     def _note(self, folder: str, base: str, manifest: Manifest, files: Mapping[str, FoundFile]) -> list[str]:
         """Let the modules of a folder that every host has travel by reference from now on; return warnings."""
-        before = self._folders.get(manifest.name)
         since = self._caller.next_id()
-        shipped: dict[str, int] = {}
-        digests: dict[str, str] = {}
+        others = dict(self._folders)
+        before = others.pop(manifest.name, None)
+        earlier = {} if before is None else before.modules
+        loaded = _loaded_here()
+        modules: dict[str, _ModuleFile] = {}
         for entry in manifest.entries:
             place = files[entry.path].place
-            if entry.target or not place.endswith(_SUFFIXES):
-                continue
-            shipped[place] = before.shipped.get(place, since) if before is not None else since
-            digests[place] = entry.digest
+            if not entry.target and place.endswith(_SUFFIXES):
+                had = earlier.get(place)
+                modules[place] = _ModuleFile(had.since if had else since, entry.digest, loaded.get(place))
         roots = tuple(os.path.join(base, root) if root else base for root in manifest.roots)
-        noted = _Folder(folder, roots, shipped, digests, _loaded(shipped))
-        self._folders = {manifest.name: noted, **{k: v for k, v in self._folders.items() if k != manifest.name}}
+        self._folders = {manifest.name: _Folder(folder, roots, modules), **others}
         self._names = {}
-        return [] if before is None else _stale(before, noted)
+        return _stale(earlier, modules)
 
 
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
@@ -248,24 +241,22 @@ def _roots(base: str, folder: str, entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["", *shipped]))
 
 
-def _loaded(paths: Iterable[str]) -> dict[str, ModuleSpec]:
-    """Return the specs of the modules that are loaded from some files, by file."""
-    wanted = set(paths)
+def _loaded_here() -> dict[str, ModuleSpec]:
+    """Return the specs of the loaded modules, by file."""
     found = {}
     for module in list(sys.modules.values()):
         path, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-        if isinstance(path, str) and spec is not None and os.path.realpath(path) in wanted:
+        if isinstance(path, str) and spec is not None:
             found[os.path.realpath(path)] = spec
     return found
 
 
-def _stale(before: _Folder, now: _Folder) -> list[str]:
+def _stale(before: Mapping[str, _ModuleFile], now: Mapping[str, _ModuleFile]) -> list[str]:
     """Return warnings about modules that were changed since the last sync but not reloaded here."""
-    stale = [
-        spec.name
-        for path, spec in now.specs.items()
-        if before.specs.get(path) is spec and before.digests.get(path) != now.digests[path]
-    ]
+    stale = []
+    for path, (_, digest, spec) in now.items():
+        if spec is not None and path in before and before[path].spec is spec and before[path].digest != digest:
+            stale.append(spec.name)
     if not stale:
         return []
     calls = ", ".join(f"importlib.reload({name})" for name in sorted(stale)[:5])
@@ -275,20 +266,18 @@ def _stale(before: _Folder, now: _Folder) -> list[str]:
     ]
 
 
-_Piece = tuple[str, int, int, bool]
-"""Digest, offset, length, and whether it is compressed."""
+_Piece = tuple[str, int, int, bool]  # digest, offset, length, and whether it is compressed
 
 
-def _batches(contents: Iterable[tuple[str, FoundFile]]) -> Iterator[tuple[list[_Piece], list[Buffer]]]:
+def _batches(contents: Mapping[str, FoundFile]) -> Iterator[tuple[list[_Piece], list[Buffer]]]:
     """Yield pieces of contents and their bytes, in batches of about `BATCH` bytes before compression."""
-    files = dict(contents)
     with contextlib.ExitStack() as opened:
-        for batch in batches(((digest, file.size) for digest, file in files.items()), BATCH, BATCH_PIECES):
+        for batch in batches(((digest, file.size) for digest, file in contents.items()), BATCH, BATCH_PIECES):
             pieces: list[_Piece] = []
             parts: list[Buffer] = []
             for digest, size, offset, length in batch:
                 if offset == 0:
-                    reading = opened.enter_context(UnchangedFile(files[digest]))
+                    reading = opened.enter_context(UnchangedFile(contents[digest]))
                 data = reading.read(length)
                 if len(data) != length:
                     raise reading.changed()
@@ -319,7 +308,7 @@ class _Bar(Progress):
         super().__init__(self._now, shown, after=0.0 if at_once else QUICK)
 
     def step(self, text: str, total: int = 0) -> None:
-        """Go on to another step; ``total`` is the number of bytes that it handles, if any."""
+        """Go on to another step, which handles ``total`` bytes, if any."""
         self._done = 0
         self._step = Step(f"syncing {self._name}: {text}", 0, total)
         self.tick()
@@ -343,6 +332,5 @@ class _Bar(Progress):
                 return future.get(EVERY)
 
     def arrived(self, future: FutureProxy[None], count: int) -> None:
-        """Wait until so many bytes have arrived in the cluster."""
         self.wait(future)
         self.advance(count)

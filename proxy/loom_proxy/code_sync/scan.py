@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import posixpath
 import stat
@@ -28,17 +29,12 @@ _READ = 1 << 20
 class FoundFile(NamedTuple):
     """A file or a link of the folder."""
 
-    path: str
-    """Path relative to the folder, with slashes."""
-    place: str
-    """Absolute path."""
-    size: int
-    """Bytes; 0 for a link."""
+    path: str  # path relative to the folder, with slashes
+    place: str  # absolute path
+    size: int  # bytes; 0 for a link
     executable: bool
-    target: str
-    """The target of a link, relative to the link's folder; empty for a file."""
-    seen: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """A file's device, inode, time of modification (ns) and size."""
+    target: str  # the target of a link, relative to the link's folder; empty for a file
+    seen: tuple[int, int, int, int] = (0, 0, 0, 0)  # a file's device, inode, time of modification (ns) and size
 
 
 @dataclass
@@ -46,8 +42,7 @@ class Found:
     """The contents of a folder that are shipped."""
 
     files: list[FoundFile] = field(default_factory=list)
-    skipped: int = 0
-    """Files and folders that are left out; a folder counts as one."""
+    skipped: int = 0  # files and folders that are left out; a folder counts as one
     warnings: list[str] = field(default_factory=list)
 
 
@@ -57,7 +52,7 @@ class _Rules:
     Args:
         lines: lines of the file.
         below: the file's folder, relative to the synced folder, with a slash behind it.
-        above: for a file above the synced folder, the path from there to the synced folder.
+        above: the path from a file above the synced folder to the synced folder.
     """
 
     def __init__(self, lines: Sequence[str], below: str = "", above: str = "") -> None:
@@ -129,11 +124,10 @@ def find_files(folder: str, exclude: Sequence[str] = ()) -> Found:
 
     Left out are files that ``.gitignore`` files name (in the folder, and above it in the same repository),
     ``.git``, ``__pycache__``, ``*.pyc``, virtual environments, and everything but files, folders and links.
-    ``exclude`` overrides the ``.gitignore`` files.
 
     Args:
         folder: absolute path, without symbolic links.
-        exclude: lines in the language of a ``.gitignore`` in the folder; ``!pattern`` ships an ignored file.
+        exclude: lines as of a ``.gitignore`` in the folder, which override all others.
 
     Raises:
         NotAFolder: ``folder`` is no folder.
@@ -239,27 +233,17 @@ _digests: dict[tuple[int, int, int, int], str] = {}
 
 
 def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[Entry]:
-    """Yield the manifest's entries for files, in order.
-
-    Args:
-        advance: called with the number of bytes that were read or known already.
+    """Yield the manifest's entries for files, in order; call ``advance`` with each number of bytes that is done.
 
     Raises:
         UnreadableFile: a file cannot be read.
         FileChanged: a file was changed while it was being read.
     """
-
-    def digest(file: FoundFile) -> tuple[str, int]:
-        found = _digest(file)
-        advance(found[1])
-        return found
-
     pool = ThreadPoolExecutor(4, "loom-hash")
     try:
         known = [_digests.get(file.seen) for file in files]
-        read = pool.map(
-            digest, (file for file, found in zip(files, known, strict=True) if not (found or file.target))
-        )
+        unknown = (file for file, found in zip(files, known, strict=True) if not (found or file.target))
+        read = pool.map(_digest, unknown, itertools.repeat(advance))
         for file, found in zip(files, known, strict=True):
             if file.target:
                 yield Entry(file.path, target=file.target)
@@ -273,7 +257,7 @@ def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> It
         pool.shutdown(cancel_futures=True)
 
 
-def _digest(file: FoundFile) -> tuple[str, int]:
+def _digest(file: FoundFile, advance: Callable[[int], None]) -> tuple[str, int]:
     with UnchangedFile(file) as reading:
         status = os.fstat(reading.fileno())
         found = hashlib.sha256()
@@ -283,6 +267,7 @@ def _digest(file: FoundFile) -> tuple[str, int]:
     # A file changed this moment might be changed again within the same tick of its file system's clock.
     if time.time() - status.st_mtime > _SETTLED:
         _digests[_seen(status)] = found.hexdigest()
+    advance(status.st_size)
     return found.hexdigest(), status.st_size
 
 
@@ -291,12 +276,7 @@ def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 class UnchangedFile:
-    """A file that must not change while it is read; `check` raises an error if it has.
-
-    Raises:
-        FileChanged: the file was removed.
-        UnreadableFile: the file cannot be opened.
-    """
+    """A file that must not change while it is read; `check` raises an error if it has."""
 
     def __init__(self, file: FoundFile) -> None:
         self._path = file.path

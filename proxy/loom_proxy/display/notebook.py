@@ -17,14 +17,10 @@ from loom.shape import Extent, Point
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
-MOST_CELLS = 512
-"""Cells of the largest grid; the further elements of a larger mesh are only counted."""
+MOST_CELLS = 512  # cells of the largest grid; the further elements of a larger mesh are only counted
+MOST_COLUMNS = 32  # cells of the longest row; a longer row is broken
 
-MOST_COLUMNS = 32
-"""Cells of the longest row; a longer row is broken."""
-
-SHORT, LONG = 24, 400
-"""Characters of a value in its cell, and in the cell's tooltip."""
+SHORT, LONG = 24, 400  # characters of a value in its cell, and in the cell's tooltip
 
 # White text on each colour has a contrast of at least 4.5 (WCAG 2.1, AA), in every theme.
 _COLOURS = {
@@ -46,40 +42,28 @@ _SMALL = "opacity:.75;font-size:90%"
 class Cell(NamedTuple):
     """The cell of one element of a mesh."""
 
-    text: str
-    """The text in the cell."""
-    title: str
-    """The tooltip, which screen readers read aloud."""
-    colour: str | None = None
-    """Background of white text; None for a frame around the cell."""
+    text: str  # the text in the cell
+    title: str  # the tooltip, which screen readers read aloud
+    colour: str | None = None  # background of white text; None for a frame around the cell
 
 
 class MeshPanel(NamedTuple):
     """The panel of a mesh of hosts, processes or actors."""
 
     name: str
-    class_name: str
-    """Name of the proxy's class."""
-    noun: str
-    """Word for an element: ``host``, ``process`` or ``actor``."""
-    of: str
-    """Name of the actors' class; empty for other meshes."""
+    class_name: str  # name of the proxy's class
+    noun: str  # word for an element: ``host``, ``process`` or ``actor``
+    of: str  # name of the actors' class; empty for other meshes
     extent: Extent
-    whole: Extent
-    """Extent of the whole mesh, which differs from ``extent`` if this is a part."""
-    states: Sequence[tuple[RankState, str]]
-    """State of each element, and the reason if it has failed."""
-    over: Exception | None
-    """The error that ended the connection, if it is over. The states are old then."""
+    whole: Extent  # extent of the whole mesh, which differs from ``extent`` if this is a part
+    states: Sequence[tuple[RankState, str]]  # state of each element, and the reason if it has failed
+    over: Exception | None  # the error that ended the connection, if it is over. The states are old then
 
 
 def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
-    """Return a table of cells in row-major order: a row for each index of all dimensions but the last.
+    """Return a table of a mesh's first cells: a row for each index of all dimensions but the last.
 
-    Args:
-        extent: the dimensions of the mesh.
-        cells: the cells of all elements, or of the first ones.
-        label: the table's text for screen readers.
+    Screen readers read the label.
     """
     columns = extent.sizes[-1] if extent.sizes else 1
     rows = []
@@ -207,12 +191,7 @@ def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
 
 
 def future_html(state: str, timing: Timing | None, error: BaseException | None, value: Any) -> str:
-    """Return a future: its state, its result or error, and its time accounting. This never waits for the answer.
-
-    Args:
-        state: ``pending``, ``arrived``, ``done`` or ``failed``.
-        value: the result of a future that is done.
-    """
+    """Return a future: its state (``pending``, ``arrived``, ``done``, ``failed``), result or error, and timing."""
     colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
     badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
     small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
@@ -233,11 +212,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def job_html(title: str, details: str, hosts: MeshPanel, meshes: Mapping[str, tuple[str, MeshPanel]]) -> str:
-    """Return a job: its gateway, its hosts, and the meshes that this program has made or listed.
-
-    Args:
-        meshes: each mesh's repr and panel, by name.
-    """
+    """Return a job: its gateway, its hosts, and the reprs and panels of the meshes known to this program."""
     rows = "".join(
         f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'
         f'<td style="border:0;text-align:left;background:transparent">'

@@ -25,20 +25,12 @@ from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)
 
-AFTER = 1.0
-"""Seconds that a wait lasts before anything is shown."""
+AFTER = 1.0  # seconds that a wait lasts before anything is shown
+EVERY = 0.2  # seconds between two updates of the display
+LARGE = 1 << 20  # bytes of the smallest transfer that is shown; a smaller one is over too soon
 
-EVERY = 0.2
-"""Seconds between two updates of the display."""
-
-LARGE = 1 << 20
-"""Bytes of the smallest transfer that is shown; a smaller one is over too soon."""
-
-LEAVE = 1.0
-"""Seconds that the end of a wait gives the display to go away, since it may still be asking for the step."""
-
-_turn = threading.Lock()
-"""Held by the one wait that is shown. Waits of other threads are not shown meanwhile."""
+LEAVE = 1.0  # seconds that the end of a wait gives the display to go away, as it may still be asking for the step
+_turn = threading.Lock()  # held by the one wait that is shown. Waits of other threads are not shown meanwhile
 
 
 class Step(NamedTuple):
@@ -46,23 +38,15 @@ class Step(NamedTuple):
 
     text: str
     done: float = 0
-    total: float = 0
-    """The final value of ``done``; 0 if that is not known."""
+    total: float = 0  # the final value of ``done``; 0 if that is not known
 
 
 def wanted(choice: bool | None) -> bool:
-    """Return whether to show progress.
-
-    Args:
-        choice: the program's own choice, which comes before ``LOOM_PROGRESS`` (0 or 1). Without both, progress is
-            shown if stderr is a terminal or this is a notebook.
-    """
-    if choice is None:
-        variable = os.environ.get("LOOM_PROGRESS")
-        if variable:
-            choice = variable.lower() not in ("0", "off", "no", "false")
+    """Return whether to show progress: the choice, else ``LOOM_PROGRESS``, else in a terminal or a notebook."""
     if choice is not None:
         return choice
+    if variable := os.environ.get("LOOM_PROGRESS"):
+        return variable.lower() not in ("0", "off", "no", "false")
     stderr: Any = sys.stderr
     return in_notebook() or (stderr is not None and not stderr.closed and bool(stderr.isatty()))
 
@@ -129,12 +113,7 @@ def bar_html(step: Step, seconds: float) -> str:
 
 
 class Steps:
-    """A callable that returns the current step of a wait.
-
-    Args:
-        connection: the connection that the wait is on.
-        operation: the operation whose answer is waited for; None for a wait for room to send.
-    """
+    """A callable that returns the current step of a wait, for an operation's answer or for room to send."""
 
     def __init__(self, connection: Waits, operation: Body | None) -> None:
         self._connection = connection

@@ -15,26 +15,17 @@ from loom_proxy.kubernetes.pod_status import PodState, pod_states
 
 logger = logging.getLogger(__name__)
 
+# Folder, module and name of the class in each pod, from the pod's installation of Loom.
 LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")
-"""Folder, module and name of the class in each pod, from the pod's installation of Loom."""
-
-REMOVE_WITHIN = 60.0
-"""Seconds of attempts to remove pods while Kubetorch is not reached.
-
-After a dead link, the ``kubectl`` that Kubetorch has started may take that long to end.
-"""
-
-AGAIN_AFTER = 0.5
-"""Seconds between two attempts to remove pods."""
+# After a dead link, the ``kubectl`` that Kubetorch has started may take that long to end.
+REMOVE_WITHIN = 60.0  # seconds of attempts to remove pods while Kubetorch is not reached
+AGAIN_AFTER = 0.5  # seconds between two attempts to remove pods
 
 
 class PodMesh:
     """The pods of one mesh: a ``kubetorch.Compute``, or pods with given labels.
 
     Args:
-        name: name of the mesh.
-        of: the ``kubetorch.Compute`` or the labels.
-        namespace: namespace of the pods.
         deployed_as: name of the class in the pods, before which Kubetorch puts the user's name.
         service: DNS name, in the namespace, of the pods' headless service; None: the one that Kubetorch makes.
     """
@@ -58,9 +49,7 @@ class PodMesh:
         self.name = name
         self.namespace = namespace
         self.compute = of
-        """A ``kubetorch.Compute``."""
-        self.ours: bool = not of.selector_only
-        """Whether the job deploys the pods; otherwise they run already."""
+        self.ours: bool = not of.selector_only  # whether the job deploys the pods; otherwise they run already
         self._deployed_as = deployed_as
         self._service = service
 
@@ -77,7 +66,7 @@ class PodMesh:
 
     @property
     def service_name(self) -> str:
-        """Name of the service that Kubetorch deploys."""
+        """Name of the service that Kubetorch deploys for the pods."""
         return str(self.remote.service_name)
 
     @property
@@ -87,11 +76,7 @@ class PodMesh:
 
     @property
     def pods_wanted(self) -> int:
-        """The number of pods that the mesh has when it is complete.
-
-        Raises:
-            DeploymentFailed: the mesh selects pods by labels, and no pod has them.
-        """
+        """The number of pods that the mesh has when it is complete."""
         if self.ours:
             return int(self.compute.replicas)
         found = len(self.pods())
@@ -109,10 +94,7 @@ class PodMesh:
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
-        """Return whether the mesh was deployed before, or may have been.
-
-        If that is not known, True: pods that may belong to an earlier program are not removed.
-        """
+        """Return whether the mesh was, or may have been, deployed by an earlier program, which keeps its pods."""
         from kubetorch import globals as kubetorch_globals
 
         try:
@@ -140,11 +122,7 @@ class PodMesh:
             compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
 
     def deploy(self, init_args: Mapping[str, Any]) -> None:
-        """Deploy the pods, and `LoomPod` in them. Pods that are already as wanted stay, and load the class again.
-
-        Raises:
-            DeploymentFailed: Kubetorch or Kubernetes refuses; the text says why.
-        """
+        """Deploy the pods, and `LoomPod` in them. Pods that are as wanted stay, and load the class again."""
         try:
             _reach_controller()
             self.remote.to(self.compute, init_args=dict(init_args), stream_logs=False)
@@ -152,20 +130,11 @@ class PodMesh:
             raise DeploymentFailed(self._why_not(error)) from error
 
     def status(self) -> dict[str, Any]:
-        """Return the result of `LoomPod.status` in any pod of the mesh.
-
-        Raises:
-            NotLoaded: the pod has not loaded `LoomPod` yet.
-            Exception: an error of Kubetorch's, or one with the class name of the exception in the pod.
-        """
+        """Return the result of `LoomPod.status` in any pod, or raise `NotLoaded` or an error of Kubetorch's."""
         return answer(self.remote.status(stream_logs=False))
 
     def remove(self) -> None:
-        """End worker and gateway in the pods, and remove the pods unless they were selected by labels.
-
-        Raises:
-            DeploymentFailed: Kubetorch cannot remove the pods, or is not reached in `REMOVE_WITHIN` seconds.
-        """
+        """End worker and gateway in the pods, and remove the pods unless they were selected by labels."""
         import kubetorch
 
         if not self.ours:

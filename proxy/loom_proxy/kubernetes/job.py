@@ -17,7 +17,7 @@ from loom.token_file import digest, generate_token, state_folder
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes.deployment import PodMesh
-from loom_proxy.kubernetes.pod_status import PodState, pods_shown
+from loom_proxy.kubernetes.pod_status import pods_shown
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
 from loom_proxy.session.open import connect
@@ -108,8 +108,7 @@ class KubernetesJob:
         self._token = token
         self._linger = session_linger
         self._timeout = launch_timeout
-        self._deployed = False
-        """Whether this object has deployed pods that did not exist before."""
+        self._deployed = False  # whether this object has deployed pods that did not exist before
         self._job: Job | None = None
         self._detached = False
         self._removing = threading.Lock()
@@ -179,7 +178,7 @@ class KubernetesJob:
         for mesh in self._meshes:
             self._deploy(mesh)
         start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
-        with pods_shown(lambda: start.doing, self._pods):
+        with pods_shown(lambda: start.doing, lambda: [pod for mesh in self._meshes for pod in mesh.pods()]):
             start.wait()
         job = self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
         look_after_pods(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
@@ -204,9 +203,6 @@ class KubernetesJob:
         with self._removing:
             if self._job is not None and not self._job.closed:
                 mesh.deploy(self._init_args(mesh))
-
-    def _pods(self) -> list[PodState]:
-        return [pod for mesh in self._meshes for pod in mesh.pods()]
 
     def _init_args(self, mesh: PodMesh) -> dict[str, Any]:
         """Return the arguments of `LoomPod` in the pods of a mesh."""

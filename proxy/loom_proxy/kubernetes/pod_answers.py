@@ -11,11 +11,9 @@ from loom._version import __version__
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch
 from loom.process.child import ProcessState
 
+# Errors of a pod that only another image or other arguments can cure.
 _FINAL = frozenset({"ImportError", "MissingDependency", "WrongArguments"})
-"""Errors of a pod that only another image or other arguments can cure."""
-
 _NO_LOOM = re.compile(r"No module named '?loom(_gateway|_proxy)?\b")
-
 _INSTALL = ". An image needs torchmonarch and Loom, as those of loom.images.cpu_image() and gpu_image() have them"
 
 
@@ -24,11 +22,7 @@ class NotLoaded(LoomError):
 
 
 def answer(status: Any) -> dict[str, Any]:
-    """Return a result of `LoomPod.status`, checked.
-
-    Raises:
-        NotLoaded: the result is from a pod that has not loaded `LoomPod`.
-    """
+    """Return a result of `LoomPod.status`, or raise `NotLoaded` if it is another."""
     if not isinstance(status, dict) or "pods" not in status:
         detail = status.get("detail", status) if isinstance(status, dict) else status
         raise NotLoaded(f"{detail!s:.300}")

@@ -16,11 +16,9 @@ class PodState(NamedTuple):
     """The state of one pod."""
 
     name: str
-    address: str
-    """IP address; empty as long as the pod has none."""
+    address: str  # IP address; empty as long as the pod has none
     ready: bool
-    why: str
-    """The reason that the pod is not ready; empty if it is."""
+    why: str  # the reason that the pod is not ready; empty if it is
 
     def __str__(self) -> str:
         return f"{self.name} is ready" if self.ready else f"{self.name}: {self.why}"

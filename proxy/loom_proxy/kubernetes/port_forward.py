@@ -19,23 +19,18 @@ logger = logging.getLogger(__name__)
 
 GATEWAY_PORT = 8470
 
-START_TIMEOUT = 30.0
-"""Seconds that the first ``kubectl`` has until it forwards."""
+START_TIMEOUT = 30.0  # seconds that the first ``kubectl`` has until it forwards
+END_TIMEOUT = 5.0  # seconds that a ``kubectl`` has to end
 
-END_TIMEOUT = 5.0
-"""Seconds that a ``kubectl`` has to end."""
-
-RENEW_AFTER = 10.0
-"""Seconds for which a new ``kubectl`` is left alone, even if the gateway does not answer through it."""
-
-BACKOFF = Backoff(0.2, 5.0)
-"""Seconds between restarts of a ``kubectl`` that does not forward."""
+RENEW_AFTER = 10.0  # seconds that a new ``kubectl`` is left alone, even if the gateway does not answer through it
+BACKOFF = Backoff(0.2, 5.0)  # seconds between restarts of a ``kubectl`` that does not forward
 
 _NAME = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _ADDRESS = re.compile(
     rf"kube://(?P<namespace>{_NAME})/(?:(?P<kind>[a-z]+)/)?(?P<name>{_NAME})(?::(?P<port>\d+)(?P<path>/[^?#]*)?|/)?"
 )
 
+# A shell script that runs a command until it ends, or until standard input closes because this process ended.
 _UNTIL_STDIN_CLOSES = """
 exec 3<&0
 "$@" </dev/null 3<&- &
@@ -43,18 +38,15 @@ child=$!
 { cat <&3; kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"; } >/dev/null 2>&1 &
 wait "$child"
 """
-"""A shell script that runs a command until it ends, or until standard input closes because this process ended."""
 
 
 class KubeAddress(NamedTuple):
     """The address of a gateway in Kubernetes, to forward a port to."""
 
     namespace: str
-    resource: str
-    """The resource in kubectl's form, such as ``svc/loom-gateway``."""
+    resource: str  # the resource in kubectl's form, such as ``svc/loom-gateway``
     port: int
-    path: str = ""
-    """The gateway's path, if a proxy such as nginx has the port."""
+    path: str = ""  # the gateway's path, if a proxy such as nginx has the port
 
     def __str__(self) -> str:
         return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}:{self.port}{self.path}"
@@ -80,9 +72,6 @@ def parse_kube_address(url: str) -> KubeAddress:
 class PortForward:
     """A port of this machine that leads to one in Kubernetes, for as long as this process lives or until `close`.
 
-    Args:
-        address: the address that the port leads to.
-
     Raises:
         MissingDependency: there is no ``kubectl``.
         PortForwardFailed: ``kubectl`` ends instead of forwarding; the text has its output.
@@ -96,12 +85,10 @@ class PortForward:
                 f"{address} needs kubectl, which is not on PATH: install it (kubernetes.io/docs/tasks/tools), or "
                 "give the ws:// or wss:// address of an ingress"
             )
-        (self.port,) = free_ports(1)
-        """The forwarded port of 127.0.0.1. It stays the same across restarts."""
+        (self.port,) = free_ports(1)  # of 127.0.0.1; it stays the same across restarts
         self._command = ["sh", "-c", _UNTIL_STDIN_CLOSES, "sh", kubectl, "port-forward", "--address", "127.0.0.1"]
         self._command += ["-n", address.namespace, address.resource, f"{self.port}:{address.port}"]
-        self.starts = 0
-        """The number of times that ``kubectl`` was started."""
+        self.starts = 0  # the number of times that ``kubectl`` was started
         self._closing = threading.Event()
         self._lock = threading.Lock()
         """Held while ``kubectl`` is started or forwarding is stopped, so that none starts afterwards."""
@@ -116,11 +103,8 @@ class PortForward:
         return f"ws://127.0.0.1:{self.port}{self.address.path}"
 
     def renew(self) -> None:
-        """Restart ``kubectl``, unless it is new, because the gateway does not answer through it.
-
-        After a dead link ``kubectl`` waits for its own connection, whose packets TCP repeats at ever longer
-        intervals.
-        """
+        """Restart ``kubectl``, unless it is new, because the gateway does not answer through it."""
+        # After a dead link kubectl waits for its connection, whose packets TCP repeats at ever longer intervals.
         patience = RENEW_AFTER if self._kubectl.ready.done() else START_TIMEOUT
         if time.monotonic() - self._started > patience:
             logger.info("nobody answers through kubectl port-forward to %s: it is started again", self.address)

@@ -23,20 +23,14 @@ from loom_proxy.kubernetes.pod_status import PodState
 
 logger = logging.getLogger(__name__)
 
-ASK_EVERY = 1.0
-"""Seconds between two requests to the pods."""
+ASK_EVERY = 1.0  # seconds between two requests to the pods
 
+MOST_AGAIN = 2  # the number of times that a mesh may be deployed again
+PATIENCE = 30.0  # seconds that a lost host has to come back by itself, as it does if its pod has the class
+
+# Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again:
+# Kubetorch loads it once in each deployment, and a pod in which that failed stays ready without it.
 UNLOADED_FOR = 30.0
-"""Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again.
-
-Kubetorch loads the class once in each deployment. A pod in which that failed stays ready, but without the class.
-"""
-
-MOST_AGAIN = 2
-"""The number of times that a mesh may be deployed again."""
-
-PATIENCE = 30.0
-"""Seconds that a lost host has to come back by itself, as it does unless its pod has not loaded the class."""
 
 
 class PodStart:
@@ -46,7 +40,7 @@ class PodStart:
         meshes: meshes of the job; a pod of the first has the gateway.
         timeout: seconds from now until a pod that cannot be used is an error.
         deploy: deploys a mesh again, without ending workers and gateways that run already.
-        stopped: returns whether the job was closed, which ends the wait.
+        stopped: whether the job was closed, which ends the wait.
     """
 
     def __init__(
@@ -60,16 +54,10 @@ class PodStart:
         self._deploy = deploy
         self._stopped = stopped
         self._meshes = [_MeshStart(mesh) for mesh in meshes]
-        self.doing = "starting the workers and the gateway"
-        """The current step, for the progress display."""
+        self.doing = "starting the workers and the gateway"  # the current step, for the progress display
 
     def wait(self) -> None:
-        """Wait until the workers of all pods and the gateway listen.
-
-        Raises:
-            DeploymentFailed: a pod cannot start, or the time is up; the text says which pod, and why.
-            PythonVersionMismatch, ProtocolMismatch: a pod has other versions than this program.
-        """
+        """Wait until the workers of all pods and the gateway listen; see `KubernetesJob.apply` for the errors."""
         first = self._meshes[0].mesh
         while not self._stopped():
             status, problem = self._look()
@@ -112,7 +100,8 @@ class PodStart:
 
     def _deploy_again(self, one: _MeshStart) -> None:
         mesh = one.mesh
-        one.begin_again()
+        one.again += 1
+        one.since, one.overdue = None, False
         what = f"deploying {mesh.service_name} again ({one.again} of at most {MOST_AGAIN} times)"
         logger.warning("%s: %s", what, one.problem)
         before, self.doing = self.doing, what
@@ -124,23 +113,17 @@ class PodStart:
 
 
 class _MeshStart:
-    """The start of one mesh's pods, and whether they load their class."""
+    """The start of one mesh's pods."""
 
     def __init__(self, mesh: PodMesh) -> None:
         self.mesh = mesh
         self.pods = mesh.pods_wanted
-        self.again = 0
-        """The number of times that the mesh was deployed again."""
-        self.overdue = False
-        """Whether a pod has been without the class for `UNLOADED_FOR` seconds."""
-        self.problem = ""
-        """The last failure of a pod to answer."""
-        self.addresses: set[str] = set()
-        """Addresses of pods that have had the class."""
-        self._ready: set[str] = set()
-        """Names of the pods that were ready at the last failure."""
-        self._since: float | None = None
-        """When `_ready` last changed, by `time.monotonic`."""
+        self.again = 0  # the number of times that the mesh was deployed again
+        self.overdue = False  # whether a pod has been without the class for `UNLOADED_FOR` seconds
+        self.problem = ""  # the last failure of a pod to answer
+        self.addresses: set[str] = set()  # addresses of pods that have had the class
+        self._ready: set[str] = set()  # names of the pods that were ready at the last failure
+        self.since: float | None = None  # when `_ready` last changed, by `time.monotonic`
 
     def is_complete(self, status: Mapping[str, Any]) -> bool:
         """Return whether a pod's report on the job has all pods of this mesh."""
@@ -151,14 +134,14 @@ class _MeshStart:
         """Note that a pod has failed to answer, and how."""
         if not isinstance(error, NotLoaded):
             # The pod has the class, or does not exist: deploying again changes nothing.
-            self._since, self.overdue = None, False
+            self.since, self.overdue = None, False
             self.problem = f"{type(error).__name__}: {error}"
             return
         pods = self._ready_pods()
         ready = {pod.name for pod in pods}
-        if ready != self._ready or self._since is None:
-            self._ready, self._since = ready, time.monotonic()
-        self.overdue = len(ready) == self.pods and time.monotonic() - self._since >= UNLOADED_FOR
+        if ready != self._ready or self.since is None:
+            self._ready, self.since = ready, time.monotonic()
+        self.overdue = len(ready) == self.pods and time.monotonic() - self.since >= UNLOADED_FOR
         without = sorted(pod.name for pod in pods if pod.address not in self.addresses)
         named = (
             f"one of the pods {', '.join(without)}" if len(without) > 1 else f"pod {''.join(without) or 'of it'}"
@@ -175,11 +158,6 @@ class _MeshStart:
         except Exception as error:  # noqa: BLE001 - Kubetorch's own classes; the next look may find them
             logger.debug("the pods of %s are not seen: %s", self.mesh.name, error)
             return []
-
-    def begin_again(self) -> None:
-        """Note that the mesh is deployed again now."""
-        self.again += 1
-        self._since, self.overdue = None, False
 
 
 def look_after_pods(job: Job, start: Callable[[], PodStart]) -> threading.Thread:

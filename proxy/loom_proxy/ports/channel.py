@@ -28,8 +28,7 @@ class HasPorts(Protocol):
         """Whether the job's connection to its session is over."""
 
 
-open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()
-"""Every job of this program that may be open."""
+open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()  # every job of this program that may be open
 
 
 class Channel(Generic[R]):

@@ -12,11 +12,9 @@ from loom_proxy.session.calls import Calls
 
 R = TypeVar("R")
 
-CREDIT_MESSAGES = 16384
-"""Messages that may wait in a receiver or be on their way to it."""
+CREDIT_MESSAGES = 16384  # messages that may wait in a receiver or be on their way to it
 
-CREDIT_BYTES = 16 << 20
-"""Bytes of messages that may wait in a receiver or be on their way to it; one message may be larger."""
+CREDIT_BYTES = 16 << 20  # bytes of these messages; one message may be larger
 
 
 class PortLink:
@@ -27,8 +25,7 @@ class PortLink:
         self.once = once
         self.ident = caller.send(OpenPort(once, CREDIT_MESSAGES, CREDIT_BYTES))
         self.lock = threading.Lock()
-        self.used = False
-        """Whether this program has sent to a port that takes one message."""
+        self.used = False  # whether this program has sent to a port that takes one message
         weakref.finalize(self, caller.forget, self.ident).atexit = False
 
 

@@ -8,11 +8,13 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from loom.errors import ActorError, LoomError, OncePortUsed, PortClosed
 from loom.wire.bodies import ClosePort, GrantCredit, OperationError, PortMessage, PortMessages
+from loom.wire.codec import Decoder
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures.future import FutureProxy
@@ -35,27 +37,19 @@ class _Delivered(NamedTuple):
 
 
 class _PortInbox:
-    """The messages that have come to a port, which its receivers and their futures share.
-
-    The port is closed when the inbox is garbage.
-    """
+    """The messages that have come to a port, shared by its receivers and their futures; closes it when garbage."""
 
     def __init__(self, ports: Ports, link: PortLink) -> None:
         self.link = link
         self.caller = link.caller
         self._close_port = ports.close
         self.lock = threading.Lock()
-        self._messages: deque[_Delivered] = deque()
-        """Messages that no future has been given."""
-        self._waiting: OrderedDict[_Received[Any], None] = OrderedDict()
-        """Futures that wait for a message, oldest first."""
-        self._over: LoomError | None = None
-        """The error that ended the port, if it is over."""
-        self._spent_messages = 0
-        """Messages given to futures since the last grant of credit."""
+        self._messages: deque[_Delivered] = deque()  # messages that no future has been given
+        self._waiting: OrderedDict[_Received[Any], None] = OrderedDict()  # futures, the oldest first
+        self._over: LoomError | None = None  # the error that ended the port, if it is over
+        self._spent_messages = 0  # messages given to futures since the last grant of credit
         self._spent_bytes = 0
-        self._given = 0
-        """Messages given to futures since the port was opened."""
+        self._given = 0  # messages given to futures since the port was opened
         ports.inboxes[link.ident] = self
         weakref.finalize(self, ports.release, link.ident).atexit = False
 
@@ -127,7 +121,7 @@ class _PortInbox:
             self.caller.tell(GrantCredit(self._spent_messages, self._spent_bytes), self.link.ident, None)
             self._spent_messages = self._spent_bytes = 0
         received._message = message
-        return received._bind(_Open(self.caller, received._ranked, message))
+        return received._bind(_Open(self.caller.decoder, received._ranked, message))
 
 
 class Ports:
@@ -145,14 +139,10 @@ class Ports:
         return Port(link), PortReceiver(_PortInbox(self, link))
 
     def release(self, ident: int) -> None:
-        """Close a port at the next chance.
-
-        Nothing is sent here, since the garbage collector may call this in the middle of any other code.
-        """
+        """Close a port at the next chance: the garbage collector may call this in the middle of any other code."""
         self._released.append(ident)
 
     def close_released(self) -> None:
-        """Close the ports that were released."""
         while self._released:
             self.close(self._released.popleft())
 
@@ -190,24 +180,24 @@ class Ports:
             inbox.end(error)
 
 
+@dataclass
 class _Open:
     """A callable that unpickles a message, and raises it if it is an exception."""
 
-    def __init__(self, caller: Calls, ranked: bool, message: _Delivered) -> None:
-        self._caller = caller
-        self._ranked = ranked
-        self._message = message
+    decoder: Decoder
+    ranked: bool
+    message: _Delivered
 
     def __call__(self) -> Any:
-        rank, _, code, parts = self._message
-        if self._ranked and rank is None:
+        rank, _, code, parts = self.message
+        if self.ranked and rank is None:
             raise ValueError("RankedPort receiver got a message without a rank")
         if code is None:
-            value = self._caller.decoder.loads(parts, "a message to a port")
-            return (rank, value) if self._ranked else value
+            value = self.decoder.loads(parts, "a message to a port")
+            return (rank, value) if self.ranked else value
         raised = code != "exception"
         body = OperationError(0.0, code if raised else ActorError.code)
-        error = error_of(self._caller.decoder, body.message(parts=parts))
+        error = error_of(self.decoder, body.message(parts=parts))
         if not raised:
             assert isinstance(error, ActorError)
             raise error.exception
@@ -226,10 +216,8 @@ class _Received(FutureProxy[R]):
         self._inbox = inbox
         self._ranked = ranked
         self._message: _Delivered | None = None
-        self._woken: list[Callable[[], None]] = []
-        """The callbacks of the waits that the message ended."""
-        self._woken_in_vain = False
-        """Whether the message ended a single wait, which was given up at the same moment."""
+        self._woken: list[Callable[[], None]] = []  # the callbacks of the waits that the message ended
+        self._woken_in_vain = False  # whether the message ended one wait, given up at the same moment
 
     def _bind(self, unpack: Callable[[], R]) -> list[Callable[[], None]]:
         """Complete, and return the callbacks for the caller to call. With the inbox's lock held."""

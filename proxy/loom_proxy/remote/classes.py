@@ -65,7 +65,7 @@ def fn(function_obj: Any, name: str | None = None) -> Any:
         WrongArguments: ``function_obj`` is none of these.
     """
     if _is_module(function_obj, "fn"):
-        return DeployedFunction(_service_of(function_obj), Method.unknown(function_obj.callable_name))
+        return DeployedFunction(_service_of(function_obj), Method(function_obj.callable_name))
     if isinstance(function_obj, type) or not (callable(function_obj) or isinstance(function_obj, str)):
         raise WrongArguments(f"loom.fn takes a function, not {function_obj!r:.80}; loom.cls takes a class")
     return RemoteFunctionMaker(function_obj, name)
@@ -187,7 +187,7 @@ class RemoteFunctionMaker(_Maker):
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """Return the function that Kubetorch has deployed. Arguments and errors are those of `RemoteClass.at`."""
         target = self._target
-        function = Method.unknown(target) if isinstance(target, str) else function_of(target)
+        function = Method(target) if isinstance(target, str) else function_of(target)
         return DeployedFunction(self._service(url, serialization, timeout), function)
 
 

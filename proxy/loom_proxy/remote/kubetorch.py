@@ -204,7 +204,7 @@ class DeployedObject:
         called, methods = self._service.called, self._methods
         if name.startswith("_") or (methods is not None and name not in methods):
             no_method(called, name, methods, exists=False)
-        method = Method.unknown(f"{called}.{name}") if methods is None else methods[name]
+        method = Method(f"{called}.{name}") if methods is None else methods[name]
         return DeployedMethod(self._service, name, method)
 
     def __dir__(self) -> list[str]:

@@ -684,7 +684,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused(
     job: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.write("announced.py", f"VERSION = {random.random()}\n")
-    monkeypatch.setattr(project_folder, "_digest", lambda file: ("0" * 64, file.size))
+    monkeypatch.setattr(project_folder, "_digest", lambda file, advance: ("0" * 64, file.size))
 
     with pytest.raises(loom.FileChanged, match="while it was being sent"):
         job.sync(project.folder)

@@ -94,19 +94,21 @@ def test_anything_else_is_refused(data: bytes) -> None:
     assert Manifest.unpack(unpacked.pack()) == unpacked
 
 
-def test_a_folder_over_a_limit_names_its_largest_files() -> None:
+def test_a_folder_over_a_limit_names_its_largest_files(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [(f"small{n}", 1) for n in range(10)] + [("data/big.bin", 5 << 20)]
-    check_sizes(files, (5 << 20) + 10, "the limit")
+    monkeypatch.setenv("LOOM_SYNC_LIMIT", str((5 << 20) + 10))
+    check_sizes(files, "the limit")
 
+    monkeypatch.setenv("LOOM_SYNC_LIMIT", "100")
     with pytest.raises(loom.TooLarge, match=r"5242890 bytes, over the limit of 100.*data/big\.bin \(5\.0 MiB\)"):
-        check_sizes(files, 100, "the limit")
+        check_sizes(files, "the limit")
 
 
 def test_too_many_files_name_the_fullest_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loom.manifest.MAX_FILES", 3)
 
     with pytest.raises(loom.TooLarge, match=r"4 files, over the limit of 3.*node_modules \(3\)"):
-        check_sizes([("a.py", 0)] + [(f"node_modules/{n}.js", 0) for n in range(3)], 100, "the limit")
+        check_sizes([("a.py", 0)] + [(f"node_modules/{n}.js", 0) for n in range(3)], "the limit")
 
 
 def test_a_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
-from loom.manifest import Manifest, Span, batches, check_sizes, size_limit
+from loom.manifest import Manifest, Span, batches, check_sizes
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
@@ -89,7 +89,7 @@ class Syncs:
 
     def _sync(self, message: Message, started: float) -> None:
         manifest = Manifest.unpack(message.parts[0])
-        check_sizes(((entry.path, entry.size) for entry in manifest.entries), size_limit(), "the cluster's limit")
+        check_sizes([(entry.path, entry.size) for entry in manifest.entries], "the cluster's limit")
         self._in_thread(message, started, self._begin, BeginSync.from_body(message.body).sync, manifest)
         # The agents start while the laptop sends.
         asyncio.run_coroutine_threadsafe(self._start_agents(), self._context.loop)
