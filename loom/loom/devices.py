@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loom.control.device import Device as LocalDevice
+from loom.control.introduction import Device as LocalDevice
 
 __all__ = ["DeviceUse", "LocalDevice", "device_status", "local_devices"]
 

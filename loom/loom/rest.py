@@ -107,7 +107,7 @@ class Gateway:
                     yield entry
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.AsksWeaver`."""
+        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.Ask`."""
         method, path, has, only = OPERATIONS[operation]
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)

@@ -59,7 +59,7 @@ class WeaverClient:
             link.transport.abort()
 
     async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result, as `AsksWeaver` describes it."""
+        """Do one of `OPERATIONS` for a user, and return its result, as `Ask` describes it."""
         if operation not in OPERATIONS:
             raise WrongArguments(
                 f"the weaver knows no operation {operation!r:.80}; it knows {', '.join(OPERATIONS)}"

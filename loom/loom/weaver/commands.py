@@ -18,6 +18,7 @@ from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, Com
 from loom.errors import NotInjectable, UnknownReplica, WrongArguments
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
+from loom.weaver.storage.store import Store
 from loom.weaver.views import few
 
 Target = str | list[str]
@@ -111,15 +112,17 @@ class GivenCommand:
 
 
 class Commands:
-    """The commands that are not done, and the last ``keep`` commands that are."""
+    """The commands that are not done, and the last ``keep`` commands that are, loaded from the store."""
 
-    def __init__(self, keep: int = 1000) -> None:
+    def __init__(self, store: Store, keep: int = 1000) -> None:
+        self._store = store
         self._keep = keep
         self._commands: dict[str, GivenCommand] = {}
         self._done: dict[str, None] = {}
         """The ids of the commands that are done, in the order in which they were."""
         self._unacknowledged: dict[str, dict[str, None]] = {}
         """For each replica, the ids of the commands that it has not acknowledged, the oldest first."""
+        self._load()
 
     def __contains__(self, id: str) -> bool:
         return id in self._commands
@@ -131,44 +134,56 @@ class Commands:
         """Return a command; None if no command has that id, or if the command was done long ago."""
         return self._commands.get(id)
 
-    def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> list[str]:
-        """Add a command with its known acknowledgements; return the ids of commands forgotten in exchange."""
-        self._commands[command.id] = command
-        command.acknowledgements.update(acknowledgements)
-        for replica in command.replicas:
-            if replica not in command.acknowledgements:
-                command.waiting[replica] = None
-                self._unacknowledged.setdefault(replica, {})[command.id] = None
-        return self._finish(command) if command.done else []
+    def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
+        """Add a command, with the acknowledgements that are known already, by replica."""
+        self._store.put("commands", command.id, command.to_dict())
+        for id, one in acknowledgements.items():
+            self._store.put_acknowledgement(command.id, id, one.to_body())
+        self._enter(command, acknowledgements)
 
     def unacknowledged(self, replica: str) -> list[GivenCommand]:
         """Return the commands that a replica has not acknowledged, in the order in which they were given."""
         return [self._commands[id] for id in self._unacknowledged.get(replica, ())]
 
-    def acknowledge(
-        self, id: str, replica: str, acknowledgement: Acknowledgement
-    ) -> tuple[GivenCommand | None, list[str]]:
-        """Return the command, None if it does not wait for this replica, and the ids of the forgotten commands."""
+    def acknowledge(self, id: str, replica: str, acknowledgement: Acknowledgement) -> GivenCommand | None:
+        """Record a replica's acknowledgement; return the command, or None if it does not wait for this replica."""
         command = self._commands.get(id)
         if command is None or replica not in command.waiting:
-            return None, []
+            return None
+        self._store.put_acknowledgement(id, replica, acknowledgement.to_body())
         del command.waiting[replica]
         command.acknowledgements[replica] = acknowledgement
         left = self._unacknowledged[replica]
         del left[id]
         if not left:
             del self._unacknowledged[replica]
-        return command, self._finish(command) if command.done else []
+        self._forget_surplus(command)
+        return command
 
-    def _finish(self, command: GivenCommand) -> list[str]:
-        self._done[command.id] = None
-        forgotten = []
+    def _load(self) -> None:
+        known: dict[str, dict[str, Acknowledgement]] = {}
+        for id, replica, body in self._store.acknowledgements():
+            known.setdefault(id, {})[replica] = Acknowledgement.from_body(body)
+        for stored in sorted((stored for _, stored in self._store.rows("commands")), key=lambda row: row["event"]):
+            self._enter(GivenCommand.from_dict(stored), known.get(stored["id"], {}))
+
+    def _enter(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
+        self._commands[command.id] = command
+        command.acknowledgements.update(acknowledgements)
+        for replica in command.replicas:
+            if replica not in command.acknowledgements:
+                command.waiting[replica] = None
+                self._unacknowledged.setdefault(replica, {})[command.id] = None
+        self._forget_surplus(command)
+
+    def _forget_surplus(self, changed: GivenCommand) -> None:
+        if changed.done:
+            self._done[changed.id] = None
         while len(self._done) > self._keep:
             oldest = next(iter(self._done))
             del self._done[oldest]
             del self._commands[oldest]
-            forgotten.append(oldest)
-        return forgotten
+            self._store.drop("commands", oldest)
 
 
 def check_command(kind: CommandKind, params: Any) -> None:

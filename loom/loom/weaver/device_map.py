@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from loom.control.device import Device
+from loom.control.introduction import Device
 from loom.errors import UnknownDevice
 from loom.weaver.states import DeviceState
 from loom.weaver.views import few

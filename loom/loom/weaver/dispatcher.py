@@ -65,7 +65,7 @@ class Dispatcher:
         given = GivenCommand(command, target, by, now, names)
         about = {"command": command.id, "do": kind.value, "params": params, "target": target, "by": by}
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
-        self._known.add_command(given, acknowledgements)
+        self._known.commands.add(given, acknowledgements)
         for replica in there:
             if replica.link is not None and replica.id in given.waiting:
                 self._outbox.send(replica, command)  # one object for all replicas, so that the server packs it once
@@ -153,7 +153,7 @@ class Dispatcher:
             self._known.move(replica, _CAUSES[command.kind], now, event.id)
 
     def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement) -> GivenCommand | None:
-        command = self._known.acknowledge(replica, id, made)
+        command = self._known.commands.acknowledge(id, replica.id, made)
         if command is not None:
             self._outbox.urgent = True
             if command.done:

@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from loom.control.commands import Acknowledgement
-from loom.control.device import Device
-from loom.control.introduction import ThreadletHello
+from loom.control.introduction import Device, ThreadletHello
 from loom.control.reports import Row
 from loom.errors import UnknownReplica
-from loom.weaver.commands import Commands, GivenCommand, unknown
+from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_map import DeviceReplicaMap
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
@@ -47,7 +45,7 @@ class Registry:
         """The newest report on each device; not stored."""
         self.events = EventStore(store.db)
         self.history = History(store.db)
-        self.commands = Commands()
+        self.commands = Commands(store)
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
@@ -69,7 +67,6 @@ class Registry:
         self._written = now
         """When the last commit was, by the weaver's clock."""
         self._load()
-        self._load_commands()
         self._replay(now)
 
     def replica(self, id: str) -> Replica:
@@ -190,20 +187,6 @@ class Registry:
         self._store.put("policies", group, {"action": chosen.value, "time": now})
         self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
 
-    def add_command(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
-        self._store.put("commands", command.id, command.to_dict())
-        for id, one in acknowledgements.items():
-            self._store.put_acknowledgement(command.id, id, one.to_body())
-        self._drop_commands(self.commands.add(command, acknowledgements))
-
-    def acknowledge(self, replica: Replica, id: str, acknowledgement: Acknowledgement) -> GivenCommand | None:
-        """Record a replica's acknowledgement of a command; return the command, None if none was expected."""
-        command, forgotten = self.commands.acknowledge(id, replica.id, acknowledgement)
-        if command is not None:
-            self._store.put_acknowledgement(id, replica.id, acknowledgement.to_body())
-            self._drop_commands(forgotten)
-        return command
-
     def commit(self, now: float) -> list[WeaverEvent]:
         """Write the changes; return the events that are new or were amended."""
         for replica in self._changed:
@@ -233,10 +216,6 @@ class Registry:
         self._unsaved.pop(replica, None)
         stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
         self._store.put("replicas", replica.id, stored)
-
-    def _drop_commands(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            self._store.drop("commands", id)
 
     def _forget(self, replica: Replica) -> None:
         del self.replicas[replica.id]
@@ -281,13 +260,6 @@ class Registry:
         self._ended = {replica.id: None for replica in sorted(ended, key=lambda replica: replica.changed)}
         for group, stored in sorted(self._store.rows("policies"), key=lambda row: row[1]["time"]):
             self.policy.set(group, stored["action"])
-
-    def _load_commands(self) -> None:
-        known: dict[str, dict[str, Acknowledgement]] = {}
-        for id, replica, body in self._store.acknowledgements():
-            known.setdefault(id, {})[replica] = Acknowledgement.from_body(body)
-        for stored in sorted((stored for _, stored in self._store.rows("commands")), key=lambda row: row["event"]):
-            self._drop_commands(self.commands.add(GivenCommand.from_dict(stored), known.get(stored["id"], {})))
 
     def _replay(self, now: float) -> None:
         """Apply the status reports of the journal that are not stored elsewhere yet."""

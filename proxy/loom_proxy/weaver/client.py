@@ -19,7 +19,7 @@ from typing import Any
 
 from loom.errors import LoomError
 from loom.rest import Gateway
-from loom.weaver.serving.operations import AsksWeaver
+from loom.weaver.serving.operations import Ask
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
@@ -65,8 +65,8 @@ class WeaverProxy:
         session: Calls | None = None,
     ) -> None:
         self._gateway = Gateway(url, token, ca=ca)
-        self._way: AsksWeaver = self._gateway if session is None else SessionWeaver(session, self._gateway)
-        self._feed = WeaverFeed(url, token, ca, transport, self._way, self._look)
+        self._ask: Ask = self._gateway.ask if session is None else SessionWeaver(session, self._gateway).ask
+        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look)
 
     @property
     def aio(self) -> AsyncWeaverProxy:
@@ -75,7 +75,7 @@ class WeaverProxy:
 
     def status(self) -> dict[str, Any]:
         """Return the weaver at a glance: replicas by state, how many devices, commands under way, and more."""
-        found: dict[str, Any] = self._way.ask("status")
+        found: dict[str, Any] = self._ask("status")
         return found
 
     def address(self) -> str:
@@ -83,11 +83,11 @@ class WeaverProxy:
 
         It needs scope ``operate``. The value contains the key that lets them in: keep it as you keep a token.
         """
-        return str(self._way.ask("address"))
+        return str(self._ask("address"))
 
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Return every replica by its id, also those that have failed or finished."""
-        found = self._way.ask("replicas")
+        found = self._ask("replicas")
         return {one["id"]: ReplicaInfo.from_body(one) for one in found}
 
     def replica(self, id: str) -> ReplicaInfo:
@@ -96,11 +96,11 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        return ReplicaInfo.from_body(self._way.ask("replica", id=id))
+        return ReplicaInfo.from_body(self._ask("replica", id=id))
 
     def devices(self) -> dict[str, DeviceInfo]:
         """Return every device by its uuid, with its replicas and its state."""
-        found = self._way.ask("devices")
+        found = self._ask("devices")
         return {one["uuid"]: DeviceInfo.from_body(one) for one in found}
 
     def events(
@@ -146,7 +146,7 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        found: list[str] = self._way.ask("metrics", replica=replica)
+        found: list[str] = self._ask("metrics", replica=replica)
         return found
 
     def history(
@@ -170,7 +170,7 @@ class WeaverProxy:
             UnknownReplica, WrongArguments: there is no such replica, or it reports no such metric.
         """
         wanted = {"since": since, "until": until, "points": points}
-        found = self._way.ask("history", replica=replica, metric=metric, **wanted)
+        found = self._ask("history", replica=replica, metric=metric, **wanted)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
@@ -179,7 +179,7 @@ class WeaverProxy:
         Args:
             job: name of the only job to return, if there is one of the name.
         """
-        return {one["job"]: GoodputRecord.from_body(one) for one in self._way.ask("goodput", job=job)}
+        return {one["job"]: GoodputRecord.from_body(one) for one in self._ask("goodput", job=job)}
 
     def stacks(self, replica: str) -> str:
         """Return the stacks of a replica's threads, as text.
@@ -187,12 +187,12 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        found: str = self._way.ask("stacks", replica=replica)
+        found: str = self._ask("stacks", replica=replica)
         return found
 
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""
-        found: dict[str, str] = self._way.ask("policies")
+        found: dict[str, str] = self._ask("policies")
         return found
 
     def command(
@@ -211,7 +211,7 @@ class WeaverProxy:
             WrongArguments: the kind, a parameter or the target makes no sense.
         """
         command = {"kind": kind, "params": params or {}, "target": target if isinstance(target, str) else [*target]}
-        return CommandProxy(self._way, self._way.ask("command", **command, wait=wait))
+        return CommandProxy(self._ask, self._ask("command", **command, wait=wait))
 
     def command_of(self, id: str) -> CommandProxy:
         """Return a command that was given earlier, or by another program.
@@ -219,7 +219,7 @@ class WeaverProxy:
         Raises:
             UnknownCommand: there is no command with the id, or it was done long ago.
         """
-        return CommandProxy(self._way, self._way.ask("command_state", id=id))
+        return CommandProxy(self._ask, self._ask("command_state", id=id))
 
     def update_config(self, target: Target = "*", **config: Any) -> CommandProxy:
         """Give keys of the configuration new values, which each replica takes at its next step boundary.
@@ -275,7 +275,7 @@ class WeaverProxy:
         Raises:
             UnknownDevice: no replica has registered it.
         """
-        return WeaverEvent.from_body(self._way.ask("fail_device", device=device_uuid, reason=reason))
+        return WeaverEvent.from_body(self._ask("fail_device", device=device_uuid, reason=reason))
 
     def inject(
         self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
@@ -296,7 +296,7 @@ class WeaverProxy:
         """
         named = target if isinstance(target, str) else [*target]
         wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}}
-        return InjectionProxy(self._way, self._way.ask("inject", **wanted))
+        return InjectionProxy(self._ask, self._ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:
         """Remove a fault before its time is over, even if another program injected it.
@@ -305,7 +305,7 @@ class WeaverProxy:
             UnknownInjection: no fault was injected with the id.
             UnknownReplica: no replica that lives could remove it.
         """
-        return CommandProxy(self._way, self._way.ask("remove_fault", injection=id))
+        return CommandProxy(self._ask, self._ask("remove_fault", injection=id))
 
     def set_policy(self, group: str, action: str) -> dict[str, str]:
         """Choose the action for the replicas of a group when one of their devices fails.
@@ -317,7 +317,7 @@ class WeaverProxy:
         Returns:
             The action of each group that has a policy.
         """
-        found: dict[str, str] = self._way.ask("policy", group=group, action=action)
+        found: dict[str, str] = self._ask("policy", group=group, action=action)
         return found
 
     def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from loom.control.commands import Acknowledgement
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
-from loom.weaver.serving.operations import AsksWeaver
+from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.session.handshake import TRANSIENT
@@ -37,8 +37,8 @@ class CommandProxy:
     The command outlives this program. Replicas that are away get it as soon as they are back.
     """
 
-    def __init__(self, way: AsksWeaver, answer: dict[str, Any]) -> None:
-        self._way = way
+    def __init__(self, ask: Ask, answer: dict[str, Any]) -> None:
+        self._ask = ask
         self._state = CommandState.from_body(answer)
         self._away: _Absence | None = None
         self.id: str = self._state.id
@@ -53,7 +53,7 @@ class CommandProxy:
     def outcomes(self) -> dict[str, Acknowledgement]:
         """Return each replica's acknowledgement, which is ``waiting`` if the replica has not answered."""
         if not self._state.done:
-            self._ask(0.0)
+            self._update(0.0)
         return dict(self._state.outcomes)
 
     def get(self, timeout: float | None = None) -> dict[str, Acknowledgement]:
@@ -92,7 +92,7 @@ class CommandProxy:
     def _ask_patiently(self, wait: float) -> None:
         """Ask once. Without an answer, return after a moment; raise the error once that has lasted for `AWAY`."""
         try:
-            self._ask(wait)
+            self._update(wait)
         except (WeaverUnavailable, *TRANSIENT) as error:
             now = time.monotonic()
             self._away = _Absence(now if self._away is None else self._away.since, error)
@@ -102,8 +102,8 @@ class CommandProxy:
             return
         self._away = None
 
-    def _ask(self, wait: float) -> None:
-        self._state = CommandState.from_body(self._way.ask("command_state", id=self.id, wait=wait))
+    def _update(self, wait: float) -> None:
+        self._state = CommandState.from_body(self._ask("command_state", id=self.id, wait=wait))
 
     def _late(self, timeout: float | None) -> WaitTimeout:
         late = [id for id, one in self._state.outcomes.items() if one.waiting]
@@ -118,8 +118,8 @@ class CommandProxy:
 class InjectionProxy(CommandProxy):
     """An injected fault. ``get`` waits until each replica that it hits has reported it."""
 
-    def __init__(self, way: AsksWeaver, answer: dict[str, Any]) -> None:
-        super().__init__(way, answer)
+    def __init__(self, ask: Ask, answer: dict[str, Any]) -> None:
+        super().__init__(ask, answer)
         self._piece: dict[str, Any] = answer.get("evidence") or {}
 
     @property
@@ -134,4 +134,4 @@ class InjectionProxy(CommandProxy):
         Raises:
             UnknownReplica: no replica that lives could remove the fault.
         """
-        return CommandProxy(self._way, self._way.ask("remove_fault", injection=self.id))
+        return CommandProxy(self._ask, self._ask("remove_fault", injection=self.id))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loom.weaver.serving.operations import AsksWeaver
-from loom.weaver.views import Snapshot, WeaverEvent, WeaverUpdate
+from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
+from loom.weaver.serving.operations import Ask
+from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
-from loom_proxy.weaver.polling import poll
 
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 """Events that one request reads."""
+
+EVERY = 1.0
+"""Seconds between two requests without a WebSocket."""
+
+_TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
 
 
 class WeaverFeed:
@@ -28,12 +34,12 @@ class WeaverFeed:
         token: str | None,
         ca: str | None,
         transport: str,
-        way: AsksWeaver,
+        ask: Ask,
         look: Callable[[], Snapshot],
     ) -> None:
         self._url, self._token, self._ca = url, token, ca
         self._transport = transport
-        self._way = way
+        self._ask = ask
         self._look = look
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
@@ -78,7 +84,7 @@ class WeaverFeed:
                     yield event
 
     def page(self, **wanted: Any) -> list[WeaverEvent]:
-        return [WeaverEvent.from_body(one) for one in self._way.ask("events", **wanted)]
+        return [WeaverEvent.from_body(one) for one in self._ask("events", **wanted)]
 
     def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:
         """Read all events after the one with an id."""
@@ -123,3 +129,55 @@ class _Reader:
         for event in events:
             self._last = event.id
             yield event
+
+
+def poll(
+    look: Callable[[], Snapshot],
+    events: Callable[[int], Iterator[WeaverEvent]],
+    timeout: float | None = None,
+) -> Iterator[WeaverUpdate]:
+    """Yield the present state, and then each change, until there was none for ``timeout`` seconds."""
+    before: Snapshot | None = look()
+    assert before is not None
+    yield before
+    last = int(before.status["event"])
+    heard = time.monotonic()
+    while timeout is None or time.monotonic() - heard < timeout:
+        time.sleep(EVERY if timeout is None else min(EVERY, timeout))
+        updates: list[WeaverUpdate] = []
+        try:
+            now = look()
+            if before is None:
+                updates.append(now)
+            else:
+                updates += events(last)
+                updates += _differences(before, now)
+        except _TRANSIENT as error:
+            if before is None:
+                continue
+            now = None
+            updates.append(Away(str(error)))
+        for update in updates:
+            if isinstance(update, WeaverEvent):
+                last = update.id
+            yield update
+        if updates:
+            heard = time.monotonic()
+        if before is None and now is not None:
+            last = int(now.status["event"])
+        before = now
+
+
+def _differences(before: Snapshot, now: Snapshot) -> Iterator[Delta]:
+    replicas = {
+        id: {name: getattr(one, name) for name in CHANGING_FIELDS}
+        for id, one in now.replicas.items()
+        if before.replicas.get(id) != one
+    }
+    devices = {
+        uuid: one.status
+        for uuid, one in now.devices.items()
+        if one.status is not None and (uuid not in before.devices or before.devices[uuid].status != one.status)
+    }
+    if replicas or devices:
+        yield Delta(replicas, devices)

@@ -25,7 +25,7 @@ class SessionWeaver:
         self._gateway = gateway
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask for an operation and return its answer; see `loom.weaver.serving.operations.AsksWeaver`."""
+        """Ask for an operation and return its answer; see `loom.weaver.serving.operations.Ask`."""
         if operation in BY_GATEWAY or self._caller.error is not None:
             return self._gateway.ask(operation, **arguments)
         given = {name: value for name, value in arguments.items() if value is not None}

@@ -12,9 +12,9 @@ import trustme
 import loom
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import polling as weaver_polling
+from loom_proxy.weaver import feed as weaver_feed
 from loom_proxy.weaver.client import WeaverProxy
-from loom_proxy.weaver.polling import poll
+from loom_proxy.weaver.feed import poll
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.http_proxy import Fault, HttpProxy
 from tests.support.weaver_training import training
@@ -83,7 +83,7 @@ def test_where_nobody_answers() -> None:
 def test_without_websockets_it_is_asked_again_and_again(
     cluster: LocalCluster, status: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weaver_polling, "EVERY", 0.2)
+    monkeypatch.setattr(weaver_feed, "EVERY", 0.2)
 
     def decide(method: str, target: str) -> Fault | int | None:
         if not target.startswith("/ws/"):
@@ -110,7 +110,7 @@ def test_without_websockets_it_is_asked_again_and_again(
 
 
 async def test_coroutines_poll_too(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weaver_polling, "EVERY", 0.2)
+    monkeypatch.setattr(weaver_feed, "EVERY", 0.2)
     weaver = WeaverProxy(cluster.url, cluster.token, transport="http")
     await asyncio.to_thread(ready, weaver)
     followed = weaver.aio.events(follow=True, limit=1)
@@ -123,7 +123,7 @@ async def test_coroutines_poll_too(cluster: LocalCluster, monkeypatch: pytest.Mo
 
 
 def test_a_weaver_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weaver_polling, "EVERY", 0.0)
+    monkeypatch.setattr(weaver_feed, "EVERY", 0.0)
     replica = ReplicaInfo("train_0", "running", step=1)
     device = DeviceInfo("GPU-0", "active", status={"power": 1})
     looks: list[Snapshot | Exception] = [

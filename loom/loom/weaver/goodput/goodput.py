@@ -19,7 +19,6 @@ from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
 from loom.weaver.goodput.places import JobTime, Place
-from loom.weaver.goodput.unsaved import UnsavedRows
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
@@ -38,6 +37,12 @@ ACCOUNTS_A_SECOND = 2000
 NEW_RUN_AFTER = 600.0
 """Seconds without living replicas after which a job counts as given up, and later replicas as a new run."""
 
+SAVE_AFTER = 30.0
+"""Seconds after which a living replica's account is written. They are cumulative, so losing one does no harm."""
+
+MAX_SAVED = 200
+"""Rows that one commit writes in addition to the urgent ones, so that it does not take long."""
+
 
 class Goodput:
     """The goodput of every job, loaded from the store."""
@@ -45,7 +50,7 @@ class Goodput:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: dict[str, JobTime] = {}
-        self._unsaved = UnsavedRows()
+        self._unsaved = _UnsavedRows()
         self._load()
 
     def registered(self, job: str, replica: str, now: float, last_sign: float) -> None:
@@ -294,3 +299,30 @@ class Goodput:
                 self._drop(self._jobs[name], replica)
             del self._jobs[name]
             self._unsaved.add_now((name,))
+
+
+class _UnsavedRows:
+    """Keys of unsaved rows: some are written at once, others a while after their first change."""
+
+    def __init__(self) -> None:
+        self._at_once: dict[tuple[str, ...], None] = {}
+        self._later: dict[tuple[str, ...], float] = {}
+
+    def add(self, key: tuple[str, ...], now: float) -> None:
+        self._later.setdefault(key, now)
+
+    def add_now(self, key: tuple[str, ...]) -> None:
+        self._at_once[key] = None
+
+    def due(self, now: float) -> list[tuple[str, ...]]:
+        """Return the keys of the rows that are due, and count them as written."""
+        due, self._at_once = self._at_once, {}
+        for key in due:
+            self._later.pop(key, None)
+        while self._later and len(due) < MAX_SAVED:
+            key, since = next(iter(self._later.items()))
+            if since > now - SAVE_AFTER:
+                break
+            del self._later[key]
+            due[key] = None
+        return list(due)

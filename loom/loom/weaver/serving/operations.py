@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 MAX_WAIT = 300.0
 """Seconds that one request may wait for acknowledgements."""
@@ -44,14 +45,12 @@ OPERATIONS = {
 }
 
 
-class AsksWeaver(Protocol):
-    """A client of the weaver: `loom.rest.Gateway` is one, a session is another."""
+Ask = Callable[..., Any]
+"""A function that does one of `OPERATIONS` and returns its result, as `loom.weaver.views` describes it.
 
-    def ask(self, operation: str, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS`; return its result, in the form that `loom.weaver.views` describes.
-
-        ``wait`` is the seconds to wait for acknowledgements. An argument that is None counts as not given.
-        """
+It takes the operation's name, and its arguments by name; ``wait`` is the seconds to wait for acknowledgements. One
+that is None counts as not given.
+"""
 
 
 def takes(operation: str, arguments: dict[str, Any]) -> float:

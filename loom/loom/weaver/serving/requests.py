@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
-from loom.control.device import Device
+from loom.control.introduction import Device
 from loom.errors import UnknownCommand, WrongArguments
 from loom.latencies import BOUNDS
 from loom.weaver.commands import GivenCommand

@@ -17,9 +17,17 @@ from loom.control.commands import (
     UnknownCommandKind,
     check_config,
 )
-from loom.control.device import Device
 from loom.control.frame import MAX_COUNT, MAX_NAME, MAX_VALUES, Frame
-from loom.control.introduction import Activity, Bye, Ending, Handlers, Refusal, ThreadletHello, ThreadletWelcome
+from loom.control.introduction import (
+    Activity,
+    Bye,
+    Device,
+    Ending,
+    Handlers,
+    Refusal,
+    ThreadletHello,
+    ThreadletWelcome,
+)
 from loom.control.reports import DeviceReport, Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
 from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
 from loom.errors import ProtocolMismatch, WrongArguments

@@ -11,6 +11,7 @@ from loom.errors import WrongArguments
 from loom.weaver.commands import Commands, GivenCommand, check_command, select
 from loom.weaver.replicas import Replica
 from loom.weaver.states import ReplicaState
+from loom.weaver.storage.store import Store
 
 REPLICAS = ["train_0", "train_1", "eval_0"]
 
@@ -93,7 +94,7 @@ def test_a_command_that_makes_no_sense_is_refused(kind: str, params: object, mes
 
 
 def test_a_command_is_done_when_everybody_has_answered() -> None:
-    commands = Commands()
+    commands = Commands(Store(":memory:"))
     given = command("1", "train_0", "train_1")
     commands.add(given, {})
 
@@ -107,18 +108,18 @@ def test_a_command_is_done_when_everybody_has_answered() -> None:
 
 
 def test_a_second_answer_changes_nothing() -> None:
-    commands = Commands()
+    commands = Commands(Store(":memory:"))
     given = command("1", "train_0")
     commands.add(given, {})
     commands.acknowledge("1", "train_0", OK)
 
-    assert commands.acknowledge("1", "train_0", NO) == (None, [])
-    assert commands.acknowledge("2", "train_0", OK) == (None, [])
+    assert commands.acknowledge("1", "train_0", NO) is None
+    assert commands.acknowledge("2", "train_0", OK) is None
     assert given.acknowledgements == {"train_0": OK}
 
 
 def test_what_a_replica_has_to_answer_is_in_the_order_of_telling() -> None:
-    commands = Commands()
+    commands = Commands(Store(":memory:"))
     for id in ("2", "1", "3"):
         commands.add(command(id, "train_0"), {})
     commands.acknowledge("1", "train_0", OK)
@@ -132,7 +133,7 @@ class Keeping(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.commands = Commands(keep=3)
+        self.commands = Commands(Store(":memory:"), keep=3)
         self.waiting: dict[str, set[str]] = {}
         self.given = 0
 
@@ -147,7 +148,7 @@ class Keeping(RuleBasedStateMachine):
     @rule(number=st.integers(0, 20), name=st.sampled_from(REPLICAS))
     def answer(self, number: int, name: str) -> None:
         id = str(number)
-        answered, _ = self.commands.acknowledge(id, name, OK)
+        answered = self.commands.acknowledge(id, name, OK)
         assert (answered is not None) == (name in self.waiting.get(id, ()))
         if answered is not None:
             self.waiting[id].discard(name)

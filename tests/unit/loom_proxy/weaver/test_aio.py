@@ -26,7 +26,7 @@ class Answers:
 
 def weaver_that_answers(answer: Mapping[str, Any]) -> tuple[WeaverProxy, Answers]:
     weaver, answers = WeaverProxy("ws://gateway", None), Answers(answer)
-    weaver._way = answers
+    weaver._ask = answers.ask
     return weaver, answers
 
 
