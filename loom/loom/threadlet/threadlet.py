@@ -251,15 +251,15 @@ class Threadlet(CommandApplier):
         self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
 
     def _goodbye(self, error: BaseException | None) -> Bye:
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            return (
-                Bye("it was told to stop", Ending.STOPPED)
-                if self._stop
-                else Bye("it came to its end", Ending.FINISHED)
-            )
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
         if isinstance(error, SystemExit):
             return Bye(f"exit code {error.code}", Ending.FAILED)
-        return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
+        if error is not None:
+            return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
+        if self._stop:
+            return Bye("it was told to stop", Ending.STOPPED)
+        return Bye("it came to its end", Ending.FINISHED)
 
     def __enter__(self) -> Threadlet:
         return self
