@@ -8,9 +8,9 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from nats.aio.msg import Msg
 
@@ -51,8 +51,6 @@ TAKEN = (EnvelopeKind.MONITORED_FAIL, EnvelopeKind.UI_COMMAND, EnvelopeKind.CONF
 
 _AWAY = (GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable)
 
-V = TypeVar("V")
-
 
 class Bridge:
     """A bridge that publishes the weaver's events on NATS, and passes commands from NATS to the weaver.
@@ -81,9 +79,10 @@ class Bridge:
         self._subjects = subjects_of(prefix)
         self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
-        self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, self._nats_is_back)
-        self._publisher = Publisher()
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
+        publish_missed = functools.partial(self._pushes.put, {"type": "missed"})
+        self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, publish_missed)
+        self._publisher = Publisher()
         self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
         self._failures: dict[str, FailureReport] = {}
         """Reports that wait for the weaver, by device."""
@@ -98,9 +97,9 @@ class Bridge:
 
     async def open(self) -> None:
         """Connect to both sides, or raise the `LoomError` of the one that does not answer or refuses."""
-        await self._request(self._gateway.status)
+        await asyncio.get_running_loop().run_in_executor(self._request_pool, self._gateway.status)
         try:
-            status = await self._request(lambda: self._gateway.ask("status"))
+            status = await self._ask("status")
             # Publish the events from now on, even if the first snapshot comes later.
             self._sent = self._confirmed = status["event"]
         except WeaverUnavailable as error:
@@ -138,7 +137,7 @@ class Bridge:
                     await self._nats.flush()
                     self._confirmed = self._sent
             except NatsAway:
-                # Messages since the last flush may be lost; `_nats_is_back` lets them be published again.
+                # Messages since the last flush may be lost; the reconnection lets them be published again.
                 self._sent = self._confirmed
             except _AWAY as error:
                 self._sent = self._confirmed
@@ -182,9 +181,7 @@ class Bridge:
         more = self._sent is not None
         while more:
             self._nats.check()
-            events = await self._request(
-                functools.partial(self._gateway.ask, "events", after=self._sent, limit=PAGE)
-            )
+            events = await self._ask("events", after=self._sent, limit=PAGE)
             for event in events:
                 await self._publish(self._publisher.event(event))
                 self._sent = event["id"]
@@ -203,13 +200,10 @@ class Bridge:
                 continue
             await self._nats.publish(subject, data, {HEADER: self.id})
 
-    async def _nats_is_back(self) -> None:
-        await self._pushes.put({"type": "missed"})
-
     async def _poll_devices(self) -> None:
         while True:
             try:
-                devices = await self._request(lambda: self._gateway.ask("devices"))
+                devices = await self._ask("devices")
                 await self._pushes.put({"type": "devices", "devices": devices})
                 for report in list(self._failures.values()):
                     await self._report_again(report)
@@ -236,29 +230,29 @@ class Bridge:
 
     async def _carry_out(self, request: FailureReport | CommandRequest, format: Format, reply: str) -> None:
         if isinstance(request, CommandRequest):
-            command = await self._run_in(self._command_pool, lambda: request.give(self._gateway))
+            command = await self._give(request)
             if reply:
                 answer = asyncio.ensure_future(self._answer(request, command, format, reply))
                 self._answers.add(answer)
                 answer.add_done_callback(self._answers.discard)
             return
         try:
-            done = await self._run_in(self._command_pool, lambda: request.give(self._gateway))
+            await self._reply(await self._give(request), format, reply)
         except _AWAY as error:
-            if reply:
+            is_full = request.device not in self._failures and len(self._failures) >= MAX_FAILURES
+            if reply or is_full:
                 raise
-            self._keep_failure(request, error)
-        else:
-            await self._reply(done, format, reply)
+            logger.warning(
+                "the failure of device %s is reported when the weaver is back: %s", request.device, error
+            )
+            self._failures[request.device] = request
 
     async def _answer(self, request: CommandRequest, command: dict[str, Any], format: Format, reply: str) -> None:
         """Reply when every replica has acknowledged a command, or when the requested wait is over."""
         until = time.monotonic() + request.wait
         try:
             while not command["done"] and (left := until - time.monotonic()) > 0:
-                wait = min(left, ASK_FOR)
-                ask = functools.partial(self._gateway.ask, "command_state", id=command["id"], wait=wait)
-                command = await self._request(ask)
+                command = await self._ask("command_state", id=command["id"], wait=min(left, ASK_FOR))
         except LoomError as error:
             # The command was given: reply with what is known.
             logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
@@ -277,16 +271,9 @@ class Bridge:
         except (LoomError, NatsAway) as error:
             logger.warning("no reply could be given: %s", error)
 
-    def _keep_failure(self, report: FailureReport, error: LoomError) -> None:
-        if report.device not in self._failures and len(self._failures) >= MAX_FAILURES:
-            logger.error("the failure of device %s is not reported: %s", report.device, error)
-            return
-        logger.warning("the failure of device %s is reported when the weaver is back: %s", report.device, error)
-        self._failures[report.device] = report
-
     async def _report_again(self, report: FailureReport) -> None:
         try:
-            await self._run_in(self._command_pool, lambda: report.give(self._gateway))
+            await self._give(report)
         except _AWAY:
             raise
         except LoomError as error:
@@ -294,8 +281,9 @@ class Bridge:
         if self._failures.get(report.device) is report:
             del self._failures[report.device]
 
-    async def _request(self, call: Callable[[], V]) -> V:
-        return await self._run_in(self._request_pool, call)
+    async def _ask(self, request: str, **values: Any) -> Any:
+        ask = functools.partial(self._gateway.ask, request, **values)
+        return await asyncio.get_running_loop().run_in_executor(self._request_pool, ask)
 
-    async def _run_in(self, pool: ThreadPoolExecutor, call: Callable[[], V]) -> V:
-        return await asyncio.get_running_loop().run_in_executor(pool, call)
+    async def _give(self, request: FailureReport | CommandRequest) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._command_pool, request.give, self._gateway)

@@ -22,13 +22,10 @@ class Publisher:
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
-        """The group of each replica."""
+        # What was published last of each replica and device, and when each replica's heartbeat was.
         self._statuses: dict[str, tuple[Any, ...]] = {}
-        """The last published status of each replica."""
         self._beats: dict[str, float] = {}
-        """When each replica's heartbeat was last published."""
         self._devices: dict[str, dict[str, Any]] = {}
-        """The last published status of each device."""
 
     def forget(self) -> None:
         """Forget the published state, so that all of it is published again."""
@@ -56,7 +53,8 @@ class Publisher:
         if kind == "registered":
             self._groups[event["replica"]] = event["group"]
         if kind == "failed":
-            yield EnvelopeKind.REPLICA_FAIL, _replica_fail(event)
+            renamed = {"replica_id": "replica", "current_step": "step", "device_uuids": "devices", "event_id": "id"}
+            yield EnvelopeKind.REPLICA_FAIL, _picked(event, "reason", "action", "time", **renamed)
         elif kind == "command":
             yield EnvelopeKind.WEAVER_COMMAND, _weaver_command(event)
         elif kind == "config" or (kind in ("applied", "refused") and event["do"] == "update_config"):
@@ -113,11 +111,6 @@ class Publisher:
 _DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
 
 
-def _replica_fail(event: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {"replica_id": "replica", "current_step": "step", "device_uuids": "devices", "event_id": "id"}
-    return _picked(event, "reason", "action", "time", **renamed)
-
-
 def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:
     target = event["target"]
     targets = [target] if isinstance(target, str) else target
@@ -130,12 +123,9 @@ def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
     changes = event["changes"]
     renamed = {"replica_id": "replica", "current_step": "step", "command_id": "command", "event_id": "id"}
     fields = _picked(event, "refused", "by", "reason", "time", **renamed)
-    new = {key: change["new"] for key, change in changes.items()}
-    return {
-        **fields,
-        "config_params": new,
-        "old_params": {key: change.get("old") for key, change in changes.items()},
-    }
+    fields["config_params"] = {key: change["new"] for key, change in changes.items()}
+    fields["old_params"] = {key: change.get("old") for key, change in changes.items()}
+    return fields
 
 
 def _update(type: str, data: dict[str, Any]) -> Publication:
