@@ -22,15 +22,13 @@ from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_TOLD = 1e-3
-"""Seconds of linger time that a client is told if there is none, because 0 means forever."""
+SHORTEST_TOLD = 1e-3  # seconds of linger time that a client is told if there is none, because 0 means forever
 
 
 class Lifetime:
     """Ends the driver of one session when it is no longer needed.
 
     Args:
-        files: the driver's files.
         linger: seconds without a client after which a session ends.
         exit_with_gateway: whether the driver ends with its gateway even if it has a session.
         remove_folder: whether the folder of the files is removed when the gateway ends.
@@ -76,11 +74,7 @@ class Lifetime:
         self.end = end
 
     def opened(self, persist: bool) -> float:
-        """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread.
-
-        Args:
-            persist: whether the session lingers forever from now on.
-        """
+        """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread."""
         with self._lock:
             self._opened = True
         self._persist = self._persist or persist

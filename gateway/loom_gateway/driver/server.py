@@ -30,8 +30,7 @@ class DriverServer:
         self._session: Session | None = None
         self._opening = threading.Lock()  # held while the first client opens the session
         self._ending: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
-        """Set when the session is over and its meshes have been stopped."""
+        self.ended = asyncio.Event()  # set when the session is over and its meshes have been stopped
         lifetime.start(self._loop, self._end)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 

@@ -22,27 +22,17 @@ from loom_gateway.sessions.driver_files import DriverFiles
 
 logger = logging.getLogger(__name__)
 
-FIRST_WEAVER = 3.0
-"""Seconds for which the first processes of a session wait for a weaver that is starting."""
+FIRST_WEAVER = 3.0  # seconds for which the first processes of a session wait for a weaver that is starting
 
 MOST_REPORTS = 10_000
 """The maximum number of reports that wait for an absent weaver. Beyond it, the oldest are dropped."""
 
-BACKOFF = Backoff(0.05, 5.0)
-"""Pauses between attempts to reach the weaver."""
-
-CALLS_EVERY = 2.0
-"""Seconds between two reports of the calls' durations."""
+BACKOFF = Backoff(0.05, 5.0)  # pauses between attempts to reach the weaver
+CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 
 
 class WeaverLink:
-    """Reports one session's processes to the weaver, and asks it. On the driver's event loop.
-
-    Args:
-        folder: the weaver's folder; None if there is no weaver.
-        session: the session's name.
-        loop: the driver's event loop.
-    """
+    """Reports one session's processes to the weaver, and asks it. On the driver's event loop."""
 
     def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
         self._client: WeaverClient | None = None
@@ -61,10 +51,7 @@ class WeaverLink:
         self._reporting: asyncio.Task[None] | None = None
 
     async def address(self) -> str:
-        """Return the address at which threadlets find the weaver, or an empty string if there is none.
-
-        A weaver that is starting gets until `FIRST_WEAVER` seconds after the first call.
-        """
+        """Return the address for threadlets, or an empty string. A starting weaver gets `FIRST_WEAVER` seconds."""
         if self._client is None:
             return ""
         if self._finding is None:
@@ -83,25 +70,16 @@ class WeaverLink:
 
     @property
     def client(self) -> WeaverClient:
-        """The client for requests to the weaver.
-
-        Raises:
-            WeaverUnavailable: there is no weaver.
-        """
+        """The client for requests to the weaver. Raises `WeaverUnavailable` if there is none."""
         if self._client is None:
             raise WeaverUnavailable("this gateway has no weaver")
         return self._client
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
-        """Report processes that have started."""
         self._report("spawned", procs, None, f"{len(ranks)} of {name}")
 
     def gone(self, procs: int, rank: int, stopped: bool, reason: str) -> None:
-        """Report a process that is gone.
-
-        Args:
-            stopped: whether it was stopped on purpose.
-        """
+        """Report a process that is gone. ``stopped``: on purpose."""
         self._report("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
 
     def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:

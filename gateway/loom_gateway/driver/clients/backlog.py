@@ -13,24 +13,16 @@ from loom.wire.bodies import CancelOperation, OperationResult
 from loom.wire.codec import dumps
 from loom.wire.messages import Kind, Message
 
-MOST_MESSAGES = 16_384
-"""The maximum number of messages to read ahead."""
-
-MOST_BYTES = 8 << 20
-"""The maximum number of bytes of frames to read ahead."""
-
-PACE = 16
-"""The number of messages to start before the connection reads ahead again."""
+MOST_MESSAGES = 16_384  # maximum number of messages to read ahead
+MOST_BYTES = 8 << 20  # maximum number of bytes of frames to read ahead
+PACE = 16  # number of messages to start before the connection reads ahead again
 
 
 class Backlog:
     """The queue of messages between one connection's socket and the session. Only the connection's thread uses it.
 
-    Args:
-        start: starts an operation.
-        expects: given an operation's id and the number of its first chunk (0 if unknown), returns whether that
-            large message is still incomplete.
-        answer: sends an answer.
+    ``expects`` returns whether a large message is still incomplete, by its operation's id and the number of its
+    first chunk (0 if unknown).
     """
 
     def __init__(

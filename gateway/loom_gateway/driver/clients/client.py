@@ -21,11 +21,8 @@ from loom_gateway.driver.session.dispatcher import Dispatcher
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
 """Bytes that may wait in memory for a connected client, and for a client without a connection."""
 
-TURN_TIMEOUT = 20.0
-"""Seconds that a lost connection has to finish the operation that it is starting."""
-
-GOODBYE_TIMEOUT = 5.0
-"""Seconds that the client has to take what is still queued when the session ends."""
+TURN_TIMEOUT = 20.0  # seconds that a lost connection has to finish the operation that it is starting
+GOODBYE_TIMEOUT = 5.0  # seconds that the client has to take what is still queued when the session ends
 
 _PASSED_ON = frozenset(ADVERBS.values())
 
@@ -42,9 +39,6 @@ class Client:
 
     Args:
         number: 0 for the driving client; watching clients count from 1.
-        first_id: the first operation id that the client may use.
-        operations: the session's operations.
-        max_message: bytes of the largest message that the client may send.
         lanes: whether the client knows lanes; see `loom.wire.stream`.
     """
 
@@ -59,23 +53,18 @@ class Client:
         self.number = number
         self.first_id = first_id
         self.mode = "watch" if number else "drive"
-        self.name = secrets.token_hex(16)
-        """The secret by which the client's next connection identifies itself."""
+        self.name = secrets.token_hex(16)  # secret by which the client's next connection identifies itself
         self.operations = operations
         self.stream = Stream(max_message, _PASSED_ON, lanes)
         self.sender = FrameSender(self.stream, "client-writer")
         start = operations.read if number else operations.start
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
-        self.turn = threading.Lock()
-        """Held by the thread that receives from the client's connection."""
-        self.left = threading.Event()
-        """Set while the client has no connection."""
+        self.turn = threading.Lock()  # held by the thread that receives from the client's connection
+        self.left = threading.Event()  # set while the client has no connection
         self._changing = threading.Lock()  # guards `_connection` and `left`
         self._connection: Carrier | None = None
-        self.bulk: Carrier | None = None
-        """The separate connection of the client's bulk lane."""
-        self.bulk_turn = threading.Lock()
-        """Held by the thread that receives from the bulk connection."""
+        self.bulk: Carrier | None = None  # separate connection of the client's bulk lane
+        self.bulk_turn = threading.Lock()  # held by the thread that receives from the bulk connection
         self.waker = Waker() if lanes else None
         """Wakes the thread that holds `turn` when a large message has arrived on the bulk connection."""
         self.taken = threading.Event()
@@ -83,7 +72,6 @@ class Client:
 
     @property
     def connection(self) -> Carrier | None:
-        """The current connection, or None."""
         return self._connection
 
     def carry_by(self, connection: Carrier | None, instead_of: Carrier | None = None) -> None:

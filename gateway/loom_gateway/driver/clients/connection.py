@@ -48,10 +48,8 @@ class ClientConnection:
         self._session: Session  # set once the session is open
         self._client: Client | None = None
         self._over = False  # set by `give_up`
-        self._whole = False
-        """Whether the bytes read from the socket and not yet returned contain a whole frame."""
-        self._begun = b""
-        """The beginning of a frame that was read from the socket and not yet returned."""
+        self._whole = False  # whether the bytes read from the socket and not yet returned contain a whole frame
+        self._begun = b""  # beginning of a frame that was read from the socket and not yet returned
         self._waker: Waker | None = None
         self._poll = select.poll()  # waits for the socket and the waker
 
@@ -61,11 +59,9 @@ class ClientConnection:
         return frame
 
     def try_send(self, data: Buffer) -> int:
-        """Send without waiting. Return the number of bytes sent."""
         return try_send(self._socket, data)
 
     def send_all(self, data: Buffer) -> None:
-        """Send everything; wait for room."""
         for piece in turns(data):
             self._socket.sendall(piece)
 
@@ -84,7 +80,6 @@ class ClientConnection:
             self._socket.close()
 
     def give_up(self) -> None:
-        """Stop receiving, because the client has another connection or is gone."""
         self._over = True
         if self._client is not None:
             self._client.sender.detach(self)

@@ -35,21 +35,14 @@ LOG_ROOM = 16 << 20
 WATCHERS_AWAY = 8
 """The number of unconnected watching clients that may come back. Beyond it, the oldest are dropped."""
 
-LEAVE_GRACE = 1.0
-"""Seconds that a new driving client waits for the previous one to leave."""
-
-NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})
-"""The kinds of message that every client gets."""
+LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
+NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})  # kinds of message that every client gets
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
 class Clients:
-    """The clients of one session.
-
-    Args:
-        max_message: bytes of the largest message that is taken from a client.
-    """
+    """The clients of one session."""
 
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
         self._max_message = max_message
@@ -60,11 +53,6 @@ class Clients:
 
     def admit(self, connection: Carrier, hello: Hello, operations: Dispatcher) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is new.
-
-        Args:
-            connection: the client's new connection.
-            hello: the client's greeting.
-            operations: the session's operations, for a new client.
 
         Raises:
             SessionInUse: another client drives.

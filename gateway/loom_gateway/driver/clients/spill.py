@@ -18,12 +18,10 @@ from loom.wire.mux import Pieces
 
 logger = logging.getLogger(__name__)
 
-SPILLED_FROM = 256 << 10
-"""The smallest answer, in bytes, that is worth a file."""
+SPILLED_FROM = 256 << 10  # smallest answer, in bytes, that is worth a file
 
 
-DURABLE = "/var/tmp"
-"""The folder of the files unless ``TMPDIR`` is set: /tmp may be memory."""
+DURABLE = "/var/tmp"  # folder of the files unless ``TMPDIR`` is set: /tmp may be memory
 
 
 def spilled(message: Message) -> Message:

@@ -65,12 +65,7 @@ class Hold:
 
 
 class TreeCache:
-    """A cache in a folder.
-
-    Args:
-        folder: created if it does not exist.
-        limit: bytes to keep.
-    """
+    """A cache in a folder, which is created if it does not exist, of at most ``limit`` bytes."""
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self.folder = folder
@@ -83,11 +78,7 @@ class TreeCache:
 
     @classmethod
     def of_this_machine(cls) -> TreeCache:
-        """Return the cache in ``LOOM_CACHE``, or else in the user's cache directory.
-
-        Raises:
-            SyncFailed: the folder cannot be created, or belongs to another user.
-        """
+        """Return the cache in ``LOOM_CACHE`` or the user's cache directory. Raise `SyncFailed` if it cannot be."""
         limit = bytes_from_environment("LOOM_CACHE_LIMIT", DEFAULT_LIMIT)
         problems = []
         for folder in _candidates():
@@ -120,11 +111,7 @@ class TreeCache:
         return f"{self._blobs}/{name[:2]}/{name}"
 
     def receive(self, upload: str, digest: str, size: int, offset: int, data: Buffer) -> None:
-        """Write a piece of a content. The pieces may come in any order.
-
-        Args:
-            upload: distinguishes concurrent uploads.
-            size: bytes of the whole content.
+        """Write a piece of a content of ``size`` bytes. The pieces of an upload may come in any order.
 
         Raises:
             FileChanged: all pieces are here, and the content does not match its digest.
@@ -172,11 +159,7 @@ class TreeCache:
                 (self._partial / f"{upload}-{key[1]}").unlink()
 
     def read(self, digest: str, size: int, offset: int, count: int) -> bytes:
-        """Return a piece of a content.
-
-        Raises:
-            BlobsMissing: the content is not here.
-        """
+        """Return a piece of a content. Raise `BlobsMissing` if it is not here."""
         path = self._find(digest, size)
         if path is None:
             raise BlobsMissing([digest])
@@ -210,11 +193,7 @@ class TreeCache:
             os.close(descriptor)
 
     def assemble(self, manifest: Manifest) -> Hold:
-        """Assemble the tree of a manifest, unless it is here whole, and hold it.
-
-        Raises:
-            BlobsMissing: contents are missing.
-        """
+        """Assemble the tree of a manifest, unless it is here whole, and hold it. May raise `BlobsMissing`."""
         self._make_folders()
         hold = self._lock(manifest.digest)
         try:

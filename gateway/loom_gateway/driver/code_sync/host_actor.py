@@ -18,8 +18,7 @@ class FilePart(NamedTuple):
     """A part of a content."""
 
     digest: str
-    size: int
-    """Bytes of the whole content."""
+    size: int  # bytes of the whole content
     offset: int
     data: bytes
 
@@ -27,12 +26,9 @@ class FilePart(NamedTuple):
 class Assembled(NamedTuple):
     """The result of assembling a tree."""
 
-    place: str
-    """The folder that contains the tree; empty if contents are missing."""
-    missing: list[str]
-    """Digests of the missing contents."""
-    shadowed: list[str]
-    """A sentence for each installed module that the tree hides."""
+    place: str  # folder that contains the tree; empty if contents are missing
+    missing: list[str]  # digests of the missing contents
+    shadowed: list[str]  # a sentence for each installed module that the tree hides
 
 
 class TreeAgent(Actor):

@@ -20,10 +20,8 @@ class SyncedTree(NamedTuple):
 
     name: str
     digest: str
-    roots: tuple[str, ...]
-    """Its folders that go on ``sys.path``; ``""`` is the tree itself."""
-    places: tuple[str, ...]
-    """The trees' paths on the hosts."""
+    roots: tuple[str, ...]  # its folders that go on ``sys.path``; ``""`` is the tree itself
+    places: tuple[str, ...]  # trees' paths on the hosts
 
 
 class OnPath:
@@ -46,8 +44,7 @@ class OnPath:
             raise self._error
 
 
-_holds: list[Hold] = []
-"""Locks on the trees, kept for the life of the process."""
+_holds: list[Hold] = []  # locks on the trees, kept for the life of the process
 
 _entering = threading.Lock()
 _entered: dict[tuple[Any, ...], OnPath] = {}

@@ -16,19 +16,14 @@ from loom.manifest import human_size
 
 logger = logging.getLogger(__name__)
 
-PARTIAL_AGE = 24 * 3600.0
-"""Seconds after which the unfinished work of a killed process is removed."""
-
-ORPHAN_AGE = 3600.0
-"""Seconds that a content may wait for a tree that contains it."""
+PARTIAL_AGE = 24 * 3600.0  # seconds after which the unfinished work of a killed process is removed
+ORPHAN_AGE = 3600.0  # seconds that a content may wait for a tree that contains it
 
 
 def trim(cache: Path, limit: int) -> None:
     """Remove contents without a tree, then unused trees, the oldest first, until the cache fits its limit.
 
-    Args:
-        cache: the cache's folder, which no other process trims at the same time.
-        limit: bytes that may stay.
+    No other process may trim it at the same time.
     """
     partial = cache / "partial"
     _remove_left_over(partial)

@@ -29,12 +29,7 @@ from loom_gateway.driver.session.replies import Handler
 
 
 class MeshOperations:
-    """The handlers for the meshes of one session.
-
-    Args:
-        context: the session's state.
-        syncs: the synchronised code that processes import.
-    """
+    """The handlers for the meshes of one session."""
 
     def __init__(self, context: Context, syncs: Syncs) -> None:
         self._context = context

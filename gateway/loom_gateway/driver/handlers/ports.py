@@ -26,18 +26,14 @@ from loom_gateway.driver.session.replies import Handler
 MOST_THREADS = 64
 """The maximum number of ports that have a reader thread. The event loop reads the others, more slowly."""
 
-SMALL = 16 << 10
-"""Bytes of the largest message that is batched."""
+SMALL = 16 << 10  # bytes of the largest message that is batched
 
 GATHERED_MESSAGES = 512
 GATHERED_BYTES = 64 << 10
 """The number of messages and bytes that complete a batch."""
 
-GATHERED_SECONDS = 0.001
-"""Seconds for which consecutive messages are gathered into one batch."""
-
-LINGER = 0.002
-"""Seconds after which gathered messages are sent even though the expected next one has not come."""
+GATHERED_SECONDS = 0.001  # seconds for which consecutive messages are gathered into one batch
+LINGER = 0.002  # seconds after which gathered messages are sent even though the expected next one has not come
 
 _NO_RANK = 0xFFFFFFFF
 
@@ -57,11 +53,7 @@ class Ports:
         }
 
     def port(self, ident: int) -> Any:
-        """Return the Monarch port of an id.
-
-        Raises:
-            ProtocolMismatch: the session has no port of this id.
-        """
+        """Return the Monarch port of an id. Raise `ProtocolMismatch` if there is none."""
         port = self._context.meshes.ports.get(ident)
         if port is None:
             raise ProtocolMismatch(f"this session has no port with the id {ident}")

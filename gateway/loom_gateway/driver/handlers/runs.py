@@ -44,17 +44,14 @@ class Run:
     def __init__(self, ident: int, name: str, detached: bool) -> None:
         self.ident = ident
         self.name = name
-        self.notified = detached
-        """Whether the client is notified of changes of the state."""
+        self.notified = detached  # whether the client is notified of changes of the state
         self.status = Status.RUNNING
         self.started = time.time()
         self.finished: float | None = None
         self.thread: RunThread
         self.output: RunOutput
-        self.answer: Message | None = None
-        """The run's `Kind.RESULT` or `Kind.ERROR` message, encoded once."""
-        self.waiting: list[tuple[int, float]] = []
-        """Operations that wait for the result, with their arrival times."""
+        self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
+        self.waiting: list[tuple[int, float]] = []  # operations that wait for the result, with their arrival times
         self.readers: list[tuple[int, float, int]] = []
         """Operations that wait for output after a position: id, arrival time, position."""
 
@@ -63,12 +60,7 @@ class Run:
 
 
 class Runs:
-    """The runs of one session. All state belongs to the event loop.
-
-    Args:
-        context: the session's state.
-        logs: collects the runs' output.
-    """
+    """The runs of one session. All state belongs to the event loop."""
 
     def __init__(self, context: Context, logs: LogCollector) -> None:
         self._context = context

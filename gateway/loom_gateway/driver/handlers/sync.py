@@ -30,8 +30,7 @@ from loom_gateway.driver.session.replies import Handler
 
 logger = logging.getLogger(__name__)
 
-BATCH = 4 << 20
-"""Bytes of contents in one message to an agent."""
+BATCH = 4 << 20  # bytes of contents in one message to an agent
 
 BATCH_PIECES = 1024
 
@@ -53,8 +52,7 @@ class Syncs:
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()  # the newest first
-        self._manifests: dict[str, Manifest] = {}
-        """The manifests of the newest trees, by name."""
+        self._manifests: dict[str, Manifest] = {}  # manifests of the newest trees, by name
         self.handlers: dict[int, Handler] = {
             Kind.SYNC: self._sync,
             Kind.SYNC_PIECES: self._pieces,
@@ -83,7 +81,6 @@ class Syncs:
                 logger.warning("host %d is back without the folder %r: %s", host, name, error)
 
     async def stop(self) -> None:
-        """Stop the agents."""
         agents = [agent for host, agent in self._agents.items() if host not in self._context.hosts.lost]
         await asyncio.gather(*(agent.stop() for agent in agents))
 
@@ -233,10 +230,8 @@ class _Upload:
     def __init__(self, ident: int, manifest: Manifest) -> None:
         self.ident = ident
         self.manifest = manifest
-        self.key = uuid.uuid4().hex
-        """Distinguishes this upload from all others on any machine."""
-        self.has_brought = False
-        """Whether contents were missing and have arrived."""
+        self.key = uuid.uuid4().hex  # distinguishes this upload from all others on any machine
+        self.has_brought = False  # whether contents were missing and have arrived
 
 
 class _AgentGone(Exception):
@@ -269,11 +264,7 @@ class _HostAgent:
         self._actor = self._procs.spawn("loom_sync", TreeAgent)
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Call an endpoint.
-
-        Raises:
-            _HostLost, _AgentGone: no answer will come.
-        """
+        """Call an endpoint. Raise `_HostLost` or `_AgentGone` if no answer will come."""
         if self.host_lost.is_set():
             raise _HostLost
         answer = getattr(self._actor, name).call_one(*args).as_asyncio()

@@ -35,8 +35,7 @@ class _Call:
     mesh: str
     shape: tuple[Any, ...]
     answers: list[Message] = field(default_factory=list)
-    collector: int | None = None
-    """The id of the operation that collects the answers."""
+    collector: int | None = None  # id of the operation that collects the answers
     collected: int = 0
 
     @property

@@ -14,11 +14,8 @@ from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-ASK_FOR = 30.0
-"""Seconds that the weaver waits for acknowledgements in one request."""
-
-REGISTERS_WITHIN = 2.0
-"""Seconds that a threadlet has to register after its actor was made."""
+ASK_FOR = 30.0  # seconds that the weaver waits for acknowledgements in one request
+REGISTERS_WITHIN = 2.0  # seconds that a threadlet has to register after its actor was made
 
 
 class WeaverOperations:

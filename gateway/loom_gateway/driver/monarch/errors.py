@@ -20,11 +20,7 @@ __all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_mona
 
 
 def replace_fault_hook(report: Callable[[str, str], object]) -> None:
-    """Make Monarch report unhandled faults instead of ending this process.
-
-    Args:
-        report: called with Monarch's name of the mesh and its report, on one of Monarch's threads.
-    """
+    """Make Monarch report unhandled faults, by a mesh's name and a text, instead of ending this process."""
 
     def hook(failure: MeshFailure) -> None:
         report(failure.mesh_name, failure.report())

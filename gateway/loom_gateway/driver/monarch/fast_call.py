@@ -33,17 +33,10 @@ from loom_gateway.driver.session.replies import Replies, ReplyId
 MOST_CHANNELS = 1024
 """The maximum number of reply channels of a session. Each has a thread and takes about 60 KiB."""
 
-IDLE = 10.0
-"""Seconds without a call after which a channel may give way to another actor's."""
-
-STACK_SIZE = 512 << 10
-"""Bytes of address space for the stack of a channel's thread, which only waits and forwards."""
-
-CHECK_AFTER = 0.1
-"""Seconds without a reply after which the channel checks that the actor lives."""
-
-LAST_REPLIES = 0.1
-"""Seconds that replies from before an actor's death have to arrive."""
+IDLE = 10.0  # seconds without a call after which a channel may give way to another actor's
+STACK_SIZE = 512 << 10  # bytes of address space for the stack of a channel's thread, which only waits and forwards
+CHECK_AFTER = 0.1  # seconds without a reply after which the channel checks that the actor lives
+LAST_REPLIES = 0.1  # seconds that replies from before an actor's death have to arrive
 
 _SENTINEL = "__sizeof__"
 
@@ -59,12 +52,8 @@ def replies_once(endpoint: Any) -> bool:
 class ReplyChannels:
     """The reply channels of one session, by the ids of their meshes.
 
-    Args:
-        loop: the driver's event loop.
-        replies: takes the replies.
-        meshes: the session's meshes.
-        most: the maximum number of channels; calls to further actors go Monarch's own way.
-        idle: seconds without a call after which a channel gives way to another actor's, if there are ``most``.
+    Calls to actors beyond ``most`` channels go Monarch's own way. A channel that was ``idle`` for so many seconds
+    gives way to another actor's.
     """
 
     def __init__(
@@ -81,8 +70,7 @@ class ReplyChannels:
         self._replies = replies
         self._meshes = meshes
         self._changing = threading.Lock()
-        self._channels: OrderedDict[int, ReplyChannel] = OrderedDict()
-        """Ordered by last use, the most recent last."""
+        self._channels: OrderedDict[int, ReplyChannel] = OrderedDict()  # ordered by last use, the most recent last
 
     def to(self, mesh: int, entry: Entry) -> ReplyChannel | None:
         """Return the channel to a mesh of one actor; None if calls have to go Monarch's own way."""
@@ -114,13 +102,7 @@ class ReplyChannels:
 
 
 class ReplyChannel:
-    """The reply channel of one actor.
-
-    Args:
-        mesh: an actor mesh of exactly one actor.
-        loop: the driver's event loop, which watches the sentinels.
-        replies: takes each result, on the channel's thread or the event loop's.
-    """
+    """The reply channel of a mesh of exactly one actor."""
 
     def __init__(self, mesh: Any, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop
@@ -138,8 +120,7 @@ class ReplyChannel:
         self._closed = False
         self.broken = False
         """Whether the actor is dead as far as the channel knows. A broken channel takes no calls."""
-        self.used = time.monotonic()
-        """The time of the last use (``time.monotonic``)."""
+        self.used = time.monotonic()  # time of the last use (``time.monotonic``)
         _start_thread(self._receive)
 
     @property
@@ -157,13 +138,10 @@ class ReplyChannel:
         return self._kinds[name] is not None and not self.broken
 
     def call(self, reply: ReplyId, name: str, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call an endpoint that the channel `takes`. Only one thread at a time may call.
+        """Call an endpoint that the channel `takes`. If it raises, the call was not made. One thread at a time.
 
         No argument may be a mesh: Monarch makes such a call later or never, and replies would go to the wrong
         calls.
-
-        Raises:
-            Exception: whatever Monarch raises if it does not take the call, which was then not made.
         """
         self._make(reply, name, partial(endpoint._send, args, kwargs, self._port, "all"))
 

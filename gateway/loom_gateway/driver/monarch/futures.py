@@ -17,17 +17,11 @@ from typing import Any
 
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
-PATIENCE = 0.02
-"""Seconds that the thread waits for one future before those behind it move to the event loop."""
+PATIENCE = 0.02  # seconds that the thread waits for one future before those behind it move to the event loop
 
 
 class Futures:
-    """Waits for futures.
-
-    Args:
-        loop: the driver's event loop, which waits for slow futures.
-        replies: takes each result, on the waiting thread or the event loop's.
-    """
+    """Waits for futures, and answers their operations on the waiting thread or the event loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop

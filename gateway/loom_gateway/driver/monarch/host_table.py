@@ -14,18 +14,12 @@ from loom_gateway.driver.monarch.root_client import attach
 
 
 class HostTable:
-    """The hosts of one session, by number. Safe on any thread.
-
-    Args:
-        addresses: the hosts' addresses.
-    """
+    """The hosts of one session, by number. Safe on any thread."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
-        self.lost: set[int] = set()
-        """Numbers of the hosts that are gone."""
-        self.moved: set[int] = set()
-        """Numbers of the hosts whose address has changed since the session was opened."""
+        self.lost: set[int] = set()  # numbers of the hosts that are gone
+        self.moved: set[int] = set()  # numbers of the hosts whose address has changed since the session was opened
         self._at: dict[tuple[str, ...], Any] = {}  # meshes of moved hosts, by their addresses
         self._attached: list[Any] = []
 
@@ -42,10 +36,7 @@ class HostTable:
     def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
         """Return the host mesh on which to start processes of some hosts, at their current addresses.
 
-        Args:
-            hosts: the hosts' numbers.
-            mesh: Monarch's host mesh of them, with the addresses from the opening of the session.
-            python: the interpreter to start, if it is not the workers' own.
+        ``mesh`` is Monarch's mesh of them, with the first addresses; ``python`` an interpreter instead of its own.
         """
         if self.moved.isdisjoint(hosts):
             return mesh

@@ -26,8 +26,7 @@ from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output
 from loom_gateway.workers.sources import WorkerAddress
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds that the driver has to answer a new process."""
+CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer a new process
 
 _PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
 """Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
@@ -47,8 +46,7 @@ class LifelineServer:
 
     def __init__(self, host: str) -> None:
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        """The host and port to which processes connect."""
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]  # host and port to which processes connect
         self._server: asyncio.Server
 
     async def start(
@@ -111,10 +109,8 @@ class ReplicaPlace(NamedTuple):
     """The default identity of the replicas in a proc mesh, which a training program may override."""
 
     session: str
-    group: str
-    """The proc mesh's name."""
-    marks: Mapping[str, str] = {}
-    """Further environment variables from the client."""
+    group: str  # proc mesh's name
+    marks: Mapping[str, str] = {}  # further environment variables from the client
 
     def environment(self, procs: int, rank: int, weaver: str) -> dict[str, str]:
         """Return the environment variables of one process, by which its threadlet finds the weaver."""
@@ -141,13 +137,7 @@ def bootstrap_on(
 ) -> Callable[[], Any]:
     """Return a bootstrap function for ``spawn_procs`` that ties a process to its driver, then runs the user's own.
 
-    Args:
-        address: host and port of the driver's lifeline.
-        procs: the id of the new proc mesh.
-        bootstrap: the user's bootstrap function.
-        on_path: extends ``sys.path``. Arguments are unpickled in their order, so the path is complete before the
-            user's function is unpickled.
-        replica: the default identity of the processes' replicas.
+    Arguments are unpickled in their order, so ``on_path`` completes the path before ``bootstrap`` is unpickled.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
         return functools.partial(_hold_on_async, address, procs, on_path, replica, bootstrap)
@@ -155,15 +145,7 @@ def bootstrap_on(
 
 
 def hold_on(address: tuple[str, int], procs: int) -> tuple[int, str]:
-    """Tie this process to the driver at ``address``.
-
-    Args:
-        address: host and port of the driver's lifeline.
-        procs: the id of the process's proc mesh.
-
-    Returns:
-        The process's rank in its proc mesh, and the weaver's address, which may be empty.
-    """
+    """Tie this process to the driver at ``address``. Return its rank and the weaver's address, perhaps empty."""
     from monarch.actor import current_rank
 
     lifeline = socket.create_connection(address, CONNECT_TIMEOUT)

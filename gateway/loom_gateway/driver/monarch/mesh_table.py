@@ -21,11 +21,8 @@ logger = logging.getLogger(__name__)
 NAME_TIMEOUT = 1.0
 """Seconds that a mesh has to report Monarch's name of it. A mesh that is being made has none."""
 
-STOP_TIMEOUT = 5.0
-"""Seconds for stopping the processes of a mesh."""
-
-HOST_MESH = 0
-"""The id of the session's host mesh, which exists from the start."""
+STOP_TIMEOUT = 5.0  # seconds for stopping the processes of a mesh
+HOST_MESH = 0  # id of the session's host mesh, which exists from the start
 
 
 MeshShape: TypeAlias = tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
@@ -42,23 +39,18 @@ def shape_of(mesh: Any) -> MeshShape:
 class Entry:
     """A mesh, or the reason why it could not be made."""
 
-    kind: str
-    """``hosts``, ``procs`` or ``actors``."""
+    kind: str  # ``hosts``, ``procs`` or ``actors``
     name: str
     mesh: Any
-    root: int
-    """The id of the whole mesh that contains this one; a whole mesh's own id."""
+    root: int  # id of the whole mesh that contains this one; a whole mesh's own id
     failure: LoomError | None = None
-    procs: int = -1
-    """The id of the proc mesh of this mesh; a proc mesh's own id; -1 for hosts."""
+    procs: int = -1  # id of the proc mesh of this mesh; a proc mesh's own id; -1 for hosts
     ranks: tuple[int, ...] = ()
     """The ranks of the proc mesh that this mesh covers, row by row. For a host mesh, the numbers of its hosts."""
     hosts: tuple[int, ...] = ()
     """The number of each rank's host. Only for a whole proc mesh."""
-    cls: type | None = None
-    """The actors' class of an actor mesh."""
-    python: str = ""
-    """The interpreter of processes that are started on a host mesh, if it is not the workers' own."""
+    cls: type | None = None  # actors' class of an actor mesh
+    python: str = ""  # interpreter of processes that are started on a host mesh, if it is not the workers' own
     stopped: bool = False
 
 
@@ -88,9 +80,7 @@ class MeshTable:
     def element(self, name: str, point: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
         """Return the id of a whole mesh and the rank of one of its elements; None if several could be meant.
 
-        Args:
-            name: the mesh's name.
-            point: the element's index in each dimension, and the dimension's size.
+        ``point`` has the element's index in each dimension, and the dimension's size.
         """
         sizes = {label: size for label, (_, size) in point.items()}
         found = []
@@ -136,10 +126,7 @@ class MeshTable:
         return getattr(self._resolved, "count", 0)
 
     def resolve(self, ident: int) -> Any:
-        """Return the mesh or port of a reference in a payload. Raises the errors of `entry`.
-
-        Meshes count in `resolved`.
-        """
+        """Return the mesh or port of a reference in a payload. Raises the errors of `entry`."""
         port = self.ports.get(ident)
         if port is not None:
             return port

@@ -26,14 +26,9 @@ from loom.wire.codec import _is_plain
 
 logger = logging.getLogger(__name__)
 
-RUSH = 8
-"""The number of messages in close succession that leave one by one before batching starts."""
-
-CLOSE = 0.001
-"""Seconds between two messages that still count as close succession."""
-
-PATIENCE = 0.001
-"""Seconds that a message waits for others to join its batch."""
+RUSH = 8  # number of messages in close succession that leave one by one before batching starts
+CLOSE = 0.001  # seconds between two messages that still count as close succession
+PATIENCE = 0.001  # seconds that a message waits for others to join its batch
 
 MOST_MESSAGES = 512
 MOST_BYTES = 64 << 10
@@ -43,19 +38,12 @@ MOST_BYTES = 64 << 10
 class Batch(NamedTuple):
     """Messages that are sent together."""
 
-    sizes: bytes
-    """The size of each pickle, four bytes big endian."""
-    pickles: bytes
-    """The pickles, back to back."""
+    sizes: bytes  # size of each pickle, four bytes big endian
+    pickles: bytes  # pickles, back to back
 
 
 class LaptopPort:
-    """A Monarch port to a laptop. ``isinstance`` takes it for a ``monarch.actor.Port``.
-
-    Args:
-        native: the Monarch port.
-        batcher: the batcher in front of it; without one, each message leaves by itself.
-    """
+    """A Monarch port to a laptop. ``isinstance`` takes it for a ``monarch.actor.Port``."""
 
     __slots__ = ("_batcher", "_native")
 

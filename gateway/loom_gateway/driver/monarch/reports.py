@@ -24,10 +24,8 @@ _COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 class Fault(NamedTuple):
     """An unhandled fault after which actors cannot answer."""
 
-    mesh: str
-    """Monarch's name of the actor mesh, in lower case."""
-    rank: int | None
-    """The rank in the proc mesh; None for all ranks."""
+    mesh: str  # Monarch's name of the actor mesh, in lower case
+    rank: int | None  # rank in the proc mesh; None for all ranks
     why: str
 
 
@@ -43,19 +41,12 @@ def read_fault(report: str) -> Fault | None:
 class Place(NamedTuple):
     """An element of a mesh, as Monarch's reports name it."""
 
-    mesh: str
-    """The mesh's name."""
-    point: dict[str, tuple[int, int]]
-    """The element's index in each dimension, and the dimension's size."""
+    mesh: str  # mesh's name
+    point: dict[str, tuple[int, int]]  # element's index in each dimension, and the dimension's size
 
 
 def failed_element(mesh: str, report: str) -> Place | None:
-    """Return the element that a report names as failed; None if it names none.
-
-    Args:
-        mesh: Monarch's name of the mesh, including Monarch's suffix.
-        report: the report's text.
-    """
+    """Return the element that a report names as failed, if any. ``mesh`` is Monarch's name with its suffix."""
     name = mesh.rpartition("-")[0] or mesh
     found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
     if found is None:
@@ -70,14 +61,8 @@ def is_of_a_dead_mesh(text: str) -> bool:
 
 
 def about_endpoint(text: str, asked: str, meant: str) -> str:
-    """Return Monarch's text about a failed call with another endpoint's name.
+    """Return Monarch's text about a failed call of ``asked`` as one about ``meant``.
 
-    Monarch writes the error in Rust, and the name of the called method is only in the text. A sentinel calls a
-    method that every actor has, so its error names that method.
-
-    Args:
-        text: the error's text.
-        asked: the endpoint that was called.
-        meant: the endpoint whose call failed with it, as a client names it.
+    A sentinel calls a method that every actor has, and Monarch's text, made in Rust, names that method.
     """
     return text.replace(f".{asked}()", f".{meant.partition('(')[0]}()")

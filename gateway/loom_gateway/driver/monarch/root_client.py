@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from monarch.actor import HostMesh
 
 
-PROBE_TIMEOUT = 3.0
-"""Seconds that a worker has to accept a TCP connection."""
+PROBE_TIMEOUT = 3.0  # seconds that a worker has to accept a TCP connection
 
 UNDELIVERABLE_AFTER = "3650d"
 """The duration for which a message to a silent host is kept.
@@ -29,9 +28,7 @@ only when the restarted host refuses it). Callers learn of a lost host from `liv
 
 
 def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
-    """Check that every worker accepts connections. All are tried at once.
-
-    Monarch itself would wait silently for an absent worker.
+    """Check that every worker accepts connections. All are tried at once. Monarch itself would wait silently.
 
     Raises:
         WorkerUnreachable: names every address that did not answer within ``timeout`` seconds.
@@ -63,10 +60,7 @@ def address_towards(workers: Sequence[str]) -> str:
 
 
 def _use_transport(here: str, port: int) -> None:
-    """Make Monarch listen on an address of this machine. Call it before any other use of Monarch.
-
-    If ``port`` is 0 or taken, the kernel chooses one.
-    """
+    """Make Monarch listen on ``port``, or any if it is 0 or taken. Call it before any other use of Monarch."""
     from monarch.actor import enable_transport
     from monarch.config import configure
 
@@ -84,12 +78,7 @@ def _is_free(here: str, port: int) -> bool:
 
 
 def prepare(workers: Sequence[str], port: int) -> None:
-    """Do what a spare driver can do before it has a session: import Monarch and start the root client.
-
-    Args:
-        workers: the workers' addresses; the root client listens on the interface that leads to them.
-        port: the port for Monarch; see `loom_gateway.sessions.driver_ports`.
-    """
+    """Do what a spare driver can do before it has a session: import Monarch and start the root client."""
     import monarch.actor
 
     _use_transport(address_towards(workers), port)

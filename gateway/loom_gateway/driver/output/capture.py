@@ -13,8 +13,7 @@ import threading
 
 from loom_gateway.driver.output import pump as log_pump
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds that the driver has to accept the connection."""
+CONNECT_TIMEOUT = 10.0  # seconds that the driver has to accept the connection
 
 PIPE_SIZE = 256 << 10
 """Bytes that a process can print before it waits for its pump to run. Linux limits the sum over all pipes of a
@@ -24,10 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def capture_output(address: tuple[str, int], procs: int, rank: int) -> None:
-    """Send the further output of this process and its children to the driver at ``address``.
-
-    The output also appears where it did before. A process whose output cannot be captured runs all the same.
-    """
+    """Send the output of this process and its children also to the driver at ``address``, if possible."""
     try:
         _capture(address, procs, rank)
     except OSError as error:

@@ -22,27 +22,20 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-WINDOW = 0.5
-"""Seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise."""
-
-PARTIAL_AFTER = 1.0
-"""Seconds after which an unfinished line is sent."""
+WINDOW = 0.5  # seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise
+PARTIAL_AFTER = 1.0  # seconds after which an unfinished line is sent
 
 RATE, BURST = 1 << 20, 4 << 20
 """Limits of what is sent to the client for all processes together: bytes a second in the long run, and bytes at
 once."""
 
-MARK_TIMEOUT = 5.0
-"""Seconds that a process's pump has to send what was printed."""
-
-END_TIMEOUT = 2.0
-"""Seconds after a process's end in which its last lines have to arrive."""
+MARK_TIMEOUT = 5.0  # seconds that a process's pump has to send what was printed
+END_TIMEOUT = 2.0  # seconds after a process's end in which its last lines have to arrive
 
 _BATCH = 128 << 10
 """The approximate bytes of text in a message, far below the size at which messages are sent in chunks."""
 
-_MOST_LINES = 10_000
-"""The maximum number of different lines that are held for aggregation."""
+_MOST_LINES = 10_000  # maximum number of different lines that are held for aggregation
 
 _STREAMS = {
     log_pump.STDOUT: "stdout",
@@ -95,10 +88,7 @@ class _Printer:
 
 
 class LogCollector:
-    """Collects lines and passes them on by the options of their mesh.
-
-    On the event loop, except for `add` and the handlers.
-    """
+    """Passes lines on by the options of their mesh. On the event loop, except for `add` and the handlers."""
 
     def __init__(self, context: Context, spool: LogSpool) -> None:
         self._context = context
@@ -142,8 +132,7 @@ class LogCollector:
     def add(self, source: str, stream: str, text: str) -> None:
         """Add output that is not of a mesh's process, such as that of ``driver``. Safe on any thread.
 
-        It is written to the session's log; the client gets it in other ways. ``stream`` is ``stdout`` or
-        ``stderr``. ``text`` need not be whole lines. Text beyond the rate limit of a process is skipped.
+        The session's log gets it, and the client in other ways. ``text`` need not be whole lines.
         """
         self._loop.call_soon_threadsafe(self._add, source, stream, text)
 
@@ -283,10 +272,7 @@ class LogCollector:
         self._context.send(LogLines().message(parts=[msgpack.packb(list(batch))]))
 
     async def flush(self, procs: int | None = None) -> None:
-        """Send all that has been printed so far, of one proc mesh or of all.
-
-        Processes whose pump does not answer within `MARK_TIMEOUT` seconds are skipped.
-        """
+        """Send what one proc mesh or all have printed, by pumps that answer within `MARK_TIMEOUT` seconds."""
         printers = [printer for (ident, _), printer in self._processes.items() if procs in (None, ident)]
         marks = [self._ask(printer) for printer in printers]
         if marks:

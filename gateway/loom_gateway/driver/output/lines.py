@@ -54,8 +54,7 @@ def _pieces(line: str) -> Sequence[str]:
 class Aggregate:
     """One line, and the ranks that printed it."""
 
-    time: float
-    """The time of its first appearance, in seconds since the epoch."""
+    time: float  # time of its first appearance, in seconds since the epoch
     stream: str
     text: str
     count: int = 0

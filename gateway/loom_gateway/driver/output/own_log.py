@@ -5,30 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 
-LIMIT = 1 << 20
-"""Bytes above which the file is cut."""
-
-KEPT = 64 << 10
-"""Bytes at the end of the file that a cut keeps."""
-
-LOOK_EVERY = 1.0
-"""Seconds between two checks of the size."""
+LIMIT = 1 << 20  # bytes above which the file is cut
+KEPT = 64 << 10  # bytes at the end of the file that a cut keeps
+LOOK_EVERY = 1.0  # seconds between two checks of the size
 
 
 class OutputFile:
-    """The file that receives standard error and, after `take_stdout`, standard output.
-
-    Args:
-        path: the file's path.
-        descriptor: the same file, open for appending.
-    """
+    """The file at ``path`` that receives standard error and, after `take_stdout`, standard output."""
 
     def __init__(self, path: str, descriptor: int = 2) -> None:
         self._path = path
         self._descriptor = descriptor
 
     def take_stdout(self) -> None:
-        """Redirect standard output to the file."""
         os.dup2(self._descriptor, 1)
 
     def keep_small(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,19 +13,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-LIMIT = 8 << 20
-"""Bytes of a file."""
+LIMIT = 8 << 20  # bytes of a file
 
 logger = logging.getLogger(__name__)
 
 
 class LogSpool:
-    """Writes the log of one session. Used by one thread.
-
-    Args:
-        path: the path of the newest file.
-        limit: bytes of each of the two files.
-    """
+    """Writes the log of one session, in two files of ``limit`` bytes. Used by one thread."""
 
     def __init__(self, path: str, limit: int = LIMIT) -> None:
         self._path = path

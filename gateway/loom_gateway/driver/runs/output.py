@@ -36,12 +36,8 @@ _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=N
 class RunOutput:
     """The output of one run.
 
-    Any thread may call `write`, and may be interrupted anywhere in it. Everything else runs on the event loop.
-
-    Args:
-        loop: the driver's event loop.
-        changed: called on the loop when there is more output.
-        log: called on the loop with ``stdout`` or ``stderr`` and each text.
+    Any thread may call `write`, and may be interrupted anywhere in it. Everything else runs on the event loop,
+    including ``changed`` when there is more output, and ``log`` with ``stdout`` or ``stderr`` and each text.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class RunOutput:
         self._kept = 0  # characters in `_pieces`
 
     def write(self, stream: int, text: str) -> None:
-        """Add a text. ``stream`` is 1 for stdout and 2 for stderr."""
         self._incoming.append((stream, text))
         if not self._notified:
             self._notified = True

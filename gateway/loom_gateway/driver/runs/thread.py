@@ -20,11 +20,7 @@ class Interruption(BaseException):
 class RunThread:
     """Calls a function, or runs a coroutine function on a new event loop.
 
-    Args:
-        name: the run's name.
-        function: the function to call.
-        output: takes the function's output.
-        done: called in the thread with the result and the exception, one of them None.
+    ``done`` is called in the thread with the result and the exception, one of them None.
     """
 
     def __init__(
@@ -47,7 +43,6 @@ class RunThread:
         self._thread = threading.Thread(target=self._run, name=f"run {name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def cancel(self) -> None:

@@ -21,12 +21,7 @@ class Context:
     """The shared state of one session.
 
     Args:
-        host_mesh: the Monarch host mesh of the session's workers.
-        addresses: the addresses of its hosts.
-        lifeline: host and port to which every process of the session keeps a connection; see
-            `loom_gateway.driver.monarch.liveness`.
-        weaver: reports processes to the weaver.
-        loop: the driver's event loop.
+        lifeline: host and port to which every process of the session keeps a connection.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
         has_room: returns whether printed lines may join what waits for the client.
@@ -57,10 +52,7 @@ class Context:
         """Decodes arguments that only pass through: it does not assemble arrays and tensors."""
         self.encoder = Encoder(swaps=Translations(self.meshes).swaps)
         dead = DeadElements(self.meshes)
-        self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)
-        """The operations without an answer."""
-        self.futures = Futures(loop, self.replies)
-        """Answers operations with the results of Monarch's futures."""
-        self.channels = ReplyChannels(loop, self.replies, self.meshes)
-        """The faster way to call single actors."""
+        self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)  # operations without an answer
+        self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures
+        self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send)

@@ -27,17 +27,11 @@ from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.replies import LIMITED, Handler
 
-WEAVER_TIMEOUT = 1.0
-"""Seconds to report stopped processes to the weaver when the session ends."""
+WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
 
 class Dispatcher:
-    """Starts the operations of one session.
-
-    Args:
-        end: called on the event loop, with the reason, when the client ends the session.
-        max_in_flight: the maximum number of unanswered operations; 0 for no limit.
-    """
+    """Starts the operations of one session. ``end`` is called on the event loop, with the reason for its end."""
 
     def __init__(
         self, context: Context, end: Callable[[str], object], log_spool: LogSpool, max_in_flight: int

@@ -22,11 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeadElements:
-    """The processes and actors of one session that can no longer answer.
-
-    Args:
-        meshes: the session's meshes.
-    """
+    """The processes and actors of one session that can no longer answer."""
 
     def __init__(self, meshes: MeshTable) -> None:
         self._meshes = meshes
@@ -38,11 +34,7 @@ class DeadElements:
         self._processes.add((procs, rank))
 
     async def add_actors(self, fault: Fault) -> tuple[int, Entry, list[int]] | None:
-        """Note actors that Monarch has stopped by itself.
-
-        Returns:
-            The id of their mesh, the mesh, and the ranks that are new; None if there are none.
-        """
+        """Note actors that Monarch has stopped. Return the id of their mesh, the mesh, and its new ranks."""
         found = await self._meshes.named_by_monarch(fault.mesh)
         if found is None:
             return None
@@ -75,16 +67,7 @@ class DeadElements:
 
 
 class Failures:
-    """Fails the calls that wait for dead processes and actors. On the event loop, except for `report`.
-
-    Args:
-        loop: the driver's event loop.
-        meshes: the session's meshes.
-        dead: the record of dead processes and actors.
-        replies: the unanswered calls.
-        channels: the reply channels to single actors; a channel to a dead actor is not used again.
-        send: takes a message for the client.
-    """
+    """Fails the calls that wait for dead processes and actors. On the event loop, except for `report`."""
 
     def __init__(
         self,

@@ -15,11 +15,8 @@ from collections.abc import Callable
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, Kind, Message
 
-LARGE = 1 << 20
-"""The smallest arguments, in bytes, with which a call is started on the separate thread."""
-
-MOST = 2
-"""The number of large calls that may be queued or starting before the client's thread waits too."""
+LARGE = 1 << 20  # smallest arguments, in bytes, with which a call is started on the separate thread
+MOST = 2  # number of large calls that may be queued or starting before the client's thread waits too
 
 QUIET = 30.0
 """Seconds without a large call after which freed memory goes back to the system. If it went back sooner, the next
@@ -32,11 +29,8 @@ class LargeCalls:
     """Decides which operations start on the separate thread, and which have to wait for those.
 
     Operations on the same actors start in the order in which they arrived. So does every operation that is not a
-    call, because it may create or stop the target of a call.
-
-    Args:
-        start: starts an operation; called on either thread.
-        root: given a mesh's id, returns the id of the whole mesh that contains it.
+    call, because it may create or stop the target of a call. ``root`` returns the id of the whole mesh that
+    contains a mesh.
     """
 
     def __init__(self, start: Callable[[Message], None], root: Callable[[int], int]) -> None:

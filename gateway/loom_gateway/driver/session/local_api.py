@@ -12,17 +12,11 @@ from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
 
-FIRST_ID = 1 << 40
-"""The first id of meshes that the driver makes itself, far above the ids that clients count."""
+FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above the ids that clients count
 
 
 class LocalSession:
-    """The driver's implementation of `loom.beside.Session`.
-
-    Args:
-        context: the session's state.
-        syncs: the synchronised code that processes import.
-    """
+    """The driver's implementation of `loom.beside.Session`."""
 
     def __init__(self, context: Context, syncs: Syncs) -> None:
         self._context = context
@@ -32,14 +26,12 @@ class LocalSession:
         self.name = context.weaver.session
 
     def hosts(self) -> list[int]:
-        """Return the numbers of the worker hosts that are there."""
         known = self._context.meshes.entry(HOST_MESH).ranks
         return [host for host in known if host not in self._context.hosts.lost]
 
     def spawn_procs(
         self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
     ) -> SpawnedHere:
-        """Start processes on a host; see `loom.beside.Session`."""
         context = self._context
         context.hosts.check([host])
         ident = next(self._ids)
@@ -63,7 +55,6 @@ class LocalSession:
             notify(rank)
 
     def weaver_address(self) -> str:
-        """Return the address at which threadlets find the weaver."""
         return asyncio.run_coroutine_threadsafe(self._context.weaver.address(), self._context.loop).result()
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
@@ -82,7 +73,6 @@ class SpawnedHere:
         self.mesh = entry.mesh
 
     def stop(self, reason: str) -> None:
-        """Stop the processes."""
         if not self._entry.stopped:
             self._entry.stopped = True
             asyncio.run_coroutine_threadsafe(stop_quietly(self.mesh, self.name, reason), self._context.loop)

@@ -25,14 +25,9 @@ logger = logging.getLogger(__name__)
 GRACE = 0.6
 """Seconds that Monarch has to explain a process's death. After them, its calls fail without an explanation."""
 
-GATHERED = 0.001
-"""Seconds for which consecutive answers are gathered into one write."""
-
-LINGER = 0.005
-"""Seconds after which gathered answers are sent even though the expected next one has not come."""
-
-REMEMBERED = 1 << 14
-"""The number of answered operations to remember for clients that may not have received the answers."""
+GATHERED = 0.001  # seconds for which consecutive answers are gathered into one write
+LINGER = 0.005  # seconds after which gathered answers are sent even though the expected next one has not come
+REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers
 
 LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 """The kinds of operation that count as in flight until they are answered, and that a limit applies to."""
@@ -40,11 +35,8 @@ LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 Handler: TypeAlias = Callable[[Message, float], None]
 """Starts an operation, given its message and its arrival time (``time.perf_counter``)."""
 
-Request: TypeAlias = tuple[int, Sequence[Any]]
-"""Kind and body of the message that started an operation."""
-
-ReplyId: TypeAlias = tuple[int, int | None]
-"""An operation's id and, for one of several results, its index."""
+Request: TypeAlias = tuple[int, Sequence[Any]]  # kind and body of the message that started an operation
+ReplyId: TypeAlias = tuple[int, int | None]  # an operation's id and, for one of several results, its index
 
 
 def notice(name: str, details: Mapping[str, Any]) -> Message:
@@ -62,22 +54,15 @@ class _Pending(NamedTuple):
     """An operation without an answer."""
 
     started: float
-    entry: Entry | None
-    """The called mesh."""
-    convert: Callable[[Any], Any] | None
-    """Converts the result of Monarch's future to the value that is sent."""
+    entry: Entry | None  # called mesh
+    convert: Callable[[Any], Any] | None  # converts the result of Monarch's future to the value that is sent
     request: Request
 
 
 class Replies:
     """The unanswered operations of one session. Safe on any thread.
 
-    Args:
-        loop: the driver's event loop, which flushes gathered answers.
-        encoder: pickles results.
-        send: sends a message to the client.
-        flush: sends the messages that were not eager.
-        why_silent: returns why a mesh, or one of its elements, cannot answer; None if no reason is known.
+    ``why_silent`` returns why a mesh, or one of its elements, cannot answer; None if no reason is known.
     """
 
     def __init__(
@@ -88,8 +73,7 @@ class Replies:
         flush: Callable[[], None],
         why_silent: Callable[[Entry], str | None],
     ) -> None:
-        self.latencies = Latencies()
-        """Durations of calls from arrival to answer."""
+        self.latencies = Latencies()  # durations of calls from arrival to answer
         self._loop = loop
         self._encoder = encoder
         self._send = send

@@ -32,12 +32,6 @@ logger = logging.getLogger(__name__)
 class Session:
     """The session of a driver. Attaches to the workers, on a client's thread while the event loop runs on another.
 
-    Args:
-        workers: the workers' addresses, unless there is a ``workers_file``.
-        workers_file: the gateway's current list, which covers at least this session's hosts.
-        max_message: bytes of the largest message that a client may send.
-        max_in_flight: the maximum number of unanswered operations; 0 for no limit.
-
     Raises:
         LoomError: the workers cannot be reached.
     """
@@ -92,18 +86,13 @@ class Session:
         self._reporting = self._loop.create_task(reports)
 
     def admit(self, connection: Carrier, hello: Hello) -> tuple[Client, bool]:
-        """Return the greeting client, and whether it is new.
-
-        Raises:
-            LoomError: the client is refused.
-        """
+        """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused."""
         admitted = self._clients.admit(connection, hello, self._dispatcher)
         if not hello.lane:  # the second connection of a client does not keep a session alive
             self._lifetime.client_came(connection)
         return admitted
 
     def welcome(self, client: Client, hello: Hello) -> Welcome:
-        """Return the answer to a client's greeting."""
         return Welcome(
             session=self.name,
             workers=self._workers.addresses,
