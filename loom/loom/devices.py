@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -206,15 +207,11 @@ def _cpu_use() -> DeviceUse:
         import psutil
     except ImportError:
         return DeviceUse()
-    return DeviceUse(_cpu_utilization(psutil), int(psutil.virtual_memory().used))
+    percent = psutil.cpu_percent(interval=None)
+    # psutil measures since the last call, and returns 0 at the first one.
+    share = percent / 100 if _cpu_measured.is_set() else None
+    _cpu_measured.set()
+    return DeviceUse(share, int(psutil.virtual_memory().used))
 
 
-def _cpu_utilization(psutil: Any) -> float | None:
-    """Return the share since the last call; None at the first call."""
-    first = not _measured
-    _measured.add("cpu")
-    percent: float = psutil.cpu_percent(interval=None)
-    return None if first else percent / 100
-
-
-_measured: set[str] = set()  # the measurements that this process has made before
+_cpu_measured = threading.Event()  # set once this process has asked psutil for the CPU's use

@@ -193,11 +193,8 @@ class Shape:
         if not 0 <= index < size:
             raise SliceOutOfRange(f"{label}={index} is out of range: {label} has {size} (0 to {size - 1})")
 
-        def without(values: Sequence[Any]) -> tuple[Any, ...]:
-            return (*values[:axis], *values[axis + 1 :])
-
         offset = self.offset + index * self.strides[axis]
-        return Shape(without(self.labels), offset, without(self.sizes), without(self.strides))
+        return Shape(_put(self.labels, axis), offset, _put(self.sizes, axis), _put(self.strides, axis))
 
     def _narrow(self, axis: int, selector: slice) -> Shape:
         label, size = self.labels[axis], self.sizes[axis]
@@ -209,11 +206,8 @@ class Shape:
         if count == 0:
             raise SliceOutOfRange(f"{text} selects nothing: {label} has {size} (0 to {size - 1})")
 
-        def with_(values: Sequence[Any], value: Any) -> tuple[Any, ...]:
-            return (*values[:axis], value, *values[axis + 1 :])
-
         stride = self.strides[axis]
-        sizes, strides = with_(self.sizes, count), with_(self.strides, stride * step)
+        sizes, strides = _put(self.sizes, axis, count), _put(self.strides, axis, stride * step)
         if not _is_regular(sizes, strides):
             raise SliceOutOfRange(
                 f"{text} leaves a mesh that is not regular, which Monarch refuses: {label} has {size}. "
@@ -248,6 +242,10 @@ class Shape:
         if dense != self.strides:
             raise ValueError(f"cannot flatten sparse mesh: strides {self.strides} != {dense}")
         return Shape((label,), self.offset, (len(self),), (1,))
+
+
+def _put(values: tuple[Any, ...], axis: int, *instead: Any) -> tuple[Any, ...]:
+    return (*values[:axis], *instead, *values[axis + 1 :])
 
 
 def _position(label: str, labels: tuple[str, ...]) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from loom.errors import DeploymentFailed, WrongArguments
-from loom_proxy.kubernetes.pod_answers import answer
+from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom_proxy.kubernetes.pod_status import PodState, pod_states
 
 logger = logging.getLogger(__name__)
@@ -20,6 +19,18 @@ LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")
 # After a dead link, the ``kubectl`` that Kubetorch has started may take that long to end.
 REMOVE_WITHIN = 60.0  # seconds of attempts to remove pods while Kubetorch is not reached
 AGAIN_AFTER = 0.5  # seconds between two attempts to remove pods
+
+
+class NotLoaded(LoomError):
+    """A pod that answers has not loaded `LoomPod` yet. Kubetorch returns that answer as a call's result."""
+
+
+def answer(status: Any) -> dict[str, Any]:
+    """Return a result of `LoomPod.status`, or raise `NotLoaded` if it is another."""
+    if not isinstance(status, dict) or "pods" not in status:
+        detail = status.get("detail", status) if isinstance(status, dict) else status
+        raise NotLoaded(f"{detail!s:.300}")
+    return status
 
 
 class PodMesh:

@@ -7,7 +7,6 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -250,9 +249,7 @@ class KubernetesJob:
     def __enter__(self) -> KubernetesJob:
         return self.apply()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._detached:
             return
         self._close_session()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import time
@@ -51,7 +52,8 @@ class _PortInbox:
         self._spent_bytes = 0
         self._given = 0  # messages given to futures since the port was opened
         ports.inboxes[link.ident] = self
-        weakref.finalize(self, ports.release, link.ident).atexit = False
+        # The garbage collector may do this in the middle of any other code, so that nothing is sent.
+        weakref.finalize(self, ports.released.append, link.ident).atexit = False
 
     def deliver(self, messages: list[_Delivered]) -> None:
         """Take messages in, and give them to the futures that wait."""
@@ -130,7 +132,7 @@ class Ports:
     def __init__(self, caller: Calls) -> None:
         self.caller = caller
         self.inboxes: weakref.WeakValueDictionary[int, _PortInbox] = weakref.WeakValueDictionary()
-        self._released: deque[int] = deque()
+        self.released: deque[int] = deque()  # ports to close at the next chance
 
     def open(self, once: bool) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port; return its two ends."""
@@ -138,13 +140,9 @@ class Ports:
         link = PortLink(self.caller, once)
         return Port(link), PortReceiver(_PortInbox(self, link))
 
-    def release(self, ident: int) -> None:
-        """Close a port at the next chance: the garbage collector may call this in the middle of any other code."""
-        self._released.append(ident)
-
     def close_released(self) -> None:
-        while self._released:
-            self.close(self._released.popleft())
+        while self.released:
+            self.close(self.released.popleft())
 
     def close(self, ident: int) -> None:
         """Ask the driver to stop forwarding a port's messages."""
@@ -249,7 +247,6 @@ class _Received(FutureProxy[R]):
 
     def _give_back(self) -> None:
         """Give the message to the next future that waits, if it came only for a wait that was given up."""
-        callbacks: list[Callable[[], None]] = []
         with self._inbox.lock:
             with self._lock:
                 message = self._message
@@ -317,20 +314,14 @@ class PortReceiver(Generic[R]):
 
     def __iter__(self) -> Iterator[R]:
         """Yield each message as it comes, until the receiver is closed."""
-        while True:
-            try:
-                message = self.recv().get()
-            except PortClosed:
-                return
-            yield message
+        with contextlib.suppress(PortClosed):
+            while True:
+                yield self.recv().get()
 
     async def __aiter__(self) -> AsyncIterator[R]:
-        while True:
-            try:
-                message = await self.recv()
-            except PortClosed:
-                return
-            yield message
+        with contextlib.suppress(PortClosed):
+            while True:
+                yield await self.recv()
 
     def __repr__(self) -> str:
         session = self._inbox.caller.welcome.session

@@ -10,7 +10,7 @@ import pytest
 
 import loom
 from loom_proxy.kubernetes.job import token_for
-from loom_proxy.kubernetes.pod_answers import check_versions
+from loom_proxy.kubernetes.rollout import check_versions
 
 kt = pytest.importorskip("kubetorch")
 
