@@ -116,7 +116,4 @@ class Message(NamedTuple):
 
 
 new_message = tuple.__new__
-"""Makes a `Message` of all its fields, ``new_message(Message, fields)``, for the hot path.
-
-The class's own constructor runs Python code.
-"""
+"""Makes a `Message`, as ``new_message(Message, fields)``, without the Python code of the class's constructor."""

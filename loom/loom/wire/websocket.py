@@ -11,15 +11,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from websockets.frames import apply_mask as apply_mask  # type: ignore[attr-defined]  # in C, if it can be
+
 from loom.errors import TooLarge
 from loom.wire.messages import Buffer
-
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # websockets without its C extension
-    from websockets.utils import apply_mask
-
-__all__ = ["WebSocketFrames", "apply_mask", "joined", "message_head"]
 
 _BINARY = 0x82
 """First byte of an unfragmented binary message."""

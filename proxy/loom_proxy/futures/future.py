@@ -123,12 +123,12 @@ class FutureProxy(Generic[R]):
         """
         ident = self._ident
         if self._unpack is None and ident is not None and self._connection.withdraw(ident):
-            self._complete(_Cancelled())
+            self._complete(_cancelled)
         return self.cancelled()
 
     def cancelled(self) -> bool:
         """Return whether the operation was cancelled."""
-        return isinstance(self._unpack, _Cancelled) or isinstance(self._error, OperationCancelled)
+        return self._unpack is _cancelled or isinstance(self._error, OperationCancelled)
 
     @property
     def timing(self) -> Timing | None:
@@ -272,11 +272,8 @@ class FutureProxy(Generic[R]):
         return f"<FutureProxy {self._state()}>"
 
 
-class _Cancelled:
-    """The answer of an operation that was cancelled before it was started."""
-
-    def __call__(self) -> Any:
-        raise OperationCancelled("the operation was taken back before it was started")
+def _cancelled() -> Any:
+    raise OperationCancelled("the operation was taken back before it was started")
 
 
 def _unpacked() -> Any:

@@ -100,7 +100,7 @@ class AsCompleted(Generic[R]):
         self._timeout = timeout
         self._deadline = _deadline(timeout)
         self._arrived: queue.SimpleQueue[FutureProxy[R]] = queue.SimpleQueue()
-        self._wake: Callable[[], object] = _wake_nothing
+        self._wake: Callable[[], object] = lambda: None
         """Wakes the event loop on which the reader waits, if it waits on one."""
         self._callbacks = {future: partial(self._arrive, future) for future in futures}
         """The callback of each future that the reader has not taken."""
@@ -179,7 +179,3 @@ def _seconds_until(deadline: float | None) -> float | None:
 
 def _failed(future: FutureProxy[Any]) -> bool:
     return not future.cancelled() and future.exception() is not None
-
-
-def _wake_nothing() -> None:
-    pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, ClassVar, TypeVar
 
-from loom.errors import NoSuchMesh, UnpicklableError
+from loom.errors import UnpicklableError
 from loom.shape import MeshTrait, Shape
 from loom.wire.bodies import AwaitInitialized, MakeView
 from loom_proxy.display.notebook import MeshPanel, mesh_html
@@ -78,12 +78,7 @@ class MeshProxy(MeshTrait):
         return type(self)(self._whole, shape)
 
     def __loom_reference__(self, session: object) -> int:
-        caller = self._whole.caller
-        if session is not caller:
-            raise NoSuchMesh(
-                f"{self!r} belongs to session {caller.welcome.session!r} and can be passed inside that one only"
-            )
-        caller.check_open()
+        self._whole.caller.check_passed(self, session)
         return self._ident
 
     def __reduce__(self) -> Any:

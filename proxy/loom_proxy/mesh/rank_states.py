@@ -16,10 +16,7 @@ from loom.wire.bodies import AwaitInitialized, Body, Choose, EndpointCall
 
 _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})
-"""Names of events for processes that started or stopped as planned.
-
-There may be thousands, so `Job.events` leaves them out.
-"""
+"""Events for processes that started or stopped as planned, perhaps thousands, which `Job.events` leaves out."""
 
 LONGEST_REASON = 300
 """Characters of a failure's text that are kept."""

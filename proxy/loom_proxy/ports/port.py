@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any, Generic, TypeVar
 
-from loom.errors import NoSuchMesh, OncePortUsed, UnpicklableError, WrongArguments
+from loom.errors import OncePortUsed, UnpicklableError, WrongArguments
 from loom.wire.bodies import OpenPort, SendToPort
 from loom_proxy.session.calls import Calls
 
@@ -66,12 +66,7 @@ class Port(Generic[R]):
         caller.send(SendToPort(link.ident, is_exception), parts, link.ident)
 
     def __loom_reference__(self, session: object) -> int:
-        caller = self._link.caller
-        if session is not caller:
-            raise NoSuchMesh(
-                f"{self!r} belongs to session {caller.welcome.session!r} and can be passed inside that one only"
-            )
-        caller.check_open()
+        self._link.caller.check_passed(self, session)
         return self._link.ident
 
     def __reduce__(self) -> Any:

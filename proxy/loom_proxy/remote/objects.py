@@ -26,10 +26,7 @@ OWN_NAMES = frozenset({"mesh", "name", "teardown"})
 TEARDOWN_TIMEOUT = 15.0
 
 _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
-"""Exceptions that a caller gets only inside the `ActorError`.
-
-`RemoteException` stands in for a class that is missing here; the others would end a loop of the caller.
-"""
+"""Exceptions that stay inside the `ActorError`: a stand-in, and those that would end a loop of the caller."""
 
 
 def own_error(error: ActorError) -> BaseException:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.errors import LoomError, ReadOnlySession, TooLarge
+from loom.errors import LoomError, NoSuchMesh, ReadOnlySession, TooLarge
 from loom.shape import Extent, Point, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
@@ -76,6 +76,14 @@ class Calls(Waits):
         """Raise the error that ended the connection, if it is over."""
         if self._error is not None:
             raise self._error
+
+    def check_passed(self, thing: object, session: object) -> None:
+        """Raise an error if a mesh or port of this session is passed to another one, or after the end."""
+        if session is not self:
+            raise NoSuchMesh(
+                f"{thing!r} belongs to session {self.welcome.session!r} and can be passed inside that one only"
+            )
+        self.check_open()
 
     def next_id(self) -> int:
         return next(self._ids)

@@ -36,10 +36,7 @@ CONNECT_TIMEOUT = 10.0
 """Seconds that a gateway has to answer an attempt to reconnect."""
 
 WEBSOCKET_AGAIN = 3
-"""Attempts to reconnect by WebSocket, if it worked before, until HTTP is tried.
-
-A network that is just coming back may break a few WebSockets.
-"""
+"""Attempts by WebSocket, if it worked before, until HTTP is tried: a network that comes back may break a few."""
 
 LINGER_MARGIN = 30.0
 """Seconds of attempts to reconnect beyond the time after which a session without a client should have ended."""

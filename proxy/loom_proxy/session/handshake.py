@@ -27,10 +27,7 @@ from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
 logger = logging.getLogger("loom")
 
 TRANSIENT = (GatewayUnreachable, NotAGateway, ConnectionLost, RateLimited)
-"""Errors that another attempt may not meet: the network is away, or a gateway restarts or is busy.
-
-`NotAGateway` is one of them, because a proxy may answer in place of a gateway that restarts.
-"""
+"""Errors that another attempt may not meet. A proxy may answer in place of a gateway that restarts."""
 
 RECONNECT = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
 

@@ -15,7 +15,7 @@ import uvloop
 
 import loom
 from loom.errors import ActorError, OperationCancelled, WaitTimeout
-from loom_proxy.futures.future import FutureProxy, _Cancelled
+from loom_proxy.futures.future import FutureProxy, _cancelled
 from loom_proxy.futures.waiting import as_completed, wait
 from tests.unit.loom_proxy.session.silence import Silence
 
@@ -132,7 +132,7 @@ def test_wait_for_the_first_failure() -> None:
 
 def test_wait_for_a_failure_that_does_not_come_waits_for_all() -> None:
     futures = pending(3)
-    futures[0]._complete(_Cancelled())  # which is no failure, as in concurrent.futures
+    futures[0]._complete(_cancelled)  # which is no failure, as in concurrent.futures
     soon(answer, futures[1], 1)
     soon(answer, futures[2], ValueError("returned, not raised"))
 
@@ -241,7 +241,7 @@ def test_as_completed_times_out_and_leaves_the_futures_as_they_were() -> None:
 def test_failures_and_cancellations_come_too() -> None:
     failed, cancelled = pending(2)
     answer(failed, None, ActorError(KeyError("weights")))
-    cancelled._complete(_Cancelled())
+    cancelled._complete(_cancelled)
 
     assert set(as_completed([failed, cancelled], IN_TIME)) == {failed, cancelled}
     assert cancelled.cancelled()
