@@ -17,6 +17,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from loom.wire.messages import Buffer, Message
@@ -332,11 +333,14 @@ class FrameSender:
     def wait_until_taken(self, ident: int, timeout: float | None = None) -> bool:
         """Wait until the message with an id has been copied to be sent; return False after ``timeout`` seconds."""
         with self._idle:
-            self._watchers += 1
-            try:
-                return self._idle.wait_for(lambda: self._closed or not self._stream.outbox.holds(ident), timeout)
-            finally:
-                self._watchers -= 1
+            return self._watch(lambda: self._closed or not self._stream.outbox.holds(ident), timeout)
+
+    def _watch(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        self._watchers += 1
+        try:
+            return self._idle.wait_for(done, timeout)
+        finally:
+            self._watchers -= 1
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything has been sent; return False if it has not within ``timeout`` seconds.
@@ -345,11 +349,7 @@ class FrameSender:
         """
         with self._idle:
             self._pump()
-            self._watchers += 1
-            try:
-                return self._idle.wait_for(lambda: self._wire is None or not self._sends, timeout)
-            finally:
-                self._watchers -= 1
+            return self._watch(lambda: self._wire is None or not self._sends, timeout)
 
     @property
     def _sends(self) -> bool:

@@ -29,18 +29,16 @@ class StreamFutures:
         self._futures = futures
         self._left = len(futures)
 
-    def complete(self, index: int | None, unpack: Callable[[], Any], rpc_ms: float) -> bool:
-        """Complete one future; return True if it was the last. Without an index the whole call has failed."""
+    def complete(self, unpack: Callable[[], Any], rpc_ms: float = 0.0, index: int | None = None) -> bool:
+        """Complete one future, or all that are left if the whole call has failed; return True if none is left."""
         if index is None:
-            self.fail(unpack)
-            return True
-        self._futures[index]._complete(unpack, rpc_ms)
-        self._left -= 1
+            self._left = 0
+            for future in self._futures:
+                future._complete(unpack)
+        else:
+            self._left -= 1
+            self._futures[index]._complete(unpack, rpc_ms)
         return self._left == 0
-
-    def fail(self, unpack: Callable[[], Any]) -> None:
-        for future in self._futures:
-            future._complete(unpack)
 
 
 def raise_failure(decoder: Decoder, message: Message) -> NoReturn:
@@ -55,11 +53,6 @@ def raise_failure(decoder: Decoder, message: Message) -> NoReturn:
 def raise_error(error: LoomError) -> NoReturn:
     """Raise an error that arose on this side."""
     raise error
-
-
-def text_of(message: Message) -> str:
-    """Return the text of an error message."""
-    return str(unpack_texts(message.parts[0]).get("text", ""))
 
 
 def error_of(decoder: Decoder, message: Message) -> LoomError:

@@ -24,9 +24,10 @@ from loom.wire.messages import READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
+from loom.wire.texts import unpack_texts
 from loom_proxy.display import progress
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.results import StreamFutures, error_of, raise_error, raise_failure, text_of
+from loom_proxy.futures.results import StreamFutures, error_of, raise_error, raise_failure
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
@@ -129,7 +130,7 @@ class Calls(Waits):
         self._put(operation.message(ident, parts), key, True, ident)
         if self._error is not None:
             self._waiting.pop(ident, None)
-            waiting.fail(partial(raise_error, self._error))
+            waiting.complete(partial(raise_error, self._error))
         return futures
 
     def tell(self, operation: Body, ident: int, key: OrderKey) -> None:
@@ -228,7 +229,8 @@ class Calls(Waits):
             self._events.add(Event("operation_failed", {"id": message.id, "error": str(error)}, error))
             return
         failed = OperationError.from_body(message.body)
-        self.states.failed(waiting.operation, failed.code, text_of(message), failed.index)
+        text = str(unpack_texts(message.parts[0]).get("text", ""))
+        self.states.failed(waiting.operation, failed.code, text, failed.index)
         self._complete(message, waiting, partial(raise_failure, self.decoder, message), failed.rpc_ms, failed.index)
 
     def _complete(
@@ -242,7 +244,7 @@ class Calls(Waits):
         if isinstance(waiting, FutureProxy):
             del self._waiting[message.id]
             waiting._complete(unpack, rpc_ms)
-        elif waiting.complete(index, unpack, rpc_ms):
+        elif waiting.complete(unpack, rpc_ms, index):
             del self._waiting[message.id]
 
     def error_of(self, code: str, parts: Sequence[Buffer]) -> LoomError:
@@ -266,5 +268,5 @@ class Calls(Waits):
             if isinstance(future, FutureProxy):
                 future._complete(partial(raise_error, error))
             else:
-                future.fail(partial(raise_error, error))
+                future.complete(partial(raise_error, error))
         return error
