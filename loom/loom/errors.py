@@ -446,26 +446,6 @@ class NatsUnreachable(Unavailable, code="nats_unreachable", exit_status=5):
     """No NATS server answers at the address that `loom bridge` got."""
 
 
-class UnknownReplica(NotFound, code="unknown_replica"):
-    """The weaver knows no replica with that id."""
-
-
-class UnknownDevice(NotFound, code="unknown_device"):
-    """No replica has ever registered a device with that uuid."""
-
-
-class UnknownCommand(NotFound, code="unknown_command"):
-    """The weaver has given no command with that id, or has forgotten it because it was done long ago."""
-
-
-class UnknownInjection(NotFound, code="unknown_injection"):
-    """There is no fault with that id: it never existed, or was removed."""
-
-
-class NotInjectable(Denied, code="not_injectable"):
-    """The target of a fault is not marked as injectable."""
-
-
 class FaultRefused(LoomError, RuntimeError, code="fault_refused", http_status=409):
     """A fault is impossible on this machine or in this process; the text says why, and what to do."""
 
@@ -502,6 +482,7 @@ MeshStopped = WrongState
 NoOpenJob = WrongState
 NoSuchMethod = EndpointNotFound
 NotAnActor = Invalid
+NotInjectable = Denied
 NotOneActor = Invalid
 ObjectNameTaken = NameTaken
 PortForwardFailed = Unavailable
@@ -509,6 +490,10 @@ RunNameTaken = NameTaken
 ServiceUnreachable = Unavailable
 StateFolderInUse = Conflict
 SyncNameTaken = NameTaken
+UnknownCommand = NotFound
+UnknownDevice = NotFound
+UnknownInjection = NotFound
+UnknownReplica = NotFound
 UnknownSelection = Invalid
 UnknownTransport = Invalid
 UnsafeLink = Invalid

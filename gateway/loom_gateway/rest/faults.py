@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any
 
-from loom.errors import NotInjectable, WeaverUnavailable
+from loom.errors import Denied, WeaverUnavailable
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
@@ -28,8 +28,9 @@ class Components:
     async def kill(self, kind: str, target: str) -> dict[str, Any]:
         """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end."""
         if not self._injectable:
-            raise NotInjectable(
-                "this gateway is not marked as injectable: start it with --injectable or with LOOM_INJECTABLE=1"
+            raise Denied(
+                "this gateway is not marked as injectable: start it with --injectable or with LOOM_INJECTABLE=1",
+                code="not_injectable",
             )
         if kind == "dead_gateway":
             asyncio.get_running_loop().call_later(BEFORE_THE_END, os.kill, os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loom.errors import NotInjectable, UnknownReplica
+from loom.errors import Denied, NotFound
 
 if TYPE_CHECKING:
     from loom.weaver.views import ReplicaInfo
@@ -54,15 +54,17 @@ def living(replicas: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
 
 
 def check_target(target: Target, replicas: Mapping[str, ReplicaInfo]) -> list[ReplicaInfo]:
-    """Return the living replicas that a target names, or raise `UnknownReplica` or `NotInjectable`."""
+    """Return the living replicas that a target names, or raise `NotFound`, or `Denied` if one is not injectable."""
     found = living(matching(target, replicas.values()))
     if not found:
         few = ", ".join(sorted(one.id for one in living(replicas.values()))[:5]) or "none"
-        raise UnknownReplica(f"the target ({target}) matches no replica that lives; there are {few}")
+        text = f"the target ({target}) matches no replica that lives; there are {few}"
+        raise NotFound(text, code="unknown_replica")
     unmarked = [one.id for one in found if not one.injectable]
     if unmarked:
-        raise NotInjectable(f"the target ({target}) matches replicas that are not marked as injectable: "
-                            f"{', '.join(unmarked[:5])}")  # fmt: skip
+        few = ", ".join(unmarked[:5])
+        text = f"the target ({target}) matches replicas that are not marked as injectable: {few}"
+        raise Denied(text, code="not_injectable")
     return found
 
 

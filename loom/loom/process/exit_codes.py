@@ -20,7 +20,7 @@ _BY_EXIT_CODE = (
     errors.AuthenticationError,
     errors.WorkerUnreachable,
     errors.UnknownSession,
-    errors.UnknownReplica,
+    errors.NotFound,
 )
 """The class for each exit code that several share: the most likely one of a process of Loom."""
 

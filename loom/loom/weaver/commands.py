@@ -15,7 +15,7 @@ from typing import Any
 
 from loom.chaos.faults import check_fault
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
-from loom.errors import NotInjectable, UnknownReplica, WrongArguments
+from loom.errors import Denied, NotFound, WrongArguments
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
 from loom.weaver.storage.store import Store
@@ -51,15 +51,16 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
 def check_injectable(there: list[Replica], unknown: dict[str, Acknowledgement], target: Target) -> None:
     """Check that every living replica of a target is marked as injectable, and that there is at least one."""
     if unknown:
-        raise UnknownReplica("; ".join(str(one.reason) for one in unknown.values()))
+        raise NotFound("; ".join(str(one.reason) for one in unknown.values()), code="unknown_replica")
     living = [replica for replica in there if replica.state in LIVING]
     if not living:
-        raise UnknownReplica(f"no replica that lives is named by {target!r:.80}")
+        raise NotFound(f"no replica that lives is named by {target!r:.80}", code="unknown_replica")
     unmarked = [replica.id for replica in living if not replica.injectable]
     if unmarked:
-        raise NotInjectable(
+        raise Denied(
             f"not marked as injectable: {few(unmarked)}. Spawn them on job.hosts.as_injectable(), make their "
-            "threadlets with injectable=True, or set LOOM_INJECTABLE=1 where they start"
+            "threadlets with injectable=True, or set LOOM_INJECTABLE=1 where they start",
+            code="not_injectable",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from loom.control.introduction import Device
-from loom.errors import UnknownDevice
+from loom.errors import NotFound
 from loom.weaver.states import DeviceState
 from loom.weaver.views import few
 
@@ -121,4 +121,5 @@ class DeviceReplicaMap:
         try:
             return self._known[uuid]
         except KeyError:
-            raise UnknownDevice(f"no device {uuid!r:.80}; registered: {few(self._known)}") from None
+            text = f"no device {uuid!r:.80}; registered: {few(self._known)}"
+            raise NotFound(text, code="unknown_device") from None

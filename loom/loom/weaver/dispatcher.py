@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
-from loom.errors import UnknownInjection
+from loom.errors import NotFound
 from loom.latencies import Latencies
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
@@ -76,7 +76,7 @@ class Dispatcher:
         """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
         command = self._known.commands.get(injection)
         if command is None or command.kind is not CommandKind.INJECT:
-            raise UnknownInjection(f"no fault was injected with the id {injection!r:.80}")
+            raise NotFound(f"no fault was injected with the id {injection!r:.80}", code="unknown_injection")
         on = [self._known.replicas[id] for id in command.replicas if id in self._known.replicas]
         hosts = {replica.host for replica in on}
         near = [one.id for one in self._known.replicas.values() if one.host in hosts and one.injectable]

@@ -11,7 +11,7 @@ from typing import Any
 
 from loom.control.introduction import Device, ThreadletHello
 from loom.control.reports import Row
-from loom.errors import UnknownReplica
+from loom.errors import NotFound
 from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_map import DeviceReplicaMap
 from loom.weaver.goodput.goodput import Goodput
@@ -77,7 +77,7 @@ class Registry:
             named = [one for one in self.replicas.values() if one.short_name == id and one.state in LIVING]
             if len(named) == 1:
                 return named[0]
-            raise UnknownReplica(unknown(id, self.replicas)) from None
+            raise NotFound(unknown(id, self.replicas), code="unknown_replica") from None
 
     def in_procs(self, session: str | None, procs: str) -> list[Replica]:
         return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]

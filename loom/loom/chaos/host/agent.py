@@ -23,7 +23,7 @@ from loom.chaos.faults import FAULTS
 from loom.chaos.host import disks, lost_host, network, processes
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.injected import Evidence, Injected
-from loom.errors import FaultRefused, UnknownInjection
+from loom.errors import FaultRefused, NotFound
 
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
 """The environment variable for the folder that lists a host's agents; the default is in ``/tmp``."""
@@ -114,7 +114,8 @@ def remove(injection: str) -> None:
         os.kill(agent.pid, signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError, ValueError):
         record.unlink(missing_ok=True)
-        raise UnknownInjection(f"no fault with the id {injection!r:.80} is there on this host") from None
+        text = f"no fault with the id {injection!r:.80} is there on this host"
+        raise NotFound(text, code="unknown_injection") from None
     until = time.monotonic() + REMOVED_WITHIN
     while record.exists() and agent.alive():
         if time.monotonic() > until:

@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
-from loom.errors import UnknownCommand, WrongArguments
+from loom.errors import NotFound, WrongArguments
 from loom.latencies import BOUNDS
 from loom.weaver.commands import GivenCommand
 from loom.weaver.outbox import Output
@@ -221,7 +221,7 @@ class RequestHandler:
         id, timeout = str(arguments.get("id")), _timeout(arguments, 10.0)
         command = self._known.commands.get(id)
         if command is None:
-            raise UnknownCommand(f"there is no command {id!r:.80}, or it was done long ago")
+            raise NotFound(f"there is no command {id!r:.80}, or it was done long ago", code="unknown_command")
         if not command.done and timeout > 0:
             done = self._commands_done.setdefault(id, asyncio.Event())
             with contextlib.suppress(asyncio.TimeoutError):
