@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 from loom.control.address import WeaverAddress, parse_weaver_address
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Splitter, pack
 from loom.threadlet.reporting import DEVICES_INTERVAL
 from tests.benchmarks.caller import serve
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of

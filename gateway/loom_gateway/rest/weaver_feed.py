@@ -45,36 +45,30 @@ class WeaverSocket:
         principal: Principal = scope["loom.principal"]
         await send({"type": "websocket.accept"})
         waiting = _Waiting()
-        tasks: list[asyncio.Future[None]] = [
-            asyncio.ensure_future(work)
-            for work in (_until_disconnected(receive), self._fill(waiting), waiting.send_to(send))
-        ]
-        disconnected: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
+        left = asyncio.ensure_future(_until_disconnected(receive))
+        sending = asyncio.ensure_future(waiting.send_to(send))
+        disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ends = [left, disconnected, asyncio.ensure_future(self._fill(waiting)), sending]
 
         async def disconnect(error: LoomError) -> None:
             if not disconnected.done():
-                disconnected.set_result(error)
+                disconnected.set_exception(error)
 
         try:
             self._access.require(principal, "view", "to watch replicas")
             with self._access.connected(principal, disconnect):
-                ends: list[asyncio.Future[Any]] = [*tasks, disconnected]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():  # the reader has left
-                return
-            if disconnected.done():
-                raise disconnected.result()
-            for task in tasks[1:]:
-                if task.done():
-                    task.result()
+            if not left.done():
+                for end in ends:
+                    if end.done():
+                        end.result()
         except LoomError as error:
-            tasks[2].cancel()
+            sending.cancel()
             await _disconnect(error, scope, send)
         finally:
-            disconnected.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     async def _fill(self, waiting: _Waiting) -> None:
         while True:

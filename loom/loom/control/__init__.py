@@ -1,6 +1,6 @@
 """The protocol between the weaver and the threadlets. Both import this package; it imports neither.
 
-`loom.control.address` is where a threadlet finds the weaver, `loom.control.framing` how frames share a connection.
+`loom.control.address` is where a threadlet finds the weaver, `loom.control.frame` how frames share a connection.
 Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``; its docstring explains its meaning and
 its layout:
 

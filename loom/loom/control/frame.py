@@ -1,11 +1,18 @@
-"""`Frame`: the base of every message on the link, and checks that several kinds of frames share."""
+"""`Frame`: the base of every message on the link, checks that its kinds share, and their framing.
+
+On a stream of bytes a frame is a length (4 bytes, big endian), then a msgpack list that begins with a kind.
+Threadlets use it with the weaver over TCP; the gateway and the drivers use it over the weaver's unix socket.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from loom.errors import ProtocolMismatch
+import msgpack
+
+from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.fields import check_fields
 
 MAX_COUNT = 1 << 53
@@ -16,6 +23,14 @@ MAX_NAME = 200
 
 MAX_VALUES = 10_000
 """Keys of the largest map of values, such as a configuration."""
+
+MAX_FRAME = 16 << 20
+"""Bytes of the largest frame, not counting its length field."""
+
+MAX_HELLO = 1 << 20
+"""Bytes of the largest frame from a peer that has not authenticated yet."""
+
+_LENGTH = struct.Struct(">I")
 
 F = TypeVar("F", bound="Frame")
 
@@ -75,3 +90,69 @@ def values(field: str, value: Any) -> dict[str, Any]:
     if type(value) is not dict or len(value) > MAX_VALUES:
         raise ProtocolMismatch(f"{field} is keys and values, not {value!r:.80}")
     return value
+
+
+def pack(frame: Sequence[Any]) -> bytes:
+    """Return the bytes of a frame. Characters that are not Unicode, as in some file names, become question marks.
+
+    Raises:
+        TooLarge: the frame has more than `MAX_FRAME` bytes.
+        TypeError: the frame holds something other than text, numbers, bytes, None, lists and dicts.
+        OverflowError: a number in the frame has more than 64 bits.
+    """
+    body: bytes = msgpack.packb(frame, unicode_errors="replace")
+    if len(body) > MAX_FRAME:
+        raise TooLarge(f"a {frame[0]!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Splitter:
+    """A splitter of a stream of bytes into frames of at most ``limit`` bytes, however the stream is cut."""
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._partial = bytearray()
+        """The beginning of a frame that has not come completely."""
+        self._needed = 0
+        """Bytes of `_partial` at which there is something to parse."""
+
+    def feed(self, data: bytes) -> list[list[Any]]:
+        """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""
+        whole = data  # most data ends with a frame, and needs no copy
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
+                return []
+            whole = bytes(self._partial)
+            self._partial = bytearray()
+        frames = []
+        position, end = 0, len(whole)
+        while end - position >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(whole, position)
+            if length > self.limit:
+                raise ProtocolMismatch(f"a frame on the link claims {length} bytes; the limit is {self.limit}")
+            after = position + _LENGTH.size + length
+            if after > end:
+                self._needed = after - position
+                break
+            frames.append(_unpack(whole[position + _LENGTH.size : after]))
+            position = after
+        else:
+            self._needed = _LENGTH.size
+        if position < end:
+            self._partial += memoryview(whole)[position:]
+        return frames
+
+
+def _unpack(body: bytes) -> list[Any]:
+    try:
+        frame = msgpack.unpackb(body, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolMismatch(f"not a frame of the weaver's link: {error}") from error
+    if type(frame) is not list or not frame or type(frame[0]) is not str:
+        raise ProtocolMismatch(f"not a frame of the weaver's link: {frame!r:.80}")
+    return frame
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"it holds an extension of type {code}")

@@ -8,8 +8,7 @@ import selectors
 import socket
 from typing import Any
 
-from loom.control.frame import Frame
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Frame, Splitter, pack
 from loom.control.reports import Row, StatusReports
 from loom.errors import LoomError, TooLarge
 

@@ -38,8 +38,7 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.control.frame import MAX_NAME
-from loom.control.framing import MAX_HELLO, pack
+from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import Activity, Bye, Ending, Handlers, ThreadletHello
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount

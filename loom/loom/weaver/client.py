@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from loom.control.framing import pack
+from loom.control.frame import pack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from loom.control.framing import MAX_FRAME, Splitter, pack
+from loom.control.frame import MAX_FRAME, Splitter, pack
 
 MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""

@@ -18,8 +18,7 @@ from typing import Any
 
 import psutil
 
-from loom.control.frame import Frame
-from loom.control.framing import MAX_FRAME, MAX_HELLO, Splitter, pack
+from loom.control.frame import MAX_FRAME, MAX_HELLO, Frame, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica

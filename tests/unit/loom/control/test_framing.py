@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loom.control.framing import MAX_FRAME, Splitter, pack
+from loom.control.frame import MAX_FRAME, Splitter, pack
 from loom.errors import ProtocolMismatch, TooLarge
 
 texts = st.text("a\0é€😀", max_size=40)

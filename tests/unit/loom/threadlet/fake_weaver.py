@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Splitter, pack
 from loom.control.introduction import PROTOCOL
 from loom.errors import ProtocolMismatch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.framing import pack
+from loom.control.frame import pack
 from loom.threadlet import reports as module
 from loom.threadlet.reports import Given, KeptReports, RowMaker, number, plain
 from tests.support.logged import messages

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.control.address import parse_weaver_address
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Splitter, pack
 from loom.control.introduction import PROTOCOL
 from tests.support.processes import read_json, start
 

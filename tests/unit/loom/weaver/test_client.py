@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Splitter, pack
 from loom.weaver.client import WeaverClient
 from tests.support.gateways import BOUND
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control.framing import Splitter, pack
+from loom.control.frame import Splitter, pack
 from loom.weaver.client import WeaverClient
 from loom.weaver.registry import Registry
 from loom.weaver.serving import connection

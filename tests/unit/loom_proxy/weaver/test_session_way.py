@@ -8,7 +8,7 @@ import pytest
 
 import loom
 from loom.wire.bodies import AskWeaver
-from loom_proxy.weaver.session_way import SessionWeaver
+from loom_proxy.weaver.client import SessionWeaver
 
 
 class Answer:
