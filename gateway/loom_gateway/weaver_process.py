@@ -136,12 +136,8 @@ class WeaverSupervisor:
         """Kill a process that holds the folder but is no usable weaver, and remove its files."""
         with contextlib.suppress(OSError, ValueError):
             record = self._files.read_record()
-            process = os.pidfd_open(record.pid)
-            try:
-                if start_time(record.pid) == record.started:
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)
+            if start_time(record.pid) == record.started:
+                os.kill(record.pid, signal.SIGKILL)
         self._files.remove()
 
     async def _start(self) -> DriverProcess:

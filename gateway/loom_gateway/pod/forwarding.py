@@ -44,26 +44,18 @@ class Forwarder:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        try:
-            await self._pass_on(reader, writer)
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.target is None:
-            return
-        try:
-            opening = asyncio.open_connection(self.target, self._port, limit=CHUNK)
-            there_reader, there_writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT)
-        except (OSError, asyncio.TimeoutError) as error:
-            logger.warning("the gateway's pod %s does not accept a connection: %s", self.target, error)
-            return
-        try:
-            ways = [_copy(reader, there_writer), _copy(there_reader, writer)]
-            await asyncio.gather(*ways)
-        finally:
-            there_writer.close()
+        task.add_done_callback(self._connections.discard)
+        with contextlib.closing(writer):
+            if self.target is None:
+                return
+            try:
+                opening = asyncio.open_connection(self.target, self._port, limit=CHUNK)
+                there_reader, there_writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT)
+            except (OSError, asyncio.TimeoutError) as error:
+                logger.warning("the gateway's pod %s does not accept a connection: %s", self.target, error)
+                return
+            with contextlib.closing(there_writer):
+                await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

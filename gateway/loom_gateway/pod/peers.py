@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import http.client
 import json
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
 from loom_gateway.pod.settings import PodSettings
 
-logger = logging.getLogger(__name__)
-
 JOB_HEADER = "x-loom-job"
 """The header that proves membership of the job. Its value is the SHA-256 of the job's token."""
 
-TIMEOUT = 2.0
-"""Seconds that a keeper has to answer a question."""
-
 COMMAND_TIMEOUT = 60.0
 """Seconds that a keeper has to carry out a command."""
-
-ASKED_AT_ONCE = 32
-
-
-def pod_states(settings: PodSettings, addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the state of each pod whose keeper answers, by the pod's address."""
-
-    def ask(address: str) -> dict[str, Any] | None:
-        try:
-            return ask_pod(settings, address, "GET", "/pod", timeout=TIMEOUT)
-        except PodUnreachable as error:
-            logger.debug("%s", error)
-            return None
-
-    asked = list(addresses)
-    with concurrent.futures.ThreadPoolExecutor(ASKED_AT_ONCE, "peers") as pool:
-        states = zip(asked, pool.map(ask, asked), strict=True)
-        return {address: state for address, state in states if state is not None}
 
 
 def ask_pod(

@@ -102,22 +102,19 @@ class SupervisedProcess:
         found = await asyncio.to_thread(who_listens, self._port)
         if found is None:
             await self._run_once()
-        elif self._is_ours(found):
+        elif self._module in _command(found).split():  # started by an earlier supervisor, or by the image
             await self._watch(found)
         else:
             problem = f"port {self._port} is in use, by process {found.pid} ({_command(found)}): end it"
             self._fail(ProcessState.PORT_TAKEN, problem)
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether a process, started by an earlier supervisor or the image, is what this one would start."""
-        return self._module in _command(process).split()
 
     async def _watch(self, found: psutil.Process) -> None:
         logger.info("the %s runs already, as process %d", self.name, found.pid)
         self._found, self.problem = found, ""
         self._become(ProcessState.LISTENING)
         try:
-            await asyncio.to_thread(_await_end, found)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                await asyncio.to_thread(found.wait)
         finally:
             self._found = None
             self._become(ProcessState.ENDED)
@@ -172,8 +169,3 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return "unknown"
-
-
-def _await_end(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.wait()

@@ -18,14 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from loom.errors import PodUnreachable
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.forwarding import Forwarder
-from loom_gateway.pod.peers import pod_states
+from loom_gateway.pod.peers import ask_pod
 from loom_gateway.pod.process import SupervisedProcess
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.settings import GatewaySettings
@@ -40,6 +42,11 @@ LOOK_SOON = 0.3
 
 LONGEST_STATE_FOLDER = 70
 """The maximum bytes of its path. A socket's path on Linux has at most 107, and the sockets' names need the rest."""
+
+ANSWER_TIMEOUT = 2.0
+"""Seconds that another pod has to report its state."""
+
+ASKED_AT_ONCE = 32
 
 PATIENCE = 30.0
 """Seconds to wait for a missing pod that might come first, before another pod gets the gateway."""
@@ -73,9 +80,14 @@ class PodSupervisor:
         self.address = address
         self.name = name
         self._folder = folder
+        self._asking = ThreadPoolExecutor(ASKED_AT_ONCE, "peers")
         self._forwarder = Forwarder(settings.gateway_port)
+        self._worker_address = f"tcp://{bracketed(address)}:{settings.monarch_port}"
         self.worker = SupervisedProcess(
-            "worker", "loom_gateway.workers.host", settings.monarch_port, self._worker_arguments
+            "worker",
+            "loom_gateway.workers.host",
+            settings.monarch_port,
+            lambda: ["--address", self._worker_address],
         )
         self.gateway = SupervisedProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
         self._chosen: str | None = None  # the address of the gateway's pod
@@ -120,7 +132,7 @@ class PodSupervisor:
             "gateway_problem": self.gateway.problem if self.gateway.kept else self._problem,
             "gateway_pod": self._chosen,
             "worker": {
-                "address": f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}",
+                "address": self._worker_address,
                 "pid": self.worker.pid,
                 "starts": self.worker.starts,
                 "listening": self.worker.listening,
@@ -145,8 +157,16 @@ class PodSupervisor:
 
     async def _states_of(self, pods: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the states of those other pods that answer, by address."""
+        states: dict[str, dict[str, Any]] = {}
+
+        def ask(address: str) -> None:
+            with contextlib.suppress(PodUnreachable):
+                states[address] = ask_pod(self.settings, address, "GET", "/pod", timeout=ANSWER_TIMEOUT)
+
+        loop = asyncio.get_running_loop()
         others = [address for address in pods if address != self.address]
-        return await asyncio.to_thread(pod_states, self.settings, others)
+        await asyncio.gather(*(loop.run_in_executor(self._asking, ask, address) for address in others))
+        return states
 
     async def _look_on(self) -> None:
         while True:
@@ -209,9 +229,6 @@ class PodSupervisor:
             await self._forwarder.listen()
         except OSError as error:
             self._problem = f"port {self.settings.gateway_port} is in use, and cannot be forwarded: {error}"
-
-    def _worker_arguments(self) -> Sequence[str]:
-        return ["--address", f"tcp://{bracketed(self.address)}:{self.settings.monarch_port}"]
 
     @property
     def _tokens(self) -> Path:

@@ -93,14 +93,16 @@ class SessionManager:
         """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones."""
         for ended in self.ended.all():
             self.logs.ended(ended.name, ended.log)
-        logs = {ended.log for ended in self.ended.all()}
+        known = {ended.log for ended in self.ended.all()}
         spares = []
         found = []
         for files in self.folder.drivers():
+            if files.log in known:  # nothing but the log is left
+                continue
             try:
                 driver = AdoptedDriver.adopt(files)
             except NotOurDriver as reason:
-                self._clear_away(files, str(reason), keep_log=files.log in logs)
+                self._clear_away(files, str(reason))
                 continue
             if driver.record.session:
                 found.append(driver)
@@ -113,17 +115,17 @@ class SessionManager:
             logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
         await asyncio.gather(*spares)
 
-    def _clear_away(self, files: DriverFiles, reason: str, keep_log: bool) -> None:
-        try:
+    def _clear_away(self, files: DriverFiles, reason: str) -> None:
+        record = None
+        with contextlib.suppress(OSError, ValueError):
             record = files.read_record()
-        except (OSError, ValueError):
-            record = None
         if record is not None and record.session:
             logger.warning("session %s is not adopted: %s", record.session, reason)
             how = "ended while no gateway ran; its exit code is not known"
             self._note_end(EndedSession.of(record, files.read_last_words(), how, files.last_output(), files.log))
-            keep_log = True
-        files.remove(log=not keep_log)
+            files.remove()
+        else:
+            files.remove(log=True)
 
     def prepare_spare(self) -> None:
         """Start a warm driver for the next session, unless there is one."""
