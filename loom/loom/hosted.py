@@ -49,10 +49,7 @@ class Hosted(_Holder):
 
 
 class AsyncHosted(_Holder):
-    """An actor that holds an object with ``async def`` methods, or such a function.
-
-    Methods that are ``def`` run in a thread.
-    """
+    """An actor that holds an object with ``async def`` methods, or such a function. ``def`` runs in a thread."""
 
     @endpoint
     async def make(self) -> None:

@@ -138,12 +138,7 @@ def bytes_from_environment(variable: str, default: int) -> int:
 
 
 def check_sizes(files: Sequence[tuple[str, int]], where: str) -> None:
-    """Raise `TooLarge` if files exceed the limit, or are more than `MAX_FILES`.
-
-    Args:
-        files: path and size in bytes of each.
-        where: the owner of the limit, for the error.
-    """
+    """Raise `TooLarge` if files, given with their sizes, exceed `MAX_FILES` or the limit of ``where``."""
     limit = bytes_from_environment("LOOM_SYNC_LIMIT", DEFAULT_LIMIT)
     if len(files) > MAX_FILES:
         counts = Counter(path.partition("/")[0] for path, _ in files)

@@ -149,11 +149,7 @@ class LocalCluster:
         return [child.pid for child in self._children]
 
     def wait(self) -> None:
-        """Wait until a child ends, which is always a failure.
-
-        Raises:
-            LoomError: naming the child, with its last lines of output.
-        """
+        """Wait until a child ends, which is always a failure, and raise the error with its last lines of output."""
         concurrent.futures.wait([child.ended for child in self._children], None, concurrent.futures.FIRST_COMPLETED)
         raise LoomError(str(self.ended()))
 

@@ -87,8 +87,8 @@ class SyncedFolders:
         self._caller = caller
         self._folders: dict[str, _Folder] = {}
         self._lock = threading.Lock()
+        # The lowest id of proc meshes that have a module, by its name and file; None if it is not in a folder.
         self._names: dict[tuple[str, str], int | None] = {}
-        """The lowest id of proc meshes that have a module, by its name and file; None if it is not in a folder."""
 
     def by_name(self, module: str, procs: int | None) -> bool:
         """Return whether a module's code travels by reference, because a proc mesh has its synced folder.

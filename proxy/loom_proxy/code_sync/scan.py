@@ -124,15 +124,7 @@ def find_files(folder: str, exclude: Sequence[str] = ()) -> Found:
 
     Left out are files that ``.gitignore`` files name (in the folder, and above it in the same repository),
     ``.git``, ``__pycache__``, ``*.pyc``, virtual environments, and everything but files, folders and links.
-
-    Args:
-        folder: absolute path, without symbolic links.
-        exclude: lines as of a ``.gitignore`` in the folder, which override all others.
-
-    Raises:
-        NotAFolder: ``folder`` is no folder.
-        UnreadableFile: a folder cannot be listed, or a name is not UTF-8.
-        UnsafeLink: a link leads outside of the folder, or in circles.
+    The folder is an absolute path without symbolic links.
     """
     if not os.path.isdir(folder):
         raise NotAFolder(f"{folder} is {'a file' if os.path.exists(folder) else 'not there'}: sync takes a folder")
@@ -233,12 +225,7 @@ _digests: dict[tuple[int, int, int, int], str] = {}
 
 
 def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[Entry]:
-    """Yield the manifest's entries for files, in order; call ``advance`` with each number of bytes that is done.
-
-    Raises:
-        UnreadableFile: a file cannot be read.
-        FileChanged: a file was changed while it was being read.
-    """
+    """Yield the manifest's entries for files, in order; call ``advance`` with each number of bytes that is done."""
     pool = ThreadPoolExecutor(4, "loom-hash")
     try:
         known = [_digests.get(file.seen) for file in files]

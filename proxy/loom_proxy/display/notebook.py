@@ -61,10 +61,7 @@ class MeshPanel(NamedTuple):
 
 
 def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
-    """Return a table of a mesh's first cells: a row for each index of all dimensions but the last.
-
-    Screen readers read the label.
-    """
+    """Return a table of a mesh's first cells: a row for each index of all dimensions but the last."""
     columns = extent.sizes[-1] if extent.sizes else 1
     rows = []
     if 1 < columns <= MOST_COLUMNS:

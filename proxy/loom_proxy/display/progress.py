@@ -161,23 +161,17 @@ class Progress:
         show: whether to show anything at all.
         after: seconds from now until the display appears.
         waited: seconds that the wait has lasted already.
-        display: makes the display; None picks the notebook or the terminal.
     """
 
     def __init__(
-        self,
-        steps: Callable[[], Step],
-        show: bool = True,
-        after: float = 0.0,
-        waited: float = 0.0,
-        display: Callable[[], Any] | None = None,
+        self, steps: Callable[[], Step], show: bool = True, after: float = 0.0, waited: float = 0.0
     ) -> None:
         self._steps = steps
         self._show = show
         now = time.monotonic()
         self._began = now - waited
         self._due = now + after
-        self._make = display or (NotebookDisplay if in_notebook() else TerminalDisplay)
+        self._make = NotebookDisplay if in_notebook() else TerminalDisplay
         self._display: TerminalDisplay | NotebookDisplay | None = None
         self._lock = threading.Lock()
         self._is_shown = False

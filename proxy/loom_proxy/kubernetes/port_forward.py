@@ -53,11 +53,7 @@ class KubeAddress(NamedTuple):
 
 
 def parse_kube_address(url: str) -> KubeAddress:
-    """Read ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``, or ``kube://NAMESPACE/pod/NAME[:PORT[/PATH]]``.
-
-    Raises:
-        InvalidAddress: the text has another form.
-    """
+    """Read ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``, or ``kube://NAMESPACE/pod/NAME[:PORT[/PATH]]``."""
     match = _ADDRESS.fullmatch(url)
     port = int(match["port"] or GATEWAY_PORT) if match else 0
     if match is None or not 0 < port < 65536:
@@ -70,12 +66,7 @@ def parse_kube_address(url: str) -> KubeAddress:
 
 
 class PortForward:
-    """A port of this machine that leads to one in Kubernetes, for as long as this process lives or until `close`.
-
-    Raises:
-        MissingDependency: there is no ``kubectl``.
-        PortForwardFailed: ``kubectl`` ends instead of forwarding; the text has its output.
-    """
+    """A port of this machine that leads to one in Kubernetes, as long as this process lives or until `close`."""
 
     def __init__(self, address: KubeAddress) -> None:
         self.address = address

@@ -6,6 +6,7 @@ import asyncio
 import io
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,15 @@ class Shown:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Progress]:
+    def on(connection: Any, display: Callable[[], Any], after: float = 0.0) -> Progress:
+        monkeypatch.setattr(progress, "TerminalDisplay", display)
+        return Progress(Steps(connection, None), after=after)
+
+    return on
 
 
 @pytest.fixture
@@ -193,22 +203,22 @@ def test_where_it_is_not_wanted_nothing_is_made(connection: Any, shown: Shown) -
     assert shown.steps == []
 
 
-def test_of_several_waits_one_is_shown(connection: Any) -> None:
+def test_of_several_waits_one_is_shown(connection: Any, on: Callable[..., Progress]) -> None:
     first, second = Shown(), Shown()
-    with Progress(Steps(connection, None), display=lambda: first):
+    with on(connection, lambda: first):
         assert first.changed.wait(10)
-        with Progress(Steps(connection, None), display=lambda: second) as unseen:
+        with on(connection, lambda: second) as unseen:
             unseen.tick()
     assert first.closed
     assert second.steps == []
-    with Progress(Steps(connection, None), display=lambda: second):
+    with on(connection, lambda: second):
         assert second.changed.wait(10)
     assert second.closed
 
 
-def test_a_block_that_is_over_before_it_is_due_shows_nothing(connection: Any) -> None:
+def test_a_block_that_is_over_before_it_is_due_shows_nothing(connection: Any, on: Callable[..., Progress]) -> None:
     shown = Shown()
-    with Progress(Steps(connection, None), after=60.0, display=lambda: shown) as quick:
+    with on(connection, lambda: shown, after=60.0) as quick:
         quick.tick()
     assert shown.steps == []
 
@@ -226,16 +236,16 @@ def _no_display() -> Any:
 
 
 @pytest.mark.parametrize("display", [Broken, _no_display])
-def test_a_display_that_fails_harms_nobody(connection: Any, display: Any) -> None:
+def test_a_display_that_fails_harms_nobody(connection: Any, on: Callable[..., Progress], display: Any) -> None:
     for _ in range(2):  # it lets go of its turn, too
-        with Progress(Steps(connection, None), display=display) as broken:
+        with on(connection, display) as broken:
             broken.tick()
     shown = Shown()
-    with Progress(Steps(connection, None), display=lambda: shown):
+    with on(connection, lambda: shown):
         assert shown.changed.wait(10)
 
 
-def test_an_interrupt_in_a_display_ends_the_wait(connection: Any) -> None:
+def test_an_interrupt_in_a_display_ends_the_wait(connection: Any, on: Callable[..., Progress]) -> None:
     class Interrupted(Shown):
         def show(self, step: Step, seconds: float) -> None:
             super().show(step, seconds)
@@ -243,11 +253,11 @@ def test_an_interrupt_in_a_display_ends_the_wait(connection: Any) -> None:
                 raise KeyboardInterrupt
 
     interrupted = Interrupted()
-    with Progress(Steps(connection, None), display=lambda: interrupted) as waiting:
+    with on(connection, lambda: interrupted) as waiting:
         assert interrupted.changed.wait(10)
         with pytest.raises(KeyboardInterrupt):
             waiting.tick()
     assert interrupted.closed
     shown = Shown()
-    with Progress(Steps(connection, None), display=lambda: shown):
+    with on(connection, lambda: shown):
         assert shown.changed.wait(10)
