@@ -14,7 +14,7 @@ import sys
 from loom.process.listen import announce
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output.own_log import OutputFile
+from loom_gateway.driver.output.own_log import keep_small
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
@@ -55,9 +55,8 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.end_on_signal, number)
         announce(socket=files.socket)
-        output = OutputFile(files.output)
-        output.take_stdout()
-        output.keep_small(loop)
+        os.dup2(2, 1)  # from now on, standard output goes where standard error does
+        keep_small(files.output, loop)
         await server.ended.wait()
     with contextlib.suppress(FileNotFoundError):  # the gateway was faster
         os.unlink(files.socket)

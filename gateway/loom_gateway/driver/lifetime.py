@@ -114,6 +114,5 @@ class Lifetime:
         self.end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
 
     def over(self) -> None:
-        """Note that the driver has ended by itself."""
         if not self._remove_folder:  # else no gateway reads the note, and the folder may be disappearing
             self._files.write_last_words(LastWords(exit_code=0))

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import deque
 from typing import Any
 
 from loom.errors import LoomError, WeaverUnavailable
@@ -44,10 +43,7 @@ class WeaverLink:
         self._loop = loop
         self._finding: asyncio.Task[str] | None = None  # shared by all processes that start
         self._find_until = 0.0  # the loop time until which processes wait
-        self._reports: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REPORTS)
-        self._has_reports = asyncio.Event()
-        self._all_reported = asyncio.Event()
-        self._all_reported.set()
+        self._reports: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(MOST_REPORTS)
         self._reporting: asyncio.Task[None] | None = None
 
     async def address(self) -> str:
@@ -85,11 +81,11 @@ class WeaverLink:
     def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
         if self._client is None:
             return
-        self._reports.append(
-            (operation, {"session": self.session, "procs": procs, "rank": rank, "what": what, **more})
-        )
-        self._all_reported.clear()
-        self._has_reports.set()
+        if self._reports.full():
+            self._reports.get_nowait()
+            self._reports.task_done()
+        arguments = {"session": self.session, "procs": procs, "rank": rank, "what": what, **more}
+        self._reports.put_nowait((operation, arguments))
         if self._reporting is None:
             self._reporting = self._loop.create_task(self._keep_reporting(self._client))
 
@@ -103,24 +99,19 @@ class WeaverLink:
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has every report, for at most ``timeout`` seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_reported.wait(), timeout)
+            await asyncio.wait_for(self._reports.join(), timeout)
 
     async def _keep_reporting(self, client: WeaverClient) -> None:
-        waits = iter(BACKOFF)
         while True:
-            if not self._reports:
-                self._all_reported.set()
-                self._has_reports.clear()
-                await self._has_reports.wait()
-            operation, arguments = self._reports[0]
-            try:
-                await client.ask(operation, **arguments)
-            except WeaverUnavailable as error:
-                logger.info("%s", error)
-                await asyncio.sleep(next(waits))
-                continue
-            except LoomError as error:
-                logger.warning("the weaver does not take %s: %s", operation, error)
-            waits = iter(BACKOFF)
-            if self._reports[0][1] is arguments:  # else the queue overflowed meanwhile and dropped it
-                self._reports.popleft()
+            operation, arguments = await self._reports.get()
+            for wait in BACKOFF:
+                try:
+                    await client.ask(operation, **arguments)
+                except WeaverUnavailable as error:
+                    logger.info("%s", error)
+                    await asyncio.sleep(wait)
+                    continue
+                except LoomError as error:
+                    logger.warning("the weaver does not take %s: %s", operation, error)
+                break
+            self._reports.task_done()

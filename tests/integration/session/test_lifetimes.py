@@ -14,7 +14,7 @@ import pytest
 
 import loom
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output.own_log import KEPT, LIMIT, OutputFile
+from loom_gateway.driver.output.own_log import KEPT, LIMIT, cut
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 from loom_gateway.sessions.history import KEEP, EndedSession, EndedSessions
 from loom_proxy.local import LocalCluster
@@ -264,12 +264,11 @@ def test_the_output_of_a_driver_stays_small_and_keeps_its_end(tmp_path: Path) ->
     files = DriverFiles(str(tmp_path / "driver-1"))
     descriptor = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
-        output = OutputFile(files.output, descriptor)
         os.write(descriptor, b"few\n")
-        output.cut()
+        cut(files.output, descriptor)
         assert files.last_output() == ["few"]
         os.write(descriptor, b"".join(b"line %d\n" % n for n in range(LIMIT // 8)))
-        output.cut()
+        cut(files.output, descriptor)
         assert os.path.getsize(files.output) == KEPT
         os.write(descriptor, b"the last line\n")
     finally:

@@ -41,7 +41,6 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether the limit for reading ahead is reached."""
         return len(self._messages) >= MOST_MESSAGES or self._bytes >= MOST_BYTES
 
     def add(self, messages: Sequence[Message], size: int) -> None:

@@ -66,7 +66,6 @@ class ClientConnection:
             self._socket.sendall(piece)
 
     def run(self) -> None:
-        """Serve the connection until it ends."""
         try:
             self._serve(self._frames())
         except LoomError as error:
@@ -191,7 +190,6 @@ class ClientConnection:
             client.taken.wait()
 
     def _frame_is_here(self) -> bool:
-        """Return whether the next frame can be read without waiting."""
         if self._whole:
             return True
         length = self._begun[: LENGTH.size]

@@ -118,13 +118,7 @@ class Clients:
         watching = list(self._watching.copy().values())
         return watching if self._driving is None else [self._driving, *watching]
 
-    @property
-    def connected(self) -> bool:
-        """Whether any client is connected."""
-        return any(client.connection is not None for client in self.all())
-
     def say_goodbye(self, message: Message) -> None:
-        """Send each connected client what is queued for it, then a last message."""
         for client in self.all():
             client.say_goodbye(message)
 
@@ -137,7 +131,6 @@ class Clients:
             client.bulk = None
 
     def send_to(self, client: Client, message: Message) -> None:
-        """Send a notice to one client."""
         if client.mode == "watch":
             self._send_watcher(client, message)
         else:
@@ -180,7 +173,6 @@ class Clients:
             client.sender.put(message)
 
     def flush(self) -> None:
-        """Send the gathered messages."""
         client = self._driving
         if client is not None:
             client.sender.flush()

@@ -152,7 +152,6 @@ class TreeCache:
         path.rename(target)
 
     def forget(self, upload: str) -> None:
-        """Drop the unfinished contents of an upload."""
         for key in [key for key in self._receiving if key[0] == upload]:
             del self._receiving[key]
             with contextlib.suppress(FileNotFoundError):
@@ -167,7 +166,6 @@ class TreeCache:
             return os.pread(file.fileno(), count, offset)
 
     def tree(self, digest: str) -> Path:
-        """Return the folder of a tree, whether it exists or not."""
         return self._trees / digest
 
     def hold(self, digest: str) -> Hold | None:

@@ -41,14 +41,12 @@ class TreeAgent(Actor):
 
     @endpoint
     def put(self, upload: str, pieces: list[FilePart]) -> None:
-        """Write pieces of contents into the cache."""
         for piece in pieces:
             self._cache.receive(upload, *piece)
         self._has_grown = True
 
     @endpoint
     def assemble(self, packed: bytes) -> Assembled:
-        """Assemble the tree of a manifest, and hold it."""
         manifest = Manifest.unpack(packed)
         self._cache.check_fits(manifest.size)
         try:

@@ -39,7 +39,6 @@ class OnPath:
         return _enter, (tuple(map(tuple, self._trees)),)
 
     def check(self) -> None:
-        """Raise `SyncFailed` if a tree is missing."""
         if self._error is not None:
             raise self._error
 

@@ -7,16 +7,14 @@ A host may come back at another address, as a replaced pod does. The gateway rep
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Iterable
 
-from loom.errors import WorkerUnreachable
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import watch_host
-from loom_gateway.driver.monarch.root_client import probe
+from loom_gateway.driver.monarch.root_client import unreachable
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.workers.sources import WorkerList, parse_worker_address
@@ -102,8 +100,9 @@ class HostWatcher:
             return back
 
     def _attach_again(self, lost: list[int]) -> list[int]:
-        with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            waiting = [host for host, answers in zip(lost, pool.map(self._answers, lost), strict=True) if answers]
+        addresses = self._hosts.addresses
+        silent = unreachable([addresses[host] for host in lost])
+        waiting = [host for host in lost if addresses[host] not in silent]
         back: list[int] = []
         for timeout in ATTACH_TIMEOUTS:
             if not waiting:
@@ -111,13 +110,6 @@ class HostWatcher:
             back += self._attach(waiting, timeout)
             waiting = [host for host in waiting if host not in back]
         return sorted(back)
-
-    def _answers(self, host: int) -> bool:
-        try:
-            probe([self._hosts.addresses[host]])
-        except WorkerUnreachable:
-            return False
-        return True
 
     def _attach(self, hosts: list[int], timeout: float) -> list[int]:
         attached = []

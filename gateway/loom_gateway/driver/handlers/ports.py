@@ -19,7 +19,7 @@ from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, S
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import Batch, LaptopPort
-from loom_gateway.driver.monarch.receiver import Receiver, rank_of
+from loom_gateway.driver.monarch.receiver import Receiver
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
@@ -132,7 +132,6 @@ class _PortReader:
 
     @property
     def by_thread(self) -> bool:
-        """Whether a thread reads this port."""
         return self._port is not None
 
     def start(self, port: Any) -> None:
@@ -144,7 +143,6 @@ class _PortReader:
             self._context.loop.call_soon_threadsafe(self._start_task)
 
     def grant(self, credit: GrantCredit) -> None:
-        """Grant credit for more messages and bytes."""
         with self._credit:
             self._messages += credit.messages
             self._bytes += credit.size
@@ -198,14 +196,16 @@ class _PortReader:
             self._task.cancel()
 
     def _take(self, message: Any) -> None:
-        rank = rank_of(message)
+        rank = getattr(message.kind, "rank", None)  # of the sender, if it has one
         try:
             value = self._receiver.unpickle(message)
         except BaseException as error:  # noqa: BLE001 - sent as one, or impossible to unpickle: raised there
             self._pass_on_error(error, rank)
             return
         if type(value) is Batch:
-            self._pass_on_batch(value)
+            self._pass_on(
+                PortMessages(value.sizes, b"").message(self._ident, [value.pickles]), len(value.sizes) // 4
+            )
             return
         try:
             parts = self._context.encoder.dumps(value, "a message to a port")
@@ -225,18 +225,11 @@ class _PortReader:
             failure = error_message(self._ident, monarch.actor.ActorError(error, ""), 0.0, self._context.encoder)
         self._pass_on(PortMessage(rank, code).message(self._ident, failure.parts))
 
-    def _pass_on_batch(self, batch: Batch) -> None:
+    def _pass_on(self, message: Message, count: int = 1) -> None:
+        """Send ``count`` messages outside the batch, after the gathered ones."""
         with self._lock:
             self._send_gathered()
-            self._spend(len(batch.sizes) // 4, len(batch.pickles))
-            message = PortMessages(batch.sizes, b"").message(self._ident, [batch.pickles])
-            self._context.send(message, key=self._ident)
-
-    def _pass_on(self, message: Message) -> None:
-        """Send a message outside the batch, after the gathered ones."""
-        with self._lock:
-            self._send_gathered()
-            self._spend(1, message.size)
+            self._spend(count, message.size)
             self._context.send(message, key=self._ident)
 
     def _gather(self, pickled: Any, rank: int | None) -> None:

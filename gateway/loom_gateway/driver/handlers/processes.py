@@ -27,7 +27,6 @@ class Processes:
         self._lost: dict[tuple[int, int], None] = {}  # a dict, because it keeps the order
 
     def started(self, procs: int, rank: int) -> None:
-        """Note that a process of a proc mesh runs."""
         self._started[procs].add(rank)
         self._report_soon("processes_started", procs, rank)
 
@@ -72,5 +71,5 @@ class Processes:
         return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors}
 
     def _name(self, procs: int) -> str:
-        names = [entry.name for ident, entry in self._context.meshes.whole("procs") if ident == procs]
-        return names[0] if names else ""
+        entry = self._context.meshes.known(procs)
+        return "" if entry is None else entry.name

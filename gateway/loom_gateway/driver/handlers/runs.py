@@ -140,7 +140,6 @@ class Runs:
             run.thread.start()
 
     def _refuse(self, run: Run, error: Exception) -> None:
-        """End a run that has not begun."""
         self._runs[run.ident] = run
         self._finish(run, Status.FAILED, _failure(run, error, self._context.encoder))
 

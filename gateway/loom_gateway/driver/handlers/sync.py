@@ -64,7 +64,6 @@ class Syncs:
         return OnPath(self._trees) if self._trees else None
 
     def host_gone(self, host: int) -> None:
-        """Note that a worker host is gone. On the event loop."""
         agent = self._agents.get(host)
         if agent is not None:
             agent.host_lost.set()

@@ -75,7 +75,6 @@ class UnclaimedResults:
             self._calls[ident] = _Call(request, entry.name, self._context.meshes.shape(entry))
 
     def take(self, message: Message) -> None:
-        """Keep an answer to a client that has left or is leaving."""
         with self._lock:
             if message.id not in self._calls:
                 request = self._context.replies.answered().get(message.id)
@@ -113,7 +112,6 @@ class UnclaimedResults:
         return ready
 
     def _missing(self, ident: int) -> int:
-        """Return how many answers of a call are still expected."""
         return sum(1 for pending, _ in self._context.replies.pending() if pending == ident)
 
     def _list(self, message: Message, started: float) -> None:

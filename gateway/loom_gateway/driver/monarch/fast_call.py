@@ -125,7 +125,6 @@ class ReplyChannel:
 
     @property
     def idle(self) -> bool:
-        """Whether no reply is expected."""
         return not self._waiting
 
     def takes(self, name: str, endpoint: Any) -> bool:

@@ -24,7 +24,6 @@ class HostTable:
         self._attached: list[Any] = []
 
     def check(self, hosts: Iterable[int]) -> None:
-        """Raise `SupervisionError` if one of the hosts is gone."""
         gone = sorted(self.lost.intersection(hosts))
         if gone:
             named = " and ".join(f"worker host {host} at {self.addresses[host]}" for host in gone)
@@ -47,13 +46,11 @@ class HostTable:
         return there.with_python_executable(python) if python else there
 
     def attach_to(self, addresses: list[str]) -> Any:
-        """Return a new host mesh of the workers at these addresses."""
         mesh = attach(addresses, f"back{len(self._attached)}")
         self._attached.append(mesh)  # Monarch might stop the processes of a host mesh without references
         return mesh
 
     def move(self, host: int, address: str) -> None:
-        """Note the new address of a host."""
         self.addresses[host] = address
         self.moved.add(host)
 

@@ -65,7 +65,6 @@ class MeshTable:
         self._resolved = threading.local()  # a count for each thread
 
     def add(self, ident: int, entry: Entry) -> None:
-        """Add a mesh under the id that the client chose."""
         self._entries[ident] = entry
 
     def fail(self, ident: int, kind: str, failure: LoomError) -> None:
@@ -74,7 +73,6 @@ class MeshTable:
 
     @staticmethod
     def shape(entry: Entry) -> MeshShape:
-        """Return labels, offset, sizes and strides of a mesh."""
         return shape_of(entry.mesh)
 
     def element(self, name: str, point: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
@@ -113,7 +111,6 @@ class MeshTable:
         return entry
 
     def known(self, ident: int) -> Entry | None:
-        """Return the entry of an id, or None if there is none."""
         return self._entries.get(ident)
 
     def mesh(self, ident: int) -> Any:
@@ -134,7 +131,6 @@ class MeshTable:
         return self.mesh(ident)
 
     def add_view(self, ident: int, part: MakeView) -> None:
-        """Give a part of a mesh an id of its own."""
         entry = self.entry(part.mesh)
         slice_ = NDSlice(offset=part.offset, sizes=list(part.sizes), strides=list(part.strides))
         shape = Shape(list(part.labels), slice_)

@@ -56,7 +56,6 @@ class LaptopPort:
         return Port  # type: ignore[no-any-return]
 
     def send(self, obj: Any) -> None:
-        """Send an object; see ``monarch.actor.Port.send``."""
         batcher = self._batcher
         if batcher is None:
             self._native.send(obj)
@@ -150,7 +149,6 @@ class PortBatcher:
                 self._send_gathered()
 
     def flush(self) -> None:
-        """Send the gathered messages."""
         with self._lock:
             self._send_gathered()
 
@@ -177,7 +175,6 @@ class _Batchers:
         self._started = False  # whether Monarch is patched and the flushing thread runs
 
     def batcher(self, native: Any) -> PortBatcher:
-        """Return the batcher of the running actor for a port."""
         actor = str(context().actor_instance.actor_id)
         key = (str(native._port_ref), actor)
         with self._lock:
@@ -191,7 +188,6 @@ class _Batchers:
             return batcher
 
     def flush(self) -> None:
-        """Send the gathered messages of all batchers."""
         for batcher in self.waiting.copy():
             batcher.flush()
 

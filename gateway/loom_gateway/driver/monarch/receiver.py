@@ -23,8 +23,3 @@ class Receiver:
     def unpickle(self, message: Any) -> Any:
         """Return the unpickled message. Raise the exception that was sent, or why it cannot be unpickled."""
         return self._native._process(message)
-
-
-def rank_of(message: Any) -> int | None:
-    """Return the rank of a pickled message's sender, if it has one."""
-    return getattr(message.kind, "rank", None)

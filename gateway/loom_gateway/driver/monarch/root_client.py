@@ -35,14 +35,19 @@ def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
     """
     if not workers:
         raise WorkerUnreachable("this gateway has no workers: start it with --worker tcp://HOST:PORT")
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(len(workers), 32)) as pool:
-        errors = list(pool.map(lambda worker: _try(parse_worker_address(worker), timeout), workers))
-    silent = [f"{worker} ({error})" for worker, error in zip(workers, errors, strict=True) if error]
+    silent = [f"{worker} ({error})" for worker, error in unreachable(workers, timeout).items()]
     if silent:
         raise WorkerUnreachable(
             f"{len(silent)} of {len(workers)} workers cannot be reached: {', '.join(silent)}. Start them with "
             f"`loom serve worker --address …`, or start the gateway with the addresses that they listen on."
         )
+
+
+def unreachable(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> dict[str, str]:
+    """Return the workers that accept no connections, with the reasons. All are tried at once."""
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        errors = pool.map(lambda worker: _try(parse_worker_address(worker), timeout), workers)
+        return {worker: error for worker, error in zip(workers, errors, strict=True) if error is not None}
 
 
 def _try(address: WorkerAddress, timeout: float) -> str | None:

@@ -59,8 +59,8 @@ class Translations:
             MonarchActorError: _actor_error,
             MonarchSupervisionError: _supervision_error,
             ActorMesh: self._actors,
-            ProcMesh: self._procs,
-            HostMesh: self._hosts,
+            ProcMesh: lambda mesh: self._made("procs", mesh, "procs"),
+            HostMesh: lambda mesh: self._made("hosts", mesh, "hosts"),
             ValueMesh: _values,
         }
         """For `Encoder`: the replacement to pickle, by an object's type."""
@@ -69,12 +69,6 @@ class Translations:
         described = {name: signature.parameters for name, signature in endpoints(mesh._class).items()}
         made = self._made("actors", mesh, mesh._mesh_name, mesh._class)
         return made._replace(class_name=mesh._class.__name__, endpoints=described)
-
-    def _procs(self, mesh: Any) -> Made:
-        return self._made("procs", mesh, "procs")
-
-    def _hosts(self, mesh: Any) -> Made:
-        return self._made("hosts", mesh, "hosts")
 
     def _made(self, kind: str, mesh: Any, name: str, cls: type | None = None) -> Made:
         with self._lock:

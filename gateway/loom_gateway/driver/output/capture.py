@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -52,12 +53,9 @@ def _capture(address: tuple[str, int], procs: int, rank: int) -> None:
 
 def _enlarge(*pipes: int) -> None:
     if sys.platform == "linux":
-        import fcntl
-
-        set_pipe_size = 1031  # F_SETPIPE_SZ of linux/fcntl.h
         with contextlib.suppress(OSError):  # the user is over the kernel's limit of pipe memory
             for pipe in pipes:
-                fcntl.fcntl(pipe, set_pipe_size, PIPE_SIZE)
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
 def _redirect(out: int, err: int) -> None:

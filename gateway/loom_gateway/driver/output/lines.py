@@ -20,7 +20,6 @@ class LineSplitter:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the last line is unfinished."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
@@ -78,7 +77,6 @@ class Aggregator:
         return len(self._lines)
 
     def add(self, time: float, rank: int, stream: str, text: str) -> None:
-        """Add one line of one rank."""
         last = self._last.get((rank, stream))
         if last is not None and last[1] == text:
             self._lines[last].count += 1

@@ -93,7 +93,6 @@ class RunOutput:
 
     @property
     def end(self) -> int:
-        """The number of characters printed so far."""
         self._take_in()
         return self._dropped + self._kept
 

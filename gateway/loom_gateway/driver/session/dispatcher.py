@@ -68,7 +68,6 @@ class Dispatcher:
 
     @property
     def next_id(self) -> int:
-        """The first id that no client has used."""
         return self._highest_id + 1
 
     def start(self, message: Message) -> None:
@@ -120,7 +119,6 @@ class Dispatcher:
         self._unclaimed.client_left(unsent)
 
     def unclaimed(self, message: Message) -> None:
-        """Keep an answer to a disconnected client."""
         self._unclaimed.take(message)
 
     async def close(self) -> None:

@@ -30,7 +30,6 @@ class DeadElements:
         self._actors: dict[tuple[int, int], str] = {}  # a mesh's id and a rank, with the reason
 
     def add_process(self, procs: int, rank: int) -> None:
-        """Note that a process of a proc mesh is gone."""
         self._processes.add((procs, rank))
 
     async def add_actors(self, fault: Fault) -> tuple[int, Entry, list[int]] | None:
@@ -100,7 +99,6 @@ class Failures:
             self.processes_gone_with(procs, entry, host)
 
     def processes_gone_with(self, procs: int, entry: Entry, host: int) -> None:
-        """Note that the processes of a proc mesh on a lost host are gone."""
         for rank in entry.ranks:
             if entry.hosts[rank] == host:
                 self.process_gone(procs, rank)
@@ -119,7 +117,6 @@ class Failures:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
 
     async def actors_stopped(self, fault: Fault) -> None:
-        """Note actors that Monarch has stopped by itself, and fail the calls on them."""
         lost = await self._dead.add_actors(fault)
         if lost is None:
             return

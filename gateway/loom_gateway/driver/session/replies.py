@@ -86,7 +86,6 @@ class Replies:
 
     @property
     def in_flight(self) -> int:
-        """The number of unanswered operations."""
         return len(self._pending)
 
     def expect(
@@ -109,7 +108,6 @@ class Replies:
         self._pending.pop(reply, None)
 
     def pending(self) -> dict[ReplyId, Request]:
-        """Return every expected answer."""
         return {reply: pending.request for reply, pending in self._pending.copy().items()}
 
     def note_request(self, ident: int, request: Request) -> None:
@@ -142,7 +140,6 @@ class Replies:
             self.fail(ident, pending.started, broken, index, eager)
 
     def answer_when(self, message: Message, started: float, future: concurrent.futures.Future[Any]) -> None:
-        """Answer an operation with the result of a future once it is done."""
         reply = self.expect(message, started)
 
         def done(future: concurrent.futures.Future[Any]) -> None:

@@ -114,7 +114,6 @@ class Session:
         self._loop.call_soon_threadsafe(self._dispatcher.processes.send_all, send)
 
     def disconnected(self, client: Client, connection: Carrier) -> None:
-        """Note that a connection is gone. The session goes on, and the client may come back."""
         self._clients.disconnected(client, connection)
         self._lifetime.client_left(connection)
 
