@@ -47,8 +47,7 @@ class Lifetime:
         self._clients: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None  # runs while no client is connected
         self._loop: asyncio.AbstractEventLoop
-        self.end: Callable[[str], object]
-        """Ends the session for a reason. On the event loop."""
+        self.end: Callable[[str], object]  # ends the session for a reason; on the event loop
         self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
 
     def watch_gateway(self) -> None:

@@ -22,10 +22,7 @@ from loom_gateway.sessions.driver_files import DriverFiles
 logger = logging.getLogger(__name__)
 
 FIRST_WEAVER = 3.0  # seconds for which the first processes of a session wait for a weaver that is starting
-
-MOST_REPORTS = 10_000
-"""The maximum number of reports that wait for an absent weaver. Beyond it, the oldest are dropped."""
-
+MOST_REPORTS = 10_000  # reports that wait for an absent weaver; beyond it, the oldest are dropped
 BACKOFF = Backoff(0.05, 5.0)  # pauses between attempts to reach the weaver
 CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 

@@ -18,9 +18,7 @@ from loom.wire.waker import Waker
 from loom_gateway.driver.clients.backlog import Backlog
 from loom_gateway.driver.session.dispatcher import Dispatcher
 
-CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER
-"""Bytes that may wait in memory for a connected client, and for a client without a connection."""
-
+CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER  # bytes in memory for a client, connected or not
 TURN_TIMEOUT = 20.0  # seconds that a lost connection has to finish the operation that it is starting
 GOODBYE_TIMEOUT = 5.0  # seconds that the client has to take what is still queued when the session ends
 
@@ -65,10 +63,8 @@ class Client:
         self._connection: Carrier | None = None
         self.bulk: Carrier | None = None  # separate connection of the client's bulk lane
         self.bulk_turn = threading.Lock()  # held by the thread that receives from the bulk connection
-        self.waker = Waker() if lanes else None
-        """Wakes the thread that holds `turn` when a large message has arrived on the bulk connection."""
-        self.taken = threading.Event()
-        """Set when the thread that holds `turn` has taken all large messages that had arrived."""
+        self.waker = Waker() if lanes else None  # wakes the holder of `turn` for a message on the bulk connection
+        self.taken = threading.Event()  # set when the holder of `turn` has taken what the bulk connection brought
 
     @property
     def connection(self) -> Carrier | None:

@@ -35,8 +35,7 @@ from loom_gateway.driver.session.session import Session
 
 logger = logging.getLogger(__name__)
 
-_WOKEN = b"the waker was woken"
-"""Stands between the frames for a wake-up by the bulk connection. Compared by identity."""
+_WOKEN = b"the waker was woken"  # stands between the frames for a wake-up; compared by identity
 
 
 class ClientConnection:

@@ -23,18 +23,10 @@ from loom_gateway.driver.session.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
-WATCHER_IDS = 1 << 40
-"""The number of ids for each client. The ids of the n-th watching client start at n times this number."""
-
-WATCHER_ROOM = 16 << 20
-"""Bytes that may wait for a watching client before it is disconnected. Nothing else waits for a watching client."""
-
-LOG_ROOM = 16 << 20
-"""Bytes that may wait for the driving client before printed lines are skipped. The log on disk has them."""
-
-WATCHERS_AWAY = 8
-"""The number of unconnected watching clients that may come back. Beyond it, the oldest are dropped."""
-
+WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
+WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
+LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
+WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it, the oldest are dropped
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
 NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})  # kinds of message that every client gets
 

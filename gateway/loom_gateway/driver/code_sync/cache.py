@@ -33,11 +33,8 @@ from loom_gateway.driver.code_sync.trimming import discard, trim
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LIMIT = 16 << 30
-"""Bytes that the cache keeps, unless ``LOOM_CACHE_LIMIT`` is set. Trees in use may exceed them."""
-
-_STAMP = 1_000_000_000 * 10**9
-"""The modification time of every blob, in nanoseconds. A blob with another one was modified through a tree."""
+DEFAULT_LIMIT = 16 << 30  # bytes to keep, unless ``LOOM_CACHE_LIMIT`` is set; trees in use may exceed them
+_STAMP = 1_000_000_000 * 10**9  # nanoseconds, every blob's modification time; another one shows a change
 
 _READ = 1 << 20
 

@@ -10,8 +10,7 @@ from loom.manifest import Manifest
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.sys_path import shadowed
 
-HELD = 16
-"""The number of newest trees that the agent keeps. Processes that use a tree hold it themselves."""
+HELD = 16  # newest trees that the agent keeps; processes that use a tree hold it themselves
 
 
 class FilePart(NamedTuple):

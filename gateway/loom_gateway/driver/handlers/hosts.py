@@ -25,8 +25,7 @@ ATTACH_TIMEOUTS = (1.0, 2.0, 4.0, 8.0)
 """Seconds that hosts have to answer each attempt. The first attempt is often lost: it uses the remains of the
 previous connection to the worker, which breaks only then."""
 
-FOLLOW_EVERY = 1.0
-"""Seconds between two reads of the gateway's list of workers, and between two attempts to reach a moved worker."""
+FOLLOW_EVERY = 1.0  # seconds between reads of the list of workers, and between attempts at a moved worker
 
 
 class HostWatcher:

@@ -23,15 +23,11 @@ from loom_gateway.driver.monarch.receiver import Receiver
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-MOST_THREADS = 64
-"""The maximum number of ports that have a reader thread. The event loop reads the others, more slowly."""
-
+MOST_THREADS = 64  # ports that have a reader thread; the event loop reads the others, more slowly
 SMALL = 16 << 10  # bytes of the largest message that is batched
 
-GATHERED_MESSAGES = 512
-GATHERED_BYTES = 64 << 10
-"""The number of messages and bytes that complete a batch."""
-
+GATHERED_MESSAGES = 512  # messages that complete a batch
+GATHERED_BYTES = 64 << 10  # bytes that complete a batch
 GATHERED_SECONDS = 0.001  # seconds for which consecutive messages are gathered into one batch
 LINGER = 0.002  # seconds after which gathered messages are sent even though the expected next one has not come
 

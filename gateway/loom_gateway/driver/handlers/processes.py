@@ -13,8 +13,7 @@ from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import notice
 
-TOGETHER = 0.1
-"""Seconds over which starts and stops are gathered into one notice: a mesh may have thousands of processes."""
+TOGETHER = 0.1  # seconds over which starts and stops are gathered: a mesh may have thousands of processes
 
 
 class Processes:

@@ -19,14 +19,9 @@ from loom_gateway.driver.runs.thread import RunThread
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
-MOST_RUNNING = 1000
-"""The maximum number of functions that run at once. Each has a thread."""
-
-KEPT_RUNS = 256
-"""The number of finished runs whose result and output are kept. The oldest go first."""
-
-KEPT_BYTES = 256 << 20
-"""Bytes of results to keep, in addition to the newest. The oldest go first."""
+MOST_RUNNING = 1000  # functions that run at once; each has a thread
+KEPT_RUNS = 256  # finished runs whose result and output are kept; the oldest go first
+KEPT_BYTES = 256 << 20  # bytes of results to keep, in addition to the newest; the oldest go first
 
 
 class Status(str, enum.Enum):
@@ -52,8 +47,7 @@ class Run:
         self.output: RunOutput
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
         self.waiting: list[tuple[int, float]] = []  # operations that wait for the result, with their arrival times
-        self.readers: list[tuple[int, float, int]] = []
-        """Operations that wait for output after a position: id, arrival time, position."""
+        self.readers: list[tuple[int, float, int]] = []  # that wait for output: id, arrival time, position
 
     def state(self) -> tuple[str, float, float | None]:
         return self.status.value, self.started, self.finished

@@ -34,8 +34,7 @@ BATCH = 4 << 20  # bytes of contents in one message to an agent
 
 BATCH_PIECES = 1024
 
-ATTEMPTS = 3
-"""The number of attempts to fill a host's gaps. Another session may trim the host's cache meanwhile."""
+ATTEMPTS = 3  # to fill a host's gaps; another session may trim the host's cache meanwhile
 
 
 class Syncs:

@@ -30,9 +30,7 @@ from loom_gateway.driver.monarch.receiver import Receiver
 from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
-MOST_CHANNELS = 1024
-"""The maximum number of reply channels of a session. Each has a thread and takes about 60 KiB."""
-
+MOST_CHANNELS = 1024  # reply channels of a session; each has a thread and takes about 60 KiB
 IDLE = 10.0  # seconds without a call after which a channel may give way to another actor's
 STACK_SIZE = 512 << 10  # bytes of address space for the stack of a channel's thread, which only waits and forwards
 CHECK_AFTER = 0.1  # seconds without a reply after which the channel checks that the actor lives
@@ -111,15 +109,13 @@ class ReplyChannel:
         self._port = self._receiver.port._port_ref  # the address that calls reply to
         self._mesh = mesh._inner  # Monarch's native mesh, for `pass_on`
         self._sender = context().actor_instance
-        self._kinds: dict[str, Any] = {}
-        """The message kind of each endpoint's calls; None if the endpoint cannot use a channel."""
+        self._kinds: dict[str, Any] = {}  # message kind of each endpoint's calls; None if it cannot use a channel
         self._alive = mesh._endpoint(MethodSpecifier.ReturnsResponse(_SENTINEL), object.__sizeof__, None)
         self._waiting: deque[tuple[ReplyId, str]] = deque()  # calls without a reply, oldest first
         self._received = 0  # replies so far
         self._watched = False  # whether the loop checks for late replies
         self._closed = False
-        self.broken = False
-        """Whether the actor is dead as far as the channel knows. A broken channel takes no calls."""
+        self.broken = False  # whether the actor is dead as far as the channel knows; then it takes no calls
         self.used = time.monotonic()  # time of the last use (``time.monotonic``)
         _start_thread(self._receive)
 

@@ -27,9 +27,7 @@ from loom_gateway.driver.output.capture import capture_output
 from loom_gateway.workers.sources import WorkerAddress
 
 CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer a new process
-
-_PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4
-"""Seconds of silence before the first keep-alive probe, seconds between probes, and how many may be lost."""
+_PROBE_AFTER, _PROBE_EVERY, _PROBES = 10, 5, 4  # seconds of silence, seconds between, how many lost
 
 DELIVERY_TIMEOUT = "30s"
 """The duration for which a process tries to deliver a message: Monarch's default. It is set explicitly because a

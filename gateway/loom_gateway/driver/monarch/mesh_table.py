@@ -18,9 +18,7 @@ from loom.wire.bodies import MakeView
 
 logger = logging.getLogger(__name__)
 
-NAME_TIMEOUT = 1.0
-"""Seconds that a mesh has to report Monarch's name of it. A mesh that is being made has none."""
-
+NAME_TIMEOUT = 1.0  # seconds to report Monarch's name of a mesh; one that is being made has none
 STOP_TIMEOUT = 5.0  # seconds for stopping the processes of a mesh
 HOST_MESH = 0  # id of the session's host mesh, which exists from the start
 
@@ -45,10 +43,8 @@ class Entry:
     root: int  # id of the whole mesh that contains this one; a whole mesh's own id
     failure: LoomError | None = None
     procs: int = -1  # id of the proc mesh of this mesh; a proc mesh's own id; -1 for hosts
-    ranks: tuple[int, ...] = ()
-    """The ranks of the proc mesh that this mesh covers, row by row. For a host mesh, the numbers of its hosts."""
-    hosts: tuple[int, ...] = ()
-    """The number of each rank's host. Only for a whole proc mesh."""
+    ranks: tuple[int, ...] = ()  # of the proc mesh, row by row; for a host mesh, the numbers of its hosts
+    hosts: tuple[int, ...] = ()  # number of each rank's host; only for a whole proc mesh
     cls: type | None = None  # actors' class of an actor mesh
     python: str = ""  # interpreter of processes that are started on a host mesh, if it is not the workers' own
     stopped: bool = False
@@ -60,8 +56,7 @@ class MeshTable:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}  # iterated as a copy, because other threads change it
         self._endpoints: dict[tuple[int, str], Any] = {}  # by mesh and name
-        self.ports: dict[int, Any] = {}
-        """The Monarch ports that the client opened. They share the sequence of ids with the meshes."""
+        self.ports: dict[int, Any] = {}  # Monarch's, which the client opened, with ids as meshes have
         self._resolved = threading.local()  # a count for each thread
 
     def add(self, ident: int, entry: Entry) -> None:

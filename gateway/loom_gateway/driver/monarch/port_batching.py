@@ -30,9 +30,8 @@ RUSH = 8  # number of messages in close succession that leave one by one before 
 CLOSE = 0.001  # seconds between two messages that still count as close succession
 PATIENCE = 0.001  # seconds that a message waits for others to join its batch
 
-MOST_MESSAGES = 512
-MOST_BYTES = 64 << 10
-"""The number of messages and bytes that complete a batch."""
+MOST_MESSAGES = 512  # messages that complete a batch
+MOST_BYTES = 64 << 10  # bytes that complete a batch
 
 
 class Batch(NamedTuple):

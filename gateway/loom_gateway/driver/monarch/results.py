@@ -11,8 +11,7 @@ from typing import Any
 
 from loom.wire.arrays import take_apart_near_top
 
-LARGE = 1 << 20
-"""Bytes from which an array or a byte string in a result is taken apart. A tensor always is."""
+LARGE = 1 << 20  # bytes from which an array or a byte string in a result is taken apart; a tensor always is
 
 _SMALL = frozenset({type(None), bool, int, float, str})
 

@@ -27,15 +27,15 @@ only when the restarted host refuses it). Callers learn of a lost host from `liv
 """
 
 
-def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
+def probe(workers: Sequence[str]) -> None:
     """Check that every worker accepts connections. All are tried at once. Monarch itself would wait silently.
 
     Raises:
-        WorkerUnreachable: names every address that did not answer within ``timeout`` seconds.
+        WorkerUnreachable: names every address that did not answer within `PROBE_TIMEOUT` seconds.
     """
     if not workers:
         raise WorkerUnreachable("this gateway has no workers: start it with --worker tcp://HOST:PORT")
-    silent = [f"{worker} ({error})" for worker, error in unreachable(workers, timeout).items()]
+    silent = [f"{worker} ({error})" for worker, error in unreachable(workers).items()]
     if silent:
         raise WorkerUnreachable(
             f"{len(silent)} of {len(workers)} workers cannot be reached: {', '.join(silent)}. Start them with "
@@ -43,16 +43,16 @@ def probe(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> None:
         )
 
 
-def unreachable(workers: Sequence[str], timeout: float = PROBE_TIMEOUT) -> dict[str, str]:
+def unreachable(workers: Sequence[str]) -> dict[str, str]:
     """Return the workers that accept no connections, with the reasons. All are tried at once."""
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        errors = pool.map(lambda worker: _try(parse_worker_address(worker), timeout), workers)
+        errors = pool.map(_try, map(parse_worker_address, workers))
         return {worker: error for worker, error in zip(workers, errors, strict=True) if error is not None}
 
 
-def _try(address: WorkerAddress, timeout: float) -> str | None:
+def _try(address: WorkerAddress) -> str | None:
     try:
-        socket.create_connection((address.host, address.port), timeout).close()
+        socket.create_connection((address.host, address.port), PROBE_TIMEOUT).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return None

@@ -31,10 +31,7 @@ once."""
 
 MARK_TIMEOUT = 5.0  # seconds that a process's pump has to send what was printed
 END_TIMEOUT = 2.0  # seconds after a process's end in which its last lines have to arrive
-
-_BATCH = 128 << 10
-"""The approximate bytes of text in a message, far below the size at which messages are sent in chunks."""
-
+_BATCH = 128 << 10  # approximate bytes of text in a message, far below the size at which it is sent in chunks
 _MOST_LINES = 10_000  # maximum number of different lines that are held for aggregation
 
 _STREAMS = {

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-LONGEST_LINE = 16 << 10
-"""Characters of the longest line. The rest of a longer one becomes the next line."""
+LONGEST_LINE = 16 << 10  # characters of the longest line; the rest of a longer one becomes the next line
 
 
 class LineSplitter:
@@ -57,8 +56,7 @@ class Aggregate:
     stream: str
     text: str
     count: int = 0
-    ranks: list[int] = field(default_factory=list)
-    """Without repetition, in the order in which they first printed it."""
+    ranks: list[int] = field(default_factory=list)  # without repetition, in the order of their first lines
 
 
 class Aggregator:

@@ -29,16 +29,11 @@ DROPPED = struct.Struct(">QQ")  # payload of ``DROPPED_…``: the number of byte
 RATE = 256 << 10  # bytes a second that are sent of one process in the long run
 BURST = 2 << 20  # bytes that are sent of one process at once, after a quiet time
 TAIL = 8 << 10  # last bytes of skipped output that are sent all the same
-
-BACKLOG = 1 << 20
-"""Bytes that may wait for a driver that does not read. Above it, output is counted and not kept."""
-
+BACKLOG = 1 << 20  # bytes that may wait for a driver that does not read; above it, output is only counted
 FAREWELL_TIMEOUT = 5.0  # seconds that the driver has to take the last output
 
 _READ = 64 << 10
-_DRAIN = 4 << 20
-"""The maximum number of bytes to read from one pipe for one `MARK`: a process may print faster than the pump
-reads."""
+_DRAIN = 4 << 20  # bytes to read from one pipe for one `MARK`: a process may print faster than the pump reads
 _ATOMIC = 4096  # bytes that a pipe takes whole if it takes any
 
 

@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-KEPT_OUTPUT = 1 << 20
-"""Characters of a run's output to keep. The oldest go first."""
+KEPT_OUTPUT = 1 << 20  # characters of a run's output to keep; the oldest go first
 
 _PIECE = 4096
 

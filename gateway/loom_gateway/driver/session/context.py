@@ -48,8 +48,7 @@ class Context:
         hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self.meshes.add(HOST_MESH, hosts)
         self.decoder = Decoder(self.meshes.resolve)
-        self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)
-        """Decodes arguments that only pass through: it does not assemble arrays and tensors."""
+        self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)  # does not assemble arrays and tensors
         self.encoder = Encoder(swaps=Translations(self.meshes).swaps)
         dead = DeadElements(self.meshes)
         self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)  # operations without an answer

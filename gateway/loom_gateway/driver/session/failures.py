@@ -83,8 +83,7 @@ class Failures:
         self._replies = replies
         self._channels = channels
         self._send = send
-        self.on_process_gone: list[Callable[[int, int], object]] = []
-        """Called with a proc mesh's id and a rank for each process that is gone."""
+        self.on_process_gone: list[Callable[[int, int], object]] = []  # with its proc mesh's id and rank
 
     def process_gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone. Fail the calls that wait for it unless Monarch fails them in time."""

@@ -37,8 +37,7 @@ class LargeCalls:
         self._start = start
         self._root = root
         self._queue: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self.under_way: Counter[int] = Counter()
-        """The number of large calls that are queued or starting, by the root of their mesh."""
+        self.under_way: Counter[int] = Counter()  # large calls queued or starting, by the root of their mesh
         self._done = threading.Condition()  # notified after each start; guards `under_way`
         self._thread: threading.Thread | None = None
 

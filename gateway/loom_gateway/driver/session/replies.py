@@ -22,9 +22,7 @@ from loom_gateway.driver.monarch.mesh_table import Entry
 
 logger = logging.getLogger(__name__)
 
-GRACE = 0.6
-"""Seconds that Monarch has to explain a process's death. After them, its calls fail without an explanation."""
-
+GRACE = 0.6  # seconds that Monarch has to explain a process's death before its calls fail without
 GATHERED = 0.001  # seconds for which consecutive answers are gathered into one write
 LINGER = 0.005  # seconds after which gathered answers are sent even though the expected next one has not come
 REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers
