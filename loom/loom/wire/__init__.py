@@ -1,8 +1,7 @@
 """Loom's wire protocol, sans-IO: bytes in, messages out.
 
 The core opens no socket and reads no clock, so that the driver, the proxy and the tests share one implementation.
-`loom.wire.sender`, `loom.wire.sockets` and `loom.wire.waker` are the exceptions: they serve sockets. From the
-outside in:
+`loom.wire.sender` and `loom.wire.sockets` are the exceptions: they serve sockets. From the outside in:
 
 - `loom.wire.frames` lays messages out as bytes. One WebSocket binary message is one frame.
 - `loom.wire.mux` cuts large messages into chunks that share the connection, and puts them together again.

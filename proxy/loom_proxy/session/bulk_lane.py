@@ -14,8 +14,8 @@ from collections.abc import Callable
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.wire.sender import FrameSender
+from loom.wire.sockets import Waker
 from loom.wire.stream import Stream
-from loom.wire.waker import Waker
 from loom_proxy.session.handshake import Handshake
 from loom_proxy.transport.base import Transport
 

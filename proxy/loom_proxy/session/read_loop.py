@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from loom.wire.waker import Waker
+from loom.wire.sockets import Waker
 from loom_proxy.session.interrupts import Uninterrupted
 
 REST = 0.005

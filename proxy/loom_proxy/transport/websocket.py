@@ -36,8 +36,7 @@ from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
-from loom.wire.sockets import keep_queues_short
-from loom.wire.waker import Waker
+from loom.wire.sockets import Waker, keep_queues_short
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.tls import TlsSocket

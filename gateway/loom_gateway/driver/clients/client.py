@@ -13,8 +13,8 @@ from loom.wire.lane import behind_length
 from loom.wire.messages import ADVERBS, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom.wire.sender import HIGH_WATER, FrameSender, Wire
+from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
-from loom.wire.waker import Waker
 from loom_gateway.driver.clients.backlog import Backlog
 from loom_gateway.driver.session.dispatcher import Dispatcher
 

@@ -28,8 +28,8 @@ from loom.wire.handshake import Hello, refusal
 from loom.wire.lane import LENGTH, behind_length
 from loom.wire.messages import TURN, Buffer, Kind, turns
 from loom.wire.sender import try_send
+from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
-from loom.wire.waker import Waker
 from loom_gateway.driver.clients.client import Client
 from loom_gateway.driver.session.session import Session
 

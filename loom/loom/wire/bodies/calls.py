@@ -36,7 +36,6 @@ class EndpointCall(Body):
     mesh: Id
     """The actor mesh, or a part of one."""
     endpoint: str
-    """Name of the endpoint."""
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
         # Written out for the hot path: every call is made here.

@@ -28,7 +28,6 @@ class OpenSession(Body, kind=Kind.OPEN):
     """Name the session that the connection is for. From gateway to driver, before the client's first frame."""
 
     session: str
-    """Name of the session."""
 
 
 @dataclass(frozen=True, slots=True)

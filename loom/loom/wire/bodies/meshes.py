@@ -33,9 +33,7 @@ class SpawnProcs(Body, kind=Kind.SPAWN_PROCS):
     """
 
     hosts: Id
-    """The host mesh."""
     name: str
-    """Name of the new proc mesh."""
     per_host: Mapping[str, int]
     """Sizes of the dimensions on each host."""
 
@@ -48,9 +46,7 @@ class SpawnActors(Body, kind=Kind.SPAWN_ACTORS):
     """
 
     procs: Id
-    """The proc mesh."""
     name: str
-    """Name of the new actor mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,6 @@ class StopMesh(Body, kind=Kind.STOP):
 
     mesh: Id
     reason: str
-    """The reason for Monarch."""
 
 
 @dataclass(frozen=True, slots=True)

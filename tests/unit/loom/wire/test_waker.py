@@ -6,7 +6,7 @@ import select
 
 import pytest
 
-from loom.wire.waker import Waker
+from loom.wire.sockets import Waker
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loom.wire.waker import Waker
+from loom.wire.sockets import Waker
 from loom_proxy.session import read_loop as reading
 from loom_proxy.session.read_loop import ReadLoop
 from tests.unit.loom_proxy.session.test_interrupts import SignalAt
