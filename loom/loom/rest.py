@@ -46,9 +46,6 @@ class Gateway:
         timeout: seconds that each call may take.
         ca: as `loom.tls.client_context`.
 
-    Raises:
-        InvalidAddress: the URL has another scheme, no host or a wrong port.
-
     A call raises `GatewayUnreachable` if nothing answers, `NotAGateway` if something else answers, and the
     gateway's own error, such as `AuthenticationError`, if the gateway refuses.
     """

@@ -53,12 +53,10 @@ class Device:
     """Bytes; 0 if unknown."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return the object for the link and the store."""
         return asdict(self)
 
     @classmethod
     def from_body(cls, body: Any) -> Device:
-        """Check an object and return the device that it describes."""
         if type(body) is not dict:
             raise ProtocolMismatch(f"a device is described by a map, not {body!r:.80}")
         kind = printable(body, "kind")

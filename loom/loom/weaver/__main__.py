@@ -58,10 +58,10 @@ def main() -> int:
         host, port = _host_and_port(options.listen)
         if not options.beat > 0:
             raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
-        folder = WeaverFolder.open(options.folder)
+        folder = WeaverFolder(options.folder)
         store = Store(folder.store)
-        tcp = _listen_as_before(host, port, folder.remembered())
         remembered = folder.remembered()
+        tcp = _listen_as_before(host, port, remembered)
         key = remembered.key if remembered else folder.new_key()
         bound = tcp.getsockname()
         folder.remember(WeaverAddress(host, bound[1], key))

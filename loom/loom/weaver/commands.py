@@ -101,7 +101,6 @@ class GivenCommand:
         return not self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the command as it is stored, without the acknowledgements."""
         what = {"id": self.command.id, "kind": self.command.kind.value, "params": self.command.params}
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 

@@ -108,7 +108,6 @@ class DeviceReplicaMap:
         known.state, known.reason = DeviceState.ACTIVE, None
 
     def restore(self, device: Device, state: DeviceState, reason: str | None) -> None:
-        """Restore a stored device, without replicas."""
         self._known[device.uuid] = _KnownDevice(device, state, reason)
 
     def forget(self, uuid: str) -> None:

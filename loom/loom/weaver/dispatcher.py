@@ -168,7 +168,6 @@ class Dispatcher:
             self._known.events.append(now, "unanswered", replica.id, **about)
 
     def why_ended(self, replica: Replica) -> str:
-        """Return why a replica that has ended takes no commands."""
         if replica.state is ReplicaState.FINISHED:
             return f"replica {replica.id!r} has finished"
         return f"replica {replica.id!r} has failed: {replica.died_of}"

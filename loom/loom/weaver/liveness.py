@@ -59,7 +59,6 @@ class Liveness:
         self._check_number = itertools.count()
 
     def tick(self, now: float) -> None:
-        """Check the replicas whose time has come."""
         checks = self._checks
         while checks and checks[0][0] <= now:
             at, _, replica = heapq.heappop(checks)
@@ -120,7 +119,6 @@ class Liveness:
             self._dispatcher.want_respawn(replica, reason, event, now)
 
     def finish(self, replica: Replica, reason: str, now: float, by: int | None = None) -> None:
-        """Record that a replica ended as it was meant to."""
         self._known.move(replica, Cause.SAID_FINISHED, now, by, {"reason": reason, "step": replica.step})
         self._known.drain(replica)
         self._known.goodput.finished(replica.job, replica.id, now)

@@ -42,7 +42,6 @@ class Outbox:
         self.output.frames.append((replica.link, frame))
 
     def refuse(self, peer: Peer, code: str, text: str) -> None:
-        """Send the reason why a connection is closed, and close it."""
         self.output.frames += [(peer, Refusal(code, text)), (peer, None)]
         self.urgent = True
 

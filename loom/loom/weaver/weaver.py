@@ -126,7 +126,6 @@ class Weaver:
         self.known.events.append(now, "spawned", None, **about)
 
     def tick(self, now: float) -> None:
-        """Do the periodic work that is due."""
         self.known.goodput.tick(now)
         self._liveness.tick(now)
 
@@ -141,7 +140,6 @@ class Weaver:
         return self._outbox.take()
 
     def _hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
-        """Take a threadlet's first frame; welcome or refuse the threadlet."""
         if not hmac.compare_digest(hello.key.encode(), self._key):
             return self._outbox.refuse(
                 peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another"

@@ -87,7 +87,6 @@ class WeaverFeed:
         return [WeaverEvent.from_body(one) for one in self._ask("events", **wanted)]
 
     def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:
-        """Read all events after the one with an id."""
         while page := self.page(after=after, limit=PAGE, **wanted):
             yield from page
             after = page[-1].id
@@ -117,7 +116,6 @@ class _Reader:
             yield from self._noted(self._feed.after(after, **self._wanted))
 
     def new(self, update: WeaverUpdate) -> Iterator[WeaverEvent]:
-        """Read the events of an update that have not been read yet."""
         if isinstance(update, Snapshot):  # a new connection begins: events may have been missed before it
             yield from self._noted(self._feed.after(self._last, **self._wanted))
         elif isinstance(update, WeaverEvent) and update.id > self._last:

@@ -105,11 +105,9 @@ class WeaverWatch:
             yield away
             time.sleep(wait)
 
-    async def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
+    def updates_async(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
         """Yield the present state, and then each change, on an event loop; see `updates`."""
-        updates: AsyncIterator[WeaverUpdate] = self._watch(_read, timeout)
-        async for update in updates:
-            yield update
+        return self._watch(_read, timeout)
 
     async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the gateway's messages as they come, and one of type ``away`` when the connection is lost."""

@@ -173,7 +173,6 @@ class Goodput:
         self._touch(known, place, now, soon=True)
 
     def finished(self, job: str, replica: str, now: float) -> None:
-        """Record that a replica ended as it was meant to."""
         known, place = self._find(job, replica)
         if place is not None and place.vacant is None:
             self._end(known, place)
@@ -189,7 +188,6 @@ class Goodput:
                     self._sample(job, now)
 
     def jobs(self) -> list[str]:
-        """Return the names of the jobs, in the order in which they began."""
         return list(self._jobs)
 
     def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:

@@ -43,7 +43,6 @@ class Place:
 
     @property
     def behind(self) -> bool:
-        """Whether the process repeats steps of an earlier one."""
         return self.before is not None and (self.reached is None or self.reached < self.before)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +104,6 @@ class JobTime:
         return len(self.places) - len(self.vacant)
 
     def add(self, reason: str, seconds: float) -> None:
-        """Count seconds that are over."""
         self.base[reason] = self.base.get(reason, 0.0) + seconds
         self.total[reason] = self.total.get(reason, 0.0) + seconds
 

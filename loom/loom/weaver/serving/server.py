@@ -118,7 +118,6 @@ class Server:
         self._planned = loop.call_at(max(at, loop.time()), self.commit)
 
     def commit(self) -> None:
-        """Store the changes, and send the output."""
         if self._planned is not None:
             self._planned.cancel()
             self._planned = None
@@ -242,7 +241,6 @@ class RequestConnection(Connection):
         self.server.plan_commit()
 
     def flush(self) -> None:
-        """Send the answers that waited for a commit."""
         answers, self._answers = self._answers, []
         for answer in answers:
             self._send_answer(answer)

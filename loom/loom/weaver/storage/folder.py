@@ -12,21 +12,14 @@ from loom.process.held_folder import hold
 
 
 class WeaverFolder:
-    """A folder that only this user can open, held by one weaver at a time."""
+    """A folder that only this user can open, held by this process until it ends, and created if it is missing."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self.store = path / "weaver.sqlite"
-        self.socket = path / "weaver.sock"
-        self._link = path / "link.json"
-        self._lock = lock
-
-    @classmethod
-    def open(cls, path: str | Path) -> WeaverFolder:
-        """Open a folder, after creating it if it is missing, and hold it until this process ends."""
-        path = Path(path).absolute()
-        lock = hold(path, "weaver", "weaver.sock")
-        return cls(path, lock)
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._lock = hold(self.path, "weaver", "weaver.sock")
+        self.store = self.path / "weaver.sqlite"
+        self.socket = self.path / "weaver.sock"
+        self._link = self.path / "link.json"
 
     def is_there(self) -> bool:
         """Return whether the opened folder still exists, and no other folder has taken its place."""

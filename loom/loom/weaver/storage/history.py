@@ -98,11 +98,9 @@ class History:
 
     @property
     def size(self) -> int:
-        """Bytes of points in the store."""
         return self._bytes
 
     def metrics(self, replica: str) -> list[str]:
-        """Return the names of a replica's metrics, sorted."""
         return sorted(self._series.get(replica, ()))
 
     def record(
@@ -217,7 +215,6 @@ class History:
         return series
 
     def _row(self, series: _Series) -> _Row:
-        """Return the row for a series' open chunk."""
         if not series.chunk:
             series.chunk = self._next_chunk
             self._next_chunk += 1

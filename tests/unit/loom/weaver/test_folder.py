@@ -15,7 +15,7 @@ ADDRESS = WeaverAddress("127.0.0.1", 4000, "a-key")
 
 
 def test_an_address_is_there_for_the_weaver_after_this_one(tmp_path: Path) -> None:
-    folder = WeaverFolder.open(tmp_path / "weaver")
+    folder = WeaverFolder(tmp_path / "weaver")
     assert folder.remembered() is None
 
     folder.remember(ADDRESS)
@@ -27,7 +27,7 @@ def test_an_address_is_there_for_the_weaver_after_this_one(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"host": "h", "port": "none", "key": "k"}'])
 def test_an_address_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
-    folder = WeaverFolder.open(tmp_path / "weaver")
+    folder = WeaverFolder(tmp_path / "weaver")
     (folder.path / "link.json").write_text(text)
 
     assert folder.remembered() is None
@@ -41,11 +41,11 @@ def test_keys_are_long_and_differ() -> None:
 
 
 def test_one_weaver_at_a_time_has_the_folder(tmp_path: Path) -> None:
-    held = WeaverFolder.open(tmp_path / "weaver")
+    held = WeaverFolder(tmp_path / "weaver")
 
     text = r"another weaver \(pid \d+\) uses the state folder .*weaver: end it, or choose another"
     with pytest.raises(loom.errors.Conflict, match=text):
-        WeaverFolder.open(held.path)
+        WeaverFolder(held.path)
 
 
 def test_a_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
@@ -53,25 +53,25 @@ def test_a_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weaver").chmod(0o755)
 
     with pytest.raises(loom.errors.UnsafeStateFolder, match="chmod 700"):
-        WeaverFolder.open(tmp_path / "weaver")
+        WeaverFolder(tmp_path / "weaver")
 
 
 def test_a_path_that_is_too_long_or_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(loom.errors.UnsafeStateFolder, match="too long"):
-        WeaverFolder.open(tmp_path / ("w" * 120))
+        WeaverFolder(tmp_path / ("w" * 120))
     with pytest.raises(loom.errors.UnsafeStateFolder, match=r"cannot keep state in .*file"):
-        WeaverFolder.open(tmp_path / "file")
+        WeaverFolder(tmp_path / "file")
 
 
 def test_a_folder_that_was_replaced_is_not_there(tmp_path: Path) -> None:
-    folder = WeaverFolder.open(tmp_path / "weaver")
+    folder = WeaverFolder(tmp_path / "weaver")
     assert folder.is_there()
 
     shutil.rmtree(folder.path)
     gone = folder.is_there()
-    WeaverFolder.open(folder.path)
+    WeaverFolder(folder.path)
 
     assert not gone
     assert not folder.is_there()
