@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import WrongArguments
+from loom.extras import require
 from loom.process.exit_codes import FAILURE
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen, reachable
@@ -25,7 +26,7 @@ from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.manager import SessionManager
@@ -65,7 +66,7 @@ def serve(settings: GatewaySettings) -> None:
     file = TokenFile(settings.tokens or default_path())
     file.read()
     audit = Audit(settings.audit, settings.audit_size)
-    access = AccessControl(TokenAuthority(token, file), settings, audit, settings.allow_origin)
+    access = AccessControl(TokenAuthority(token, file, _issuer(settings)), settings, audit, settings.allow_origin)
     listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
     folder = _state_folder(settings, listener.getsockname()[1])
     manager = SessionManager(
@@ -88,6 +89,18 @@ def serve(settings: GatewaySettings) -> None:
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
     _Server(settings, token, manager, access, supervisor).run(sockets=[listener])
+
+
+def _issuer(settings: GatewaySettings) -> Issuer | None:
+    if settings.oidc_issuer is None:
+        for name in ("audience", "scope", "scope_claim", "grant", "ca"):
+            if getattr(settings, f"oidc_{name}"):
+                raise WrongArguments(f"--oidc-{name.replace('_', '-')} needs --oidc-issuer")
+        return None
+    require({"joserfc": "joserfc"}, "--oidc-issuer")
+    from loom_gateway.access.openid import OpenIdIssuer  # it takes 0.1 s
+
+    return OpenIdIssuer.of(settings)
 
 
 def _check_tls(certificate: Path | None, key: Path | None) -> None:

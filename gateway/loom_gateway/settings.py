@@ -117,6 +117,21 @@ class GatewaySettings(Limits):
     tokens: Path | None = _option(
         None, "File of `loom token`. Default: LOOM_TOKENS, or the user's.", metavar="FILE"
     )
+    oidc_issuer: str | None = _option(
+        None, "Accept the tokens of this OpenID Connect issuer, too.", metavar="https://HOST"
+    )
+    oidc_audience: list[str] = _option(
+        [], "Whom the issuer's tokens must be for, usually the client id.", metavar="AUDIENCE"
+    )
+    oidc_scope: str | None = _option(None, "Scope of everyone whom the issuer knows.", metavar="SCOPE")
+    oidc_scope_claim: str | None = _option(
+        None, "Claim that gives users a scope: loom:SCOPE, or what --oidc-grant names.", metavar="CLAIM"
+    )
+    oidc_grant: list[str] = _option([], "Scope of a value of that claim.", metavar="VALUE=SCOPE")
+    oidc_user_claim: str = _option("sub", "Claim with the user's name.", metavar="CLAIM")
+    oidc_ca: Path | None = _option(
+        None, "Certificate of the authority that vouches for the issuer, PEM.", metavar="FILE"
+    )
     tls_cert: Path | None = _option(None, "Certificate and its chain, PEM; serves wss://.", metavar="FILE")
     tls_key: Path | None = _option(None, "The certificate's key, if it is in another file.", metavar="FILE")
     allow_origin: list[str] = _option(

@@ -99,6 +99,10 @@ class GatewayUnreachable(Unavailable, code="gateway_unreachable", exit_status=5)
     """Nothing answered at the gateway's address (refused, timed out, name not found)."""
 
 
+class IssuerUnreachable(GatewayUnreachable, code="issuer_unreachable", http_status=503):
+    """The gateway does not know the key of an OpenID token, and the issuer does not give its keys now."""
+
+
 class GatewayDraining(LoomError, code="gateway_draining", http_status=503):
     """The gateway is stopping and takes no new sessions; its existing ones go on until it ends."""
 

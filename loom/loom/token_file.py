@@ -21,6 +21,9 @@ from loom.errors import TokenFileError, UnknownToken, WrongArguments
 
 SCOPES = ("view", "operate", "drive")  # the scopes of tokens; each includes the ones before it
 
+OPENID_PREFIX = "oidc:"
+"""Begins the names of users whose tokens an OpenID issuer signs. No token of the file has such a name."""
+
 _VERSION = 1
 
 
@@ -111,6 +114,8 @@ class TokenFile:
             raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
         if not name or not name.isprintable() or len(name) > 100:
             raise WrongArguments("a token's name has 1 to 100 printable characters")
+        if name.startswith(OPENID_PREFIX):
+            raise WrongArguments(f"names that begin with {OPENID_PREFIX} are those of users of OpenID Connect")
         if expires_in is not None and not 0 < expires_in < float("inf"):
             raise WrongArguments(f"a token cannot expire in {expires_in:g} s")
         now = time.time()

@@ -237,3 +237,10 @@ def test_every_route_is_explained() -> None:
         routes |= {f"{prefix[1]}{one}" for one in re.findall(r"router\.\w+\(\s*\"(/[^\"]*)\"", source) if prefix}
     assert len(routes) > 20
     assert not [route for route in routes if f"{route.replace(':path', '')}`" not in text]
+
+
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", Page.of("docs/design/guarantees.md").text)
+    assert named
+    for file, name in named:
+        assert re.search(rf"^(async )?def {name}\b", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{name}"

@@ -26,11 +26,11 @@ from loom.errors import (
     ScopeError,
     TokenRevoked,
 )
-from loom.token_file import SCOPES, Token
+from loom.token_file import SCOPES, Token, digest
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
-from loom_gateway.access.tokens import TokenAuthority, digest_shown
+from loom_gateway.access.tokens import KeyWanted, TokenAuthority, token_shown
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
@@ -81,6 +81,14 @@ class AccessControl:
         self._connected: dict[object, tuple[Principal, Disconnect]] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by token
 
+    async def enter(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
+        """Do as `admit`, but first fetch the key that signed the token if it is new."""
+        try:
+            return self.admit(scope, counts)
+        except KeyWanted as wanted:
+            await wanted.fetch()
+            return self.admit(scope, counts=False)
+
     def admit(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
         """Authenticate a request or a WebSocket, given its ASGI scope.
 
@@ -91,6 +99,8 @@ class AccessControl:
         peer = str(client[0]) if client else ""
         try:
             return Principal(self._admit(scope, address_key(peer), counts), peer)
+        except KeyWanted:  # `enter` finds out whether it is a refusal
+            raise
         except LoomError as error:
             self.audit.refused(error, None, peer)
             raise
@@ -104,14 +114,15 @@ class AccessControl:
         headers = scope["headers"]
         if scope["type"] == "websocket":
             self._check_origin(headers)
-        shown = digest_shown(headers)
+        text = token_shown(headers)
+        shown = digest(text)
         # An address with a known good token is not refused because of its neighbours' wrong tokens.
         if (address, shown) not in self._known and (wait := self._failures.wait(address)):
             limits = self.limits
             what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
             raise _too_often(what, wait)
         try:
-            token = self._authority.check(shown)
+            token = self._authority.check(shown, text)
         except TokenRevoked:  # not a guess, so it does not count as a failure
             raise
         except AuthenticationError:
@@ -188,13 +199,13 @@ class AccessControl:
 
     def confirm(self, principal: Principal) -> None:
         """Raise `TokenRevoked` if a principal's token was revoked or has expired."""
-        self._authority.confirm(principal.token.id)
+        self._authority.confirm_shown(principal.token)
 
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients whose token was revoked or has expired, and end their sessions. Never returns."""
         while True:
             await asyncio.sleep(TICK)
-            self._authority.reload()
+            self._authority.refresh()
             self.audit.tick()
             for key, (principal, disconnect) in list(self._connected.items()):
                 try:

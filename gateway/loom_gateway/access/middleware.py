@@ -35,7 +35,7 @@ class AccessMiddleware:
         in_tunnel = path.startswith(f"{_TUNNEL}/")
         reads = scope["type"] == "websocket" or scope["method"] in _READS or path == _TUNNEL or in_tunnel
         try:
-            principal = scope["loom.principal"] = self._access.admit(scope, counts=not in_tunnel)
+            principal = scope["loom.principal"] = await self._access.enter(scope, counts=not in_tunnel)
             if scope["type"] == "http":
                 self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:

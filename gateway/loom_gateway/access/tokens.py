@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
-from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
-from loom.token_file import Token, TokenFile, digest
+from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
+from loom.token_file import OPENID_PREFIX, Token, TokenFile, digest
 
 logger = logging.getLogger(__name__)
 
@@ -17,16 +18,44 @@ OWN = "gateway"
 """The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
 
 
-class TokenAuthority:
-    """Checks the gateway's own token, and those of a file. Keeps only their hashes."""
+class KeyWanted(IssuerUnreachable):
+    """A token is signed by a key that is unknown and can be fetched: wait for ``fetch``, and check again."""
 
-    def __init__(self, token: str, file: TokenFile | None = None) -> None:
+    def __init__(self, message: str, fetch: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(message)
+        self.fetch = fetch
+
+
+class Issuer(Protocol):
+    """Another party whose signed tokens are accepted."""
+
+    def check(self, text: str) -> Token:
+        """Return the record of a token. Raise as `TokenAuthority.check`."""
+
+    def confirm(self, token: Token) -> None:
+        """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
+
+    def refresh(self) -> None:
+        """Begin to renew what is known of the issuer, if it is old."""
+
+
+class TokenAuthority:
+    """Checks the gateway's own token, those of a file, and those of an issuer. Keeps only their hashes."""
+
+    def __init__(self, token: str, file: TokenFile | None = None, issuer: Issuer | None = None) -> None:
         self._own = Token(OWN, OWN, "drive", digest(token), time.time())
         self._file = file
+        self._issuer = issuer
         self._version: tuple[int, ...] | None = None  # of the file's last content
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
         self._trouble: TokenFileError | None = None  # so that an error is logged once
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed, and ask the issuer for its keys if they are old."""
+        self.reload()
+        if self._issuer is not None:
+            self._issuer.refresh()
 
     def reload(self) -> None:
         """Read the file again if it has changed. While it cannot be read, its last content stays in force."""
@@ -44,16 +73,30 @@ class TokenAuthority:
             self._trouble = error
             return
         self._trouble = None
+        for token in tokens:
+            if token.name.startswith(OPENID_PREFIX):
+                logger.error(
+                    "the token %s has the name of a user of OpenID, %r: it is refused", token.id, token.name
+                )
+        tokens = [token for token in tokens if not token.name.startswith(OPENID_PREFIX)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
-    def check(self, shown: str) -> Token:
-        """Return the token with a digest. Raise `AuthenticationError` if there is none, or `TokenRevoked`."""
+    def check(self, shown: str, text: str = "") -> Token:
+        """Return the record of the token with a digest, or of one that the issuer signed, given its text.
+
+        Raises:
+            AuthenticationError: the token is unknown; `TokenRevoked` if it was revoked or has expired.
+            ScopeError: the issuer's token gives no scope.
+            KeyWanted: the issuer's key is unknown, and can be fetched; `IssuerUnreachable` if it cannot.
+        """
         if hmac.compare_digest(shown, self._own.sha256):
             return self._own
         self.reload()
         # The time of the look-up may depend on the digest, but reveals nothing about a token.
         token = self._by_digest.get(shown)
+        if token is None and self._issuer is not None and text.count(".") == 2:
+            return self._issuer.check(text)
         if token is None:
             raise AuthenticationError(
                 "this gateway does not accept the token; the gateway printed its own when it started"
@@ -62,9 +105,22 @@ class TokenAuthority:
         self.confirm(token.id)
         return token
 
+    def confirm_shown(self, token: Token) -> None:
+        """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
+        self.confirm(token.id)
+        if self._issuer is not None:
+            self._issuer.confirm(token)
+
     def confirm(self, ident: str) -> None:
-        """Raise `TokenRevoked` if the token with an id, which was accepted, was revoked or has expired."""
+        """Raise `TokenRevoked` if the token with an id, which was accepted, was revoked or has expired.
+
+        The id of an issuer's user, who has another token every hour, is good as long as the gateway has an issuer.
+        """
         if ident in ("", OWN):  # an empty id is that of a gateway that recorded no owners
+            return
+        if ident.startswith(OPENID_PREFIX):
+            if self._issuer is None:
+                raise TokenRevoked(f"this gateway accepts no OpenID tokens any more, as {ident!r} had")
             return
         token = self._by_id.get(ident)
         state = "revoked" if token is None else token.state(time.time())
@@ -76,6 +132,11 @@ class TokenAuthority:
 
 def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the digest of the token in a request's headers. Raise `AuthenticationError` if there is none."""
+    return digest(token_shown(headers))
+
+
+def token_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the token in a request's headers. Raise `AuthenticationError` if there is none."""
     given = next((value for name, value in headers if name.lower() == b"authorization"), None)
     if given is None:
         raise AuthenticationError(
@@ -87,4 +148,4 @@ def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
         raise AuthenticationError(
             "this gateway takes a token in the header `Authorization: Bearer TOKEN`, and no other scheme"
         )
-    return digest(token.strip())
+    return token.strip()
