@@ -31,7 +31,6 @@ class Forwarder:
             self._server = await asyncio.start_server(self._accept, None, self._port, limit=CHUNK)
 
     async def close(self) -> None:
-        """Stop listening, and end all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -66,7 +66,6 @@ class SupervisedProcess:
 
     @property
     def kept(self) -> bool:
-        """Whether the process should run."""
         return self._task is not None
 
     @property

@@ -74,7 +74,6 @@ class PodSettings:
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:
-        """Return the settings that `write` left in a folder."""
         try:
             return cls.from_json(json.loads((folder / "settings.json").read_text()))
         except (OSError, ValueError) as error:

@@ -188,7 +188,6 @@ class Tunnel:
                 self._closing = self._loop.call_later(self._idle, self.close)
 
     def close(self) -> None:
-        """Close the tunnel, because the client is gone."""
         self._closed = True
         self._closing.cancel()
         self.end()

@@ -156,7 +156,7 @@ class AdoptedDriver(DriverProcess):
 
     @classmethod
     def adopt(cls, files: DriverFiles) -> AdoptedDriver:
-        """Take over the driver of a record. Raise `NotOurDriver` if another process has its id or its socket."""
+        """Take over the driver of a record. Raise `NotOurDriver` if it has ended, or another has its place."""
         try:
             record = files.read_record()
         except (OSError, ValueError) as error:

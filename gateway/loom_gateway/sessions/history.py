@@ -93,9 +93,7 @@ class EndedSessions:
             logger.warning("the end of session %s cannot be written down: %s", session.name, error)
 
     def all(self) -> list[EndedSession]:
-        """Return the remembered sessions, the newest last."""
         return list(self._sessions)
 
     def get(self, name: str) -> EndedSession | None:
-        """Return a session by name, or None if it is not remembered."""
         return next((session for session in self._sessions if session.name == name), None)

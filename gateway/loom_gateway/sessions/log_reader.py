@@ -60,7 +60,6 @@ class SessionLogs:
         self._closing = False
 
     def add(self, session: str, path: str) -> None:
-        """Note the path of a new session's log."""
         self._living[session] = path
 
     def ended(self, session: str, path: str) -> None:

@@ -208,7 +208,6 @@ class SessionManager:
             logger.info("session %s: client disconnected", session.name)
 
     async def end(self, session: Session, reason: str) -> None:
-        """End a session: its driver stops its meshes and exits."""
         session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()

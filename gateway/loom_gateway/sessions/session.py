@@ -81,7 +81,6 @@ class Session:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the session takes no more clients."""
         return self.state in (SessionState.ENDING, SessionState.ENDED)
 
     def move_to(self, state: SessionState) -> None:
@@ -102,5 +101,4 @@ class Session:
         return EndedSession.of(driver.record, words, driver.how_it_ended, driver.output, driver.files.log)
 
     def ended_error(self) -> LoomError:
-        """Return the error for a client whose driver has ended or is ending."""
         return self.ended().error()

@@ -29,7 +29,6 @@ class StateFolder:
 
     @property
     def temporary(self) -> bool:
-        """Whether the folder is removed with the gateway."""
         return self._lock is None
 
     @classmethod
@@ -59,6 +58,5 @@ class StateFolder:
         return [DriverFiles(os.path.join(self.path, name)) for name in sorted(names)]
 
     def remove(self) -> None:
-        """Remove the folder if it is temporary."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)

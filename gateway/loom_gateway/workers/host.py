@@ -126,9 +126,10 @@ def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Ad
     return ip
 
 
-def _end_with_descendants(status: int = 0) -> NoReturn:
+def _end_with_descendants(why: str) -> NoReturn:
     """End every descendant, then this process, without unwinding other threads."""
     _ending.set()
+    _write_error(f"the worker ends: {why}\n")
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -151,7 +152,7 @@ def _end_with_descendants(status: int = 0) -> NoReturn:
                 psutil.wait_procs(descendants, timeout=LOOK_AGAIN)
             else:
                 time.sleep(LOOK_AGAIN)
-    os._exit(status)
+    os._exit(0)
 
 
 def _living_descendants() -> list[psutil.Process]:
@@ -166,7 +167,7 @@ def _living_descendants() -> list[psutil.Process]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of the orphans of sessions' processes, so that they end with this process, not init's."""
+    """Become the parent of sessions' orphans, which end with this process: the kernel would give them to init."""
     if sys.platform == "linux":
         import ctypes
 
@@ -195,8 +196,7 @@ def _reap_orphans() -> None:
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     # Monarch raises SIGINT too, for a fault that it can report to no client.
-    _write_error(f"the worker ends: {signal.Signals(number).name}\n")
-    _end_with_descendants()
+    _end_with_descendants(signal.Signals(number).name)
 
 
 def _write_error(line: str) -> None:
@@ -217,12 +217,7 @@ def _exit_with_parent() -> None:
     # parent.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-
-    def end() -> None:
-        _write_error("the worker ends: its parent is gone\n")
-        _end_with_descendants()
-
-    when_parent_ends(end, lifeline)
+    when_parent_ends(lambda: _end_with_descendants("its parent is gone"), lifeline)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

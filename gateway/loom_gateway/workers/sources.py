@@ -282,7 +282,6 @@ class WorkerHosts:
 
     @property
     def changing(self) -> bool:
-        """Whether the addresses may change."""
         return any(source.where for _, source in self._sources)
 
     @property
