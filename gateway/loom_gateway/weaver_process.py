@@ -13,7 +13,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from loom.control.introduction import PROTOCOL
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
@@ -153,7 +152,7 @@ class WeaverSupervisor:
         if self._exit_with_gateway:
             arguments.append("--exit-with-parent")
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
-        process = self._process = OwnDriver("the weaver", self._files, command, [PROTOCOL])
+        process = self._process = OwnDriver("the weaver", self._files, command)
         announced = await process.come_up(START_TIMEOUT)
         self.address = str(announced["address"])
         process.note(address=self.address)

@@ -165,7 +165,7 @@ async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
         _, link = await connecting
     except OSError:
         await _await_exit(session)
-        raise session.ended_error() from None
+        raise session.ended().error() from None
     link.write(b"".join(unnumbered_frame(OpenSession(session.name).message())))
     link.write(hello_frame)
     return link
@@ -206,7 +206,7 @@ def _last_word(frame: bytes) -> int | None:
 
 async def _report_loss(session: Session, send: Send) -> None:
     if await _await_exit(session):
-        await _refuse(send, session.ended_error())
+        await _refuse(send, session.ended().error())
     else:
         # The driver has given up this connection for a later one of the same client.
         await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})

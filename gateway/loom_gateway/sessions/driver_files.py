@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,6 @@ class DriverRecord:
     pid: int
     started: int
     """The process's start by `start_time`. Another process with the same id has a later start."""
-    port: int
-    """The port of the driver's Monarch."""
-    protocol: Sequence[int]
     session: str = ""
     """The name of its session; empty for a spare."""
     created: float = 0.0

@@ -100,9 +100,7 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
 
-    def __init__(
-        self, name: str, files: DriverFiles, command: Sequence[str], protocol: Sequence[int], port: int = 0
-    ) -> None:
+    def __init__(self, name: str, files: DriverFiles, command: Sequence[str]) -> None:
         output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # The child's standard input closes when this process ends; see `driver.lifetime`.
@@ -110,7 +108,7 @@ class OwnDriver(DriverProcess):
         finally:
             os.close(output)
         pid = self._child.pid
-        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, port, list(protocol)))
+        super().__init__(files, DriverRecord(pid, start_time(pid) or 0))
         self.note()
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)

@@ -13,7 +13,6 @@ from typing import Any
 
 from loom.errors import LoomError, UnknownSession
 from loom.process.child import python
-from loom.wire.handshake import PROTOCOL
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver, OwnDriver
@@ -136,17 +135,16 @@ class SessionManager:
     async def _start_driver(self) -> OwnDriver:
         workers = await self.worker_watch.there()
         files = self.folder.new_driver()
-        port = self._ports.take()
         arguments = ["--socket", files.socket]
         arguments += [arg for worker in workers.addresses for arg in ("--worker", worker)]
         arguments += ["--workers-file", self.worker_watch.path]
-        arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
+        arguments += ["--port", str(self._ports.take()), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self.folder.weaver]
         if self.exit_with_gateway:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:
             arguments.append("--remove-folder")
-        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments), PROTOCOL, port)
+        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments))
         await driver.come_up(START_TIMEOUT)
         return driver
 

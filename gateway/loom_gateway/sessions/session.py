@@ -6,7 +6,6 @@ import asyncio
 import enum
 from dataclasses import dataclass, field
 
-from loom.errors import LoomError
 from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.history import EndedSession
@@ -99,6 +98,3 @@ class Session:
         driver = self.driver
         words = LastWords(driver.reason or driver.files.read_last_words().reason, driver.exit_code)
         return EndedSession.of(driver.record, words, driver.how_it_ended, driver.output, driver.files.log)
-
-    def ended_error(self) -> LoomError:
-        return self.ended().error()

@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from loom.errors import InvalidAddress, WorkerUnreachable
 from loom.process.listen import bracketed
-from loom_gateway.sessions.driver_files import write_json
 
 MONARCH_PORT = 26600
 """The default port of a worker."""
@@ -41,10 +40,6 @@ class WorkerList:
     """The numbers of the hosts of each named mesh."""
     sizes: Sequence[int] = ()
     """The number of workers from each of the gateway's sources, in the sources' order."""
-
-    def write(self, path: str) -> None:
-        """Replace the file atomically."""
-        write_json(path, self)
 
     @classmethod
     def read(cls, path: str) -> WorkerList | None:

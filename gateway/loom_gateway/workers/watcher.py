@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from loom.errors import WorkerUnreachable
+from loom_gateway.sessions.driver_files import write_json
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class WorkerWatch:
         return self.hosts.listed()
 
     def _publish(self) -> None:
-        self.hosts.listed().write(self.path)
+        write_json(self.path, self.hosts.listed())
         self._complete.set()
 
     async def _look_on(self) -> None:

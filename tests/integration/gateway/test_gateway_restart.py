@@ -272,7 +272,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def record_of(pid: int, session: str = "session-1") -> DriverRecord:
     started = start_time(pid)
     assert started is not None
-    return DriverRecord(pid, started, 1, [1, 0], session, 1.0)
+    return DriverRecord(pid, started, session, 1.0)
 
 
 async def test_a_driver_of_ours_is_adopted(files: DriverFiles) -> None:
@@ -295,9 +295,9 @@ async def test_a_client_that_meets_a_driver_at_its_end_is_told_why_it_ends(files
         driver = AdoptedDriver.adopt(files)
     session = Session(driver)
 
-    assert isinstance(session.ended_error(), loom.SessionLost)
+    assert isinstance(session.ended().error(), loom.SessionLost)
     files.write_last_words(LastWords("no client for 5 s"))
-    error = session.ended_error()
+    error = session.ended().error()
 
     assert isinstance(error, loom.UnknownSession)
     assert "no client for 5 s" in str(error)
@@ -339,8 +339,8 @@ def test_a_process_that_does_not_listen_is_refused(files: DriverFiles, sleeper: 
         "null",
         "[]",
         "{}",
-        json.dumps({**asdict(DriverRecord(1, 1, 1, [1, 0])), "pid": "1"}),
-        json.dumps({**asdict(DriverRecord(1, 1, 1, [1, 0])), "pid": True}),
+        json.dumps({**asdict(DriverRecord(1, 1)), "pid": "1"}),
+        json.dumps({**asdict(DriverRecord(1, 1)), "pid": True}),
     ],
 )
 def test_what_is_no_record_is_refused(files: DriverFiles, text: str) -> None:
@@ -351,7 +351,7 @@ def test_what_is_no_record_is_refused(files: DriverFiles, text: str) -> None:
 
 @pytest.mark.parametrize("pid", [-1, 0, 1 << 70])
 def test_a_record_of_no_process_is_refused(files: DriverFiles, pid: int) -> None:
-    files.write_record(DriverRecord(pid, 1, 1, [1, 0]))
+    files.write_record(DriverRecord(pid, 1))
     with pytest.raises(NotOurDriver, match="has ended"):
         AdoptedDriver.adopt(files)
 
@@ -361,10 +361,10 @@ def test_what_is_stale_or_forged_is_cleared_away(cluster: LocalCluster, sleeper:
     gateway.state.mkdir(0o700)
     try:
         dead = DriverFiles(str(gateway.state / "driver-dead"))
-        dead.write_record(DriverRecord(2**22 - 1, 1, 1, [1, 0], "session-dead", 1.0))
+        dead.write_record(DriverRecord(2**22 - 1, 1, "session-dead", 1.0))
         Path(dead.output).write_text("a line\nthe last line\n")
         closed = DriverFiles(str(gateway.state / "driver-closed"))
-        closed.write_record(DriverRecord(2**22 - 1, 1, 1, [1, 0], "session-closed", 1.0))
+        closed.write_record(DriverRecord(2**22 - 1, 1, "session-closed", 1.0))
         closed.write_last_words(LastWords("no client for 5 s"))
         closed.write_last_words(LastWords(exit_code=0))
         forged = DriverFiles(str(gateway.state / "driver-forged"))

@@ -27,7 +27,7 @@ class Driver(DriverProcess):
 @pytest.fixture
 async def session(tmp_path: Path) -> Session:
     files = DriverFiles(str(tmp_path / "driver"))
-    return Session(Driver(files, DriverRecord(1, 0, 0, [], "session-1")))
+    return Session(Driver(files, DriverRecord(1, 0, "session-1")))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_what_is_passed_on_is_counted_over_all_connections(session: Sessio
 async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None:
     session.driver.files.write_last_words(LastWords("a user ended it"))
 
-    error = session.ended_error()
+    error = session.ended().error()
 
     assert type(error) is UnknownSession
     assert "'session-1' has ended: a user ended it" in str(error)
@@ -105,5 +105,5 @@ async def test_a_session_whose_driver_died_is_lost(session: Session) -> None:
     session.driver._ended(-9)
 
     with pytest.raises(SessionLost, match="'session-1' is lost: its driver was killed by SIGKILL") as lost:
-        raise session.ended_error()
+        raise session.ended().error()
     assert lost.value.exit_code == -9
