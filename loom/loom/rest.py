@@ -215,11 +215,7 @@ def _body(body: Mapping[str, Any]) -> bytes:
 
 
 def normalise_url(url: str) -> str:
-    """Return the WebSocket URL for a gateway's URL such as ``ws://host:8470`` or ``https://host/prefix``.
-
-    Raises:
-        InvalidAddress: the URL has no host, or another scheme than ``ws``, ``wss``, ``http`` and ``https``.
-    """
+    """Return the WebSocket URL for a gateway's URL such as ``ws://host:8470`` or ``https://host/prefix``."""
     try:
         parts = urlsplit(url)
         port = parts.port

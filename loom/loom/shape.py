@@ -295,9 +295,7 @@ def _check_names(names: Sequence[Any]) -> None:
 class MeshTrait(ABC):
     """The operations that every mesh has on its shape, without a round trip; like Monarch's class of this name."""
 
-    @property
-    @abstractmethod
-    def _shape(self) -> Shape: ...
+    _shape: Shape
 
     @abstractmethod
     def _new_with_shape(self: M, shape: Shape) -> M: ...

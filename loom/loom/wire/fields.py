@@ -55,10 +55,7 @@ def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
 
 
 def check_fields(body: Any, title: str) -> None:
-    """Raise `ProtocolMismatch` unless each field of a dataclass has a value that its annotation allows.
-
-    ``title`` is the name of the body in error messages.
-    """
+    """Raise `ProtocolMismatch`, about ``title``, unless each field of a dataclass fits its annotation."""
     for name, fits in _checks(type(body)):  # type: ignore[arg-type]  # classes are hashable
         value = getattr(body, name)
         if not fits(value):

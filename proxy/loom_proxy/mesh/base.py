@@ -64,15 +64,11 @@ class MeshProxy(MeshTrait):
 
     def __init__(self, whole: WholeMesh, shape: Shape | None = None) -> None:
         self._whole = whole
-        self.__shape = shape if shape is not None else whole.shape
-
-    @property
-    def _shape(self) -> Shape:
-        return self.__shape
+        self._shape = shape if shape is not None else whole.shape
 
     @property
     def _ident(self) -> int:
-        return self._whole.ident_of(self.__shape)
+        return self._whole.ident_of(self._shape)
 
     def _new_with_shape(self: P, shape: Shape) -> P:
         return type(self)(self._whole, shape)
@@ -90,10 +86,10 @@ class MeshProxy(MeshTrait):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MeshProxy):
             return NotImplemented
-        return self._whole is other._whole and self.__shape == other.__shape
+        return self._whole is other._whole and self._shape == other._shape
 
     def __hash__(self) -> int:
-        return hash((id(self._whole), self.__shape))
+        return hash((id(self._whole), self._shape))
 
     @property
     def initialized(self) -> FutureProxy[bool]:
@@ -104,7 +100,7 @@ class MeshProxy(MeshTrait):
         return mesh_html(self._panel())
 
     def _panel(self) -> MeshPanel:
-        whole, shape = self._whole, self.__shape
+        whole, shape = self._whole, self._shape
         return MeshPanel(
             whole.name,
             type(self).__name__,
@@ -121,5 +117,5 @@ class MeshProxy(MeshTrait):
         return ""
 
     def __repr__(self) -> str:
-        part = "" if self.__shape == self._whole.shape else f" of {self._whole.shape.extent}"
+        part = "" if self._shape == self._whole.shape else f" of {self._whole.shape.extent}"
         return f"<{type(self).__name__} {self._whole.name!r} {self.extent}{part}>"

@@ -20,15 +20,11 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
     def __init__(self, shape: Shape, values: Sequence[R]) -> None:
         if len(values) != len(shape):
             raise ValueError(f"{len(values)} values do not fill a mesh of {shape.extent}")
-        self.__shape = shape
+        self._shape = shape
         self._values = values
 
-    @property
-    def _shape(self) -> Shape:
-        return self.__shape
-
     def _new_with_shape(self, shape: Shape) -> ValueMeshProxy[R]:
-        position = {rank: index for index, rank in enumerate(self.__shape.ranks())}
+        position = {rank: index for index, rank in enumerate(self._shape.ranks())}
         return ValueMeshProxy(shape, [self._values[position[rank]] for rank in shape.ranks()])
 
     def item(self, **coordinates: int) -> R:
@@ -39,15 +35,15 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
             SliceOutOfRange: a coordinate is outside its dimension (an `IndexError`).
             WrongArguments: a coordinate is no int.
         """
-        missing = [label for label in self.__shape.labels if label not in coordinates]
+        missing = [label for label in self._shape.labels if label not in coordinates]
         if missing:
             raise NoSuchDimension(f"item() needs a coordinate for each dimension; missing: {', '.join(missing)}")
         for label, index in coordinates.items():
-            self.__shape.dimension(label)
+            self._shape.dimension(label)
             if isinstance(index, slice):
                 raise WrongArguments(f"item() takes one coordinate for {label!r}, not a slice; use slice()")
-        (rank,) = self.__shape.select(coordinates).ranks()
-        return self._values[self.__shape.ranks().index(rank)]
+        (rank,) = self._shape.select(coordinates).ranks()
+        return self._values[self._shape.ranks().index(rank)]
 
     def get(self, rank: int) -> R:
         """Return the value of the ``rank``-th element, counted in row-major order.
@@ -87,4 +83,4 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return f"ValueMesh({self.extent}):\n{body}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ValueMeshProxy, (self.__shape, list(self._values))
+        return ValueMeshProxy, (self._shape, list(self._values))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from loom.shape import Shape
@@ -23,7 +22,6 @@ class UndeliveredCall:
         self._ident = ident
         self._shape = shape
         self._answers = answers
-        self._futures: list[FutureProxy[Any]] | None = None
         self.mesh = mesh
         """Name of the mesh that was called."""
         self.endpoint = endpoint
@@ -31,19 +29,14 @@ class UndeliveredCall:
         self.adverb = adverb
         """``call``, ``call_one``, ``choose`` or ``stream``."""
 
-    @property
+    @cached_property
     def futures(self) -> list[FutureProxy[Any]]:
         """The futures of the answers: one, or several for `stream`. The first access collects the answers."""
-        if self._futures is None:
-            operation = CollectAnswer(self._ident)
-            if self.adverb == "stream":
-                self._futures = self._caller.ask_many(self._answers, operation, key=None)
-            else:
-                convert: Callable[[Any], Any] | None = None
-                if self.adverb == "call":
-                    convert = partial(ValueMeshProxy, self._shape)
-                self._futures = [self._caller.ask(operation, key=None, convert=convert)]
-        return self._futures
+        operation = CollectAnswer(self._ident)
+        if self.adverb == "stream":
+            return self._caller.ask_many(self._answers, operation, key=None)
+        convert = partial(ValueMeshProxy, self._shape) if self.adverb == "call" else None
+        return [self._caller.ask(operation, key=None, convert=convert)]
 
     @property
     def future(self) -> FutureProxy[Any]:
