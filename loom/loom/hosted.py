@@ -7,6 +7,7 @@ holds objects whose methods are all ``def``, the other holds all others.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -86,16 +87,12 @@ class HostedObject:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
+        return functools.partial(self._run, name)
 
-        def method(*args: Any, async_: bool = False, **kwargs: Any) -> Any:
-            return self._run(name, args, kwargs, async_)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(None, *args, **kwargs)
 
-        return method
-
-    def __call__(self, *args: Any, async_: bool = False, **kwargs: Any) -> Any:
-        return self._run(None, args, kwargs, async_)
-
-    def _run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], async_: bool) -> Any:
+    def _run(self, name: str | None, /, *args: Any, async_: bool = False, **kwargs: Any) -> Any:
         run = self._mesh.run
         future = (run.call_one if self._single else run.call)(name, args, kwargs)
         return future if async_ else future.get()

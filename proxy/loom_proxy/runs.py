@@ -200,7 +200,11 @@ class KnownRuns:
         caller = self._caller
         handle._answer = caller.ask(StartRun(handle.name, False), parts, ident=handle.id)
         try:
-            _print_output(handle)
+            with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
+                for stream, text in RunOutput(handle).pieces():
+                    file = sys.stdout if stream == 1 else sys.stderr
+                    file.write(text)
+                    file.flush()
             handle.exception()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -234,11 +238,3 @@ class KnownRuns:
         parts = caller.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
         handle = self._handles[ident] = RunHandle(caller, ident, name)
         return handle, parts
-
-
-def _print_output(handle: RunHandle) -> None:
-    with contextlib.suppress(NoSuchRun):  # the run ended, and so many others after it that it was forgotten
-        for stream, text in RunOutput(handle).pieces():
-            file = sys.stdout if stream == 1 else sys.stderr
-            file.write(text)
-            file.flush()

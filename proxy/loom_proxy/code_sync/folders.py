@@ -1,8 +1,4 @@
-"""`Job.sync`, which ships a project folder to every host for code that must be imported by name.
-
-Classes and functions of a synced folder travel by reference from then on; others of the user's travel by value, as
-before. See `SyncedFolders.by_name`.
-"""
+"""`Job.sync`, which ships a project folder to every host; its code travels by reference from then on."""
 
 from __future__ import annotations
 

@@ -96,10 +96,11 @@ class KubernetesJob:
         """Namespace of the pods."""
         wanted_meshes = meshes or {"workers": compute if selector is None else dict(selector)}
         services = {next(iter(wanted_meshes)): service} if isinstance(service, str) else service or {}
-        self._meshes = [
-            PodMesh(mesh, of, self.namespace, self._deployed_as(mesh, len(wanted_meshes)), services.get(mesh))
-            for mesh, of in wanted_meshes.items()
-        ]
+        self._meshes = []
+        for mesh, of in wanted_meshes.items():
+            suffix = f"-{mesh.replace('_', '-')}" if len(wanted_meshes) > 1 else ""
+            deployed_as = self._given_name + suffix
+            self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh)))
         self._port = monarch_port
         self._sync_dirs = list(sync_dirs)
         self._transport = transport
@@ -113,9 +114,6 @@ class KubernetesJob:
         self._removing = threading.Lock()
         self.synced: list[SyncResult] = []
         """The results of syncing ``sync_dirs``, in their order."""
-
-    def _deployed_as(self, mesh: str, meshes: int) -> str:
-        return self._given_name if meshes == 1 else f"{self._given_name}-{mesh.replace('_', '-')}"
 
     @property
     def name(self) -> str:
