@@ -124,9 +124,6 @@ class Commands:
         """For each replica, the ids of the commands that it has not acknowledged, the oldest first."""
         self._load()
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._commands
-
     def __iter__(self) -> Iterator[GivenCommand]:
         return iter(self._commands.values())
 

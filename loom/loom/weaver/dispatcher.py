@@ -106,20 +106,18 @@ class Dispatcher:
         by_action: dict[Action, list[str]] = {}
         for replica in living:
             by_action.setdefault(self._known.policy.action(replica.group), []).append(replica.id)
-        given: dict[str, list[str]] = {replica.id: [] for replica in living}
         what = {"device": device, "reason": reason}
-        ids = [replica.id for replica in living]
-        commands = [self.give(CommandKind.DEVICE_FAILED, what, ids, by, now, event.id)] if ids else []
-        for action, kind in ((Action.PAUSE, CommandKind.PAUSE), (Action.STOP, CommandKind.STOP)):
-            if action in by_action:
-                commands.append(self.give(kind, what, by_action[action], by, now, event.id))
-        for command in commands:
-            for id in command.replicas:
-                given[id].append(command.id)
+        wanted = (
+            (CommandKind.DEVICE_FAILED, [replica.id for replica in living]),
+            (CommandKind.PAUSE, by_action.get(Action.PAUSE)),
+            (CommandKind.STOP, by_action.get(Action.STOP)),
+        )
+        commands = [self.give(kind, what, ids, by, now, event.id) for kind, ids in wanted if ids]
         for replica in affected:
-            done = self._known.policy.action(replica.group).value if replica in living else None
-            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": done}
-            chain.append({**entry, "commands": given.get(replica.id, [])})
+            action = self._known.policy.action(replica.group).value if replica in living else None
+            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
+            given = [command.id for command in commands if replica.id in command.replicas]
+            chain.append({**entry, "commands": given})
         for id in by_action.get(Action.RESPAWN, ()):
             self.want_respawn(self._known.replicas[id], reason, event.id, now, device)
         self._outbox.urgent = True

@@ -42,11 +42,11 @@ class Weaver:
         self.instance = uuid.uuid4().hex
         self.started = now
         self.timing = timing or LivenessTimeouts()
-        self._outbox = Outbox()
-        self.stacks = Stacks(known, self._outbox)
-        self.reports = Reports(known, self._outbox)
-        self.dispatcher = Dispatcher(known, self._outbox)
-        self._liveness = Liveness(known, self._outbox, self.timing, now, self.dispatcher, self.stacks)
+        self.outbox = Outbox()
+        self.stacks = Stacks(known, self.outbox)
+        self.reports = Reports(known, self.outbox)
+        self.dispatcher = Dispatcher(known, self.outbox)
+        self._liveness = Liveness(known, self.outbox, self.timing, now, self.dispatcher, self.stacks)
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
             Acknowledged.KIND: self.dispatcher.take,
@@ -74,9 +74,6 @@ class Weaver:
             if peer.replica is None:  # the threadlet was refused, or has said goodbye
                 return
 
-    def refuse(self, peer: Peer, code: str, text: str) -> None:
-        self._outbox.refuse(peer, code, text)
-
     def lost(self, peer: Peer, now: float) -> None:
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
@@ -89,12 +86,12 @@ class Weaver:
             self._liveness.fail(replica, Cause.DIED, reason, now)
 
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
-        self._outbox.urgent = True
+        self.outbox.urgent = True
         return self.known.events.append(now, kind, replica, **data)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
         self.known.set_policy(group, action, by, now)
-        self._outbox.urgent = True
+        self.outbox.urgent = True
 
     def supervision(self, report: dict[str, Any], now: float) -> list[str]:
         """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
@@ -117,7 +114,7 @@ class Weaver:
                 self._liveness.finish(replica, reason, now, event.id)
             else:
                 self._liveness.fail(replica, Cause.DIED, reason, now, event.id)
-        self._outbox.urgent = True
+        self.outbox.urgent = True
         return [replica.id for replica in ended]
 
     def spawned(self, report: dict[str, Any], now: float) -> None:
@@ -131,17 +128,17 @@ class Weaver:
 
     @property
     def urgent(self) -> bool:
-        return self._outbox.urgent
+        return self.outbox.urgent
 
     def commit(self, now: float) -> Output:
         """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
-        self._outbox.output.events = self.known.commit(now)
+        self.outbox.output.events = self.known.commit(now)
         self.reports.tell_stored(now)
-        return self._outbox.take()
+        return self.outbox.take()
 
     def _hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
         if not hmac.compare_digest(hello.key.encode(), self._key):
-            return self._outbox.refuse(
+            return self.outbox.refuse(
                 peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another"
             )
         replica = self.known.replicas.get(hello.replica)
@@ -152,8 +149,8 @@ class Weaver:
             if replica.instance != hello.instance and now - replica.heard < silence:
                 who = f"another process (pid {replica.pid} on {replica.host})"
                 text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
-                return self._outbox.refuse(peer, "replica_taken", text)
-            self._outbox.close(replica.link)
+                return self.outbox.refuse(peer, "replica_taken", text)
+            self.outbox.close(replica.link)
         again = replica.instance == hello.instance
         if not again:
             self.dispatcher.end_all(replica, f"a new process became {replica.id!r} before it had applied this", now)
@@ -179,19 +176,19 @@ class Weaver:
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
-        self._outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True))
+        self.outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True))
         for injection, evidence in hello.removed.items():
             self.reports.note_removed(replica, injection, evidence, now)
         for given in self.known.commands.unacknowledged(replica.id):
-            self._outbox.send(replica, given.command)
-        self._outbox.urgent = True
+            self.outbox.send(replica, given.command)
+        self.outbox.urgent = True
         self._liveness.schedule(
             replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least)
         )
 
     def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
         bye = Bye.from_body(frame)
-        self._outbox.close(replica.link)
+        self.outbox.close(replica.link)
         replica.link = None
         if bye.ending is Ending.FAILED:
             self._liveness.fail(replica, Cause.SAID_FAILED, bye.reason, now)

@@ -81,8 +81,7 @@ class WeaverProxy:
 
     def status(self) -> dict[str, Any]:
         """Return the weaver at a glance: replicas by state, how many devices, commands under way, and more."""
-        found: dict[str, Any] = self._ask("status")
-        return found
+        return dict(self._ask("status"))
 
     def address(self) -> str:
         """Return the value of ``LOOM_WEAVER`` for training processes that Loom does not spawn.
@@ -152,8 +151,7 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        found: list[str] = self._ask("metrics", replica=replica)
-        return found
+        return list(self._ask("metrics", replica=replica))
 
     def history(
         self,
@@ -175,8 +173,7 @@ class WeaverProxy:
         Raises:
             UnknownReplica, WrongArguments: there is no such replica, or it reports no such metric.
         """
-        wanted = {"since": since, "until": until, "points": points}
-        found = self._ask("history", replica=replica, metric=metric, **wanted)
+        found = self._ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
@@ -193,13 +190,11 @@ class WeaverProxy:
         Raises:
             UnknownReplica: none has the id.
         """
-        found: str = self._ask("stacks", replica=replica)
-        return found
+        return str(self._ask("stacks", replica=replica))
 
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""
-        found: dict[str, str] = self._ask("policies")
-        return found
+        return dict(self._ask("policies"))
 
     def command(
         self, kind: str, params: dict[str, Any] | None = None, target: Target = "*", *, wait: float = 0.0
@@ -323,8 +318,7 @@ class WeaverProxy:
         Returns:
             The action of each group that has a policy.
         """
-        found: dict[str, str] = self._ask("policy", group=group, action=action)
-        return found
+        return dict(self._ask("policy", group=group, action=action))
 
     def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:
         """Call a function for each replica that needs another place because its group's policy is ``respawn``.

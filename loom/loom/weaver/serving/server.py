@@ -332,7 +332,7 @@ class ThreadletLink(Connection, Peer):
             if frames:
                 server.weaver.receive(self, frames, server.clock())
         except ProtocolMismatch as error:
-            server.weaver.refuse(self, error.code, str(error))
+            server.weaver.outbox.refuse(self, error.code, str(error))
             self.splitter = Splitter(0)
             self.transport.pause_reading()
         if self._introduced is None and self.replica is not None:
