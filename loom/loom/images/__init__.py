@@ -88,7 +88,9 @@ def loom_requirement() -> str | Path:
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return _checkout() or f"{DISTRIBUTION}=={__version__}"
+        root = Path(__file__).parents[3]  # a checkout, if Loom runs from there without being installed
+        is_checkout = (root / "pyproject.toml").exists() and (root / "gateway").is_dir()
+        return root if is_checkout else f"{DISTRIBUTION}=={__version__}"
     text = distribution.read_text("direct_url.json")
     origin = json.loads(text) if text else {}
     if "vcs_info" in origin:
@@ -98,12 +100,6 @@ def loom_requirement() -> str | Path:
     if url.scheme == "file":
         return _existing(Path(unquote(url.path)))
     return f"{DISTRIBUTION} @ {origin['url']}" if url.scheme else f"{DISTRIBUTION}=={distribution.version}"
-
-
-def _checkout() -> Path | None:
-    """Return the source that this module is part of, if it runs from there without being installed."""
-    root = Path(__file__).parents[3]
-    return root if (root / "pyproject.toml").exists() and (root / "gateway").is_dir() else None
 
 
 def _existing(path: Path) -> Path:

@@ -80,8 +80,7 @@ class DelayQueue:
     """A queue of ``room`` bytes in which each frame waits for the same time. The caller passes the time."""
 
     def __init__(self, seconds: float, room: int = ROOM) -> None:
-        self.dropped = 0
-        """Frames that were dropped for want of room."""
+        self.dropped = 0  # frames, for want of room
         self._seconds = seconds
         self._room = room
         self._frames: deque[tuple[float, bytes]] = deque()

@@ -14,9 +14,7 @@ from loom._version import __version__
 from loom.chaos.durations import spoken
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
-from loom.chaos.runs.verdicts import Verdict, compute_share, goodput, judge
-
-GOODPUT_OF_FAULT = "Goodput is that of all replicas from a fault to the next one, or to the end."
+from loom.chaos.runs.verdicts import Verdict, goodput, judge
 
 PLOTTED = "loss"
 """The metric of the plot."""
@@ -28,7 +26,7 @@ class Report:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.verdicts: list[Verdict] = judge(run)
-        self.goodput = goodput(run)
+        self.goodput = goodput(run.goodput)
 
     @property
     def held(self) -> bool:
@@ -47,7 +45,7 @@ class Report:
             "seconds": run.ended - run.began,
             "cut_short": run.cut_short,
             "goodput": self.goodput,
-            "spent": run.goodput,
+            "spent": run.goodput or None,
             "faults": [self._fault(one) for one in run.struck],
             "expectations": [asdict(one) for one in self.verdicts],
             "replicas": {id: [asdict(life) for life in lives] for id, lives in run.observer.lives.items()},
@@ -69,7 +67,7 @@ class Report:
             "duration": planned.duration,
             "injection": struck.id,
             **{name: getattr(struck, name) for name in same},
-            "goodput": compute_share(struck.spent),
+            "goodput": goodput(struck.spent),
             "victims": [asdict(victim) for victim in struck.victims],
             "mark": str(planned.mark),
         }
@@ -90,7 +88,8 @@ class Report:
         ]
         if picture is not None:
             lines += [f"![The run]({picture})", ""]
-        lines += ["## Faults", "", *self._faults(), "", GOODPUT_OF_FAULT, ""]
+        lines += ["## Faults", "", *self._faults(), ""]
+        lines += ["Goodput is that of all replicas from a fault to the next one, or to the end.", ""]
         lines += ["## Expectations", "", *self._expectations(), ""]
         if run.goodput:
             whole = sum(run.goodput.values()) or math.nan
@@ -103,7 +102,7 @@ class Report:
         became = ["detected", "recovered", "steps lost", "goodput", "evidence"]
         rows = []
         for number, one in enumerate(self.run.struck, 1):
-            share = compute_share(one.spent)
+            share = goodput(one.spent)
             recovered = "never" if one.given_up else spoken(one.recovered)
             rows.append(
                 [

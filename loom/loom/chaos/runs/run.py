@@ -56,8 +56,8 @@ class Run:
         self.began = self.ended = 0.0  # by the weaver's clock
         self.cut_short: str | None = None
         """Why the run ended early."""
-        self.goodput: dict[str, float] | None = None
-        """Seconds of the watched replicas during the run, by reason; None if the weaver has no goodput of them."""
+        self.goodput: dict[str, float] = {}
+        """Seconds of the watched replicas during the run, by reason; none if the weaver has no goodput of them."""
         self._spent_until: list[dict[str, float]] = []  # at each fault, and at the end
         self._weaver = weaver
         self._report = report
@@ -95,7 +95,7 @@ class Run:
         self.ended = self.observer.now()
         self._spent_until.append(self._spent())
         after = self._spent_until[-1]
-        self.goodput = {reason: after[reason] - before.get(reason, 0.0) for reason in after} if after else None
+        self.goodput = {reason: after[reason] - before.get(reason, 0.0) for reason in after}
         for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=True):
             struck.spent = _between(*times)
 

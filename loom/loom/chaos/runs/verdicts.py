@@ -128,19 +128,14 @@ def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
     return True, f"at all of {len(compared)} steps"
 
 
-def goodput(run: Run) -> float | None:
-    """Return the share of time spent on steps that count, from 0 to 1; None if unknown."""
-    return compute_share(run.goodput or {})
-
-
-def compute_share(spent: Mapping[str, float]) -> float | None:
-    """Return the share of ``compute`` in seconds by reason; None without any seconds."""
+def goodput(spent: Mapping[str, float]) -> float | None:
+    """Return the share of seconds by reason that went into steps that count, from 0 to 1; None without any."""
     whole = sum(spent.values())
     return spent.get("compute", 0.0) / whole if whole > 0 else None
 
 
 def _goodput(run: Run, expected: Expectation) -> tuple[bool, str]:
-    found = goodput(run)
+    found = goodput(run.goodput)
     return found is not None and found >= expected.value, "not known" if found is None else f"{found:.1%}"
 
 
