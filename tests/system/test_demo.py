@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from loom.cli.demo_display import LiveDisplay, sentence
+from loom.cli.demo import LiveDisplay, sentence
 from loom.cli.demo_training import (
     Event,
     LearningRateChanged,

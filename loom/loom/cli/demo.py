@@ -16,13 +16,28 @@ from time import perf_counter
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.spinner import Spinner
+from rich.table import Table
 
 import loom
-from loom.cli.demo_display import Display, LineDisplay, LiveDisplay
-from loom.cli.demo_training import DemoTraining, Event, Summary, describe, exit_code, summarize
+from loom.cli.demo_training import (
+    DemoTraining,
+    Event,
+    LearningRateChanged,
+    ProcessKilled,
+    Progress,
+    Summary,
+    describe,
+    exit_code,
+    summarize,
+)
 from loom.cli.output import counted
 from loom.extras import GATEWAY_MODULES, require
+from loom.train.controller.job_events import JobEvent
 
 EXIT_INTERRUPTED = 130
 
@@ -83,3 +98,108 @@ def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display
             display.wait("Interrupted; ending the training, the gateway and the workers")
             raise
     return summarize(events, hosts, procs, connected - began, perf_counter() - began)
+
+
+def sentence(event: Event) -> str:
+    """Return a line of text about an event."""
+    match event:
+        case Progress():
+            return (
+                f"step {event.step:4}   loss {event.loss:.3f}   accuracy {event.accuracy:6.1%}   "
+                f"{event.samples_per_second:7,.0f} samples/s   call {event.call_ms:.1f} ms"
+            )
+        case LearningRateChanged():
+            return f"learning rate {event.before:g} → {event.after:g}"
+        case ProcessKilled():
+            return f"killed rank {event.rank} (pid {event.pid}) with SIGKILL"
+        case JobEvent(kind="checkpoint_written", data=data):
+            return f"checkpoint at step {data['step']}"
+        case JobEvent(kind="group_failed", replica=replica, data=data):
+            return f"{replica} is lost: {data['reason']}; the others go on"
+        case JobEvent(kind="group_restored", replica=replica, data=data):
+            return f"{replica} trains again, with the state of {data['restored']}, after {data['seconds']:.1f} s"
+        case JobEvent(replica=replica, data=data):
+            return f"{replica} trains on host {data['host']}"
+
+
+class Display:
+    """The display of the training's events. This one shows nothing, for ``--json``."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Restore the terminal."""
+
+    def wait(self, what: str) -> None:
+        """Show the current activity while there are no events."""
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
+
+
+class LineDisplay(Display):
+    """A line for each event, for logs and pipes."""
+
+    def wait(self, what: str) -> None:
+        typer.echo(f"{what} …")
+
+    def show(self, event: Event) -> None:
+        typer.echo(sentence(event))
+
+
+class LiveDisplay(Display):
+    """A table that grows while the job runs, below the other events."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(console=console, refresh_per_second=10)
+        self._waits: RenderableType = ""
+        self._rows: list[Progress] = []
+        self._notes: dict[int, list[str]] = {}
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._waits = ""
+        self._draw()
+        self._live.stop()
+
+    def wait(self, what: str) -> None:
+        self._waits = Spinner("dots", f"{what} …")
+        self._draw()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case Progress():
+                self._waits = ""
+                self._rows.append(event)
+            case LearningRateChanged() | ProcessKilled() | JobEvent(kind="checkpoint_written") if self._rows:
+                self._notes.setdefault(self._rows[-1].step, []).append(sentence(event))
+            case JobEvent(kind="group_failed"):
+                self.console.print(Panel(escape(sentence(event)), title="What the job sees", border_style="red"))
+            case _:
+                self.console.print(f"[green]✓[/green] {sentence(event)}")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._live.update(Group(self._table(), self._waits) if self._rows else self._waits)
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2), header_style="bold")
+        for column in ("step", "loss", "test accuracy", "samples/s", "call"):
+            table.add_column(column, justify="right")
+        table.add_column()
+        # Rows beyond the screen's height cannot be redrawn: show only the newest.
+        for row in self._rows[-max(5, self.console.height - 6) :]:
+            table.add_row(
+                str(row.step),
+                f"{row.loss:.3f}",
+                f"{row.accuracy:.1%}",
+                f"{row.samples_per_second:,.0f}",
+                f"{row.call_ms:.1f} ms",
+                ", ".join(self._notes.get(row.step, [])),
+            )
+        return table

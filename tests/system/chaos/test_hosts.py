@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import loom
-from loom.chaos.host import lost_host as hosts
+from loom.chaos.host import processes
 from loom.chaos.host.processes import state_of
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.reports import Report
@@ -85,12 +85,12 @@ def status(job: loom.Job) -> dict[str, Any]:
 
 def is_worker(process: psutil.Process, addresses: list[str]) -> bool:
     line = process.info["cmdline"] or []
-    return hosts.WORKER_MODULE in line and any(address in line for address in addresses)
+    return processes.WORKER_MODULE in line and any(address in line for address in addresses)
 
 
 def test_a_process_of_no_worker_has_no_host_to_lose() -> None:
     with pytest.raises(FaultRefused, match="started by no worker"):
-        hosts.lose(psutil.Process().pid)
+        processes.lose_host(psutil.Process().pid)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.faults import FAULTS
-from loom.chaos.host import disks, lost_host, network, processes
+from loom.chaos.host import disks, network, processes
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused, NotFound
@@ -35,7 +35,7 @@ REMOVED_WITHIN = 30.0
 _OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
     "sigkill": processes.kill,
     "sigstop": processes.stop,
-    "lost_host": lost_host.lose,
+    "lost_host": processes.lose_host,
 }
 """Functions of the training process's pid."""
 
@@ -138,7 +138,7 @@ def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
     """Check that a fault that silences its process is possible here; return evidence of its target."""
     match kind:
         case "lost_host":
-            return {"worker": lost_host.worker_of(pid)}
+            return {"worker": processes.worker_of(pid)}
         case "partition":
             return network.try_partition(**params)
         case "link_down":

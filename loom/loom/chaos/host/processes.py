@@ -1,9 +1,15 @@
-"""Processes of this machine, by pid: what ``/proc`` says of them, and their faults (killed, or stopped)."""
+"""Processes of this machine, by pid: what ``/proc`` says of them, and their faults.
+
+A process is killed, or stopped, or its host is lost: its worker is killed with every process that it runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +20,8 @@ from loom.errors import FaultRefused
 
 SEEN_WITHIN = 5.0
 """Seconds that the kernel may take to carry out a signal."""
+
+WORKER_MODULE = "loom_gateway.workers.host"
 
 
 class ProcessId(NamedTuple):
@@ -91,6 +99,77 @@ def stop(pid: int) -> Injected:
         return {"pid": pid, "state": state_of(pid) or "gone"}
 
     return Injected("sigstop", {"pid": pid, "state": "T"}, undo)
+
+
+def worker_of(pid: int) -> int:
+    """Return the pid of the worker that started a process."""
+    for ancestor in ancestors(pid):
+        with contextlib.suppress(FaultRefused):  # a process of another user cannot be the worker
+            if WORKER_MODULE in start_of(ancestor).arguments:
+                return ancestor
+    raise FaultRefused(f"process {pid} was started by no worker ({WORKER_MODULE}): there is no host to lose")
+
+
+def lose_host(pid: int) -> Injected:
+    """Kill the worker that started a process; the removal of the fault starts the same command again.
+
+    If the old worker would have ended with the process that started it, so does the new one.
+    """
+    worker = worker_of(pid)
+    start = start_of(worker)
+    lifeline = _lifeline(worker, next(ancestors(worker))) if "--exit-with-parent" in start.arguments else None
+    there = _children(worker)
+    kill(worker)
+    evidence = {"worker": worker, "state": state_of(worker) or "gone", "processes": there}
+
+    def undo() -> Evidence:
+        begun = subprocess.Popen(
+            start.arguments,
+            cwd=start.folder,
+            env=start.environment,
+            stdin=subprocess.DEVNULL if lifeline is None else lifeline,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if lifeline is not None:
+            os.close(lifeline)
+        assert begun.stdout is not None
+        line = begun.stdout.readline().decode(errors="replace").strip()
+        begun.stdout.close()
+        if not line:
+            raise FaultRefused(f"the worker does not come up again: it ended with code {begun.wait()}")
+        return {"worker": begun.pid, "says": line}
+
+    return Injected("lost_host", evidence, undo)
+
+
+def _lifeline(worker: int, owner: int) -> int:
+    """Reopen the read end of the pipe by which a worker notices that its owner has ended."""
+    theirs = {pipe for _, pipe in _pipes(owner)}
+    for descriptor, pipe in _pipes(worker):
+        if pipe in theirs and _reads(worker, descriptor):
+            return os.open(f"/proc/{worker}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    raise FaultRefused(f"the worker {worker} ends with its parent, but shares no pipe with it ({owner})")
+
+
+def _pipes(pid: int) -> list[tuple[int, str]]:
+    folder, found = f"/proc/{pid}/fd", []
+    for name in sorted(os.listdir(folder), key=int):
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+            if (target := os.readlink(f"{folder}/{name}")).startswith("pipe:"):
+                found.append((int(name), target))
+    return found
+
+
+def _reads(pid: int, descriptor: int) -> bool:
+    (flags,) = re.findall(r"^flags:\s*(\d+)", Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(), re.MULTILINE)
+    return int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+
+
+def _children(pid: int) -> list[int]:
+    running = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in running if next(ancestors(process), 0) == pid]
 
 
 def _signal(process: ProcessId, number: int) -> None:
