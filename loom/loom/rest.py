@@ -220,7 +220,9 @@ def normalise_url(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise InvalidAddress(f"{url!r} is not a gateway's URL: {error}") from None
+        raise InvalidAddress(
+            f"{url!r} is not a gateway's URL ({error}): write ws://HOST:PORT or wss://HOST"
+        ) from None
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise InvalidAddress(f"{url!r} is not a gateway's URL: write ws://HOST:PORT or wss://HOST")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
