@@ -1,4 +1,8 @@
-"""Reader of the sessions' logs, the files that their drivers write (`loom_gateway.driver.output.spool`)."""
+"""Reader of the sessions' logs, the files that their drivers write (`loom_gateway.driver.output.spool`).
+
+A driver that is killed, or a full disk, leaves a line half written. Such a line is left out, and a line of the
+source ``loom`` says so in its place.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,8 @@ class LogQuery:
             raise WrongArguments(f"rank={self.rank} needs a mesh: ranks are counted in each")
 
     def matches(self, entry: dict[str, Any]) -> bool:
+        if "unreadable" in entry:  # whose line it was is not known
+            return True
         return (
             "text" in entry
             and self.mesh in (None, entry["mesh"])
@@ -122,6 +128,8 @@ class SessionLogs:
         for line, entry in reader.old_entries():
             if "processes" in entry:
                 sizes[entry["mesh"]] = entry["processes"]
+            elif "unreadable" not in entry:  # the note of the mesh's size may have been unreadable
+                sizes[entry["mesh"]] = max(sizes.get(entry["mesh"], 0), entry["rank"] + 1)
             if query.matches(entry):
                 lines.append(line)
         _check_exists(session, query, sizes)
@@ -186,8 +194,32 @@ def _open_if_there(path: str) -> IO[bytes] | None:
 
 
 def _entries(data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    when = 0.0
     for line in data.splitlines(keepends=True):
-        yield line, json.loads(line)
+        entry = _entry(line)
+        if entry is None:
+            entry = _unreadable(len(line), when)
+            line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        when = entry.get("time", when)
+        yield line, entry
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in a line; None if the line was not written whole."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict):
+        return None
+    needed = {"mesh"} if "processes" in entry else {"time", "mesh", "rank", "place", "stream", "text"}
+    return entry if entry.keys() >= needed else None
+
+
+def _unreadable(size: int, when: float) -> dict[str, Any]:
+    text = f"… a line of {size} bytes was not written whole, and is left out …"
+    where = {"mesh": "loom", "rank": 0, "place": "", "stream": "stderr"}
+    return {"time": when, **where, "text": text, "unreadable": size}
 
 
 def _check_exists(session: str, query: LogQuery, sizes: dict[str, int]) -> None:

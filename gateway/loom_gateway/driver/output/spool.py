@@ -27,6 +27,7 @@ class LogSpool:
         self._size = 0
         self._file: IO[bytes] | None = None
         self._broken = False  # so that a broken disk is logged once
+        self._torn = False  # whether the last line in the file has no end, because the disk was full
         self._processes: dict[str, int] = {}  # processes of each mesh, which every file begins with
 
     def add_processes(self, mesh: str, size: int) -> None:
@@ -58,7 +59,13 @@ class LogSpool:
             self._size = 0
             heads = [json.dumps(_processes_entry(*item)).encode() + b"\n" for item in self._processes.items()]
             data = b"".join(heads) + data
-        self._size += self._file.write(data)
+        elif self._torn:
+            data = b"\n" + data
+        while data:
+            written = self._file.write(data)  # a disk that is nearly full takes a part
+            self._size += written
+            self._torn = not data[:written].endswith(b"\n")
+            data = data[written:]
 
     def close(self) -> None:
         """Close the file. The next entry begins another."""
