@@ -36,8 +36,7 @@ from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
-REQUEST_TIMEOUT = 10.0
-"""Seconds from the connection to the end of the first request's head."""
+REQUEST_TIMEOUT = 10.0  # seconds from the connection to the end of the first request's head
 
 
 class TimeoutProtocol(H11Protocol):

@@ -24,20 +24,11 @@ from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT = 30.0
-"""Seconds that a weaver has to come up."""
-
-END_TIMEOUT = 5.0
-"""Seconds that a weaver has to store its state and exit before it is killed."""
-
-BACKOFF = Backoff(0.05, 15.0)
-"""Seconds before a weaver that died is started again."""
-
-STEADY = 30.0
-"""Seconds after which a weaver's death does not count as early, so that the pauses start anew."""
-
-CANCEL_AGAIN = 0.1
-"""Seconds between two attempts to cancel the supervision."""
+START_TIMEOUT = 30.0  # seconds that a weaver has to come up
+END_TIMEOUT = 5.0  # seconds that a weaver has to store its state and exit before it is killed
+BACKOFF = Backoff(0.05, 15.0)  # seconds before a weaver that died is started again
+STEADY = 30.0  # seconds after which a weaver's death does not count as early, so that the pauses start anew
+CANCEL_AGAIN = 0.1  # seconds between two attempts to cancel the supervision
 
 
 class WeaverSupervisor:

@@ -21,7 +21,6 @@ import msgpack
 from loom.errors import LoomError, ProtocolMismatch, TooLarge
 
 MAX_FILES = 100_000  # files and links that a synced folder may have
-
 DEFAULT_LIMIT = 4 << 30  # bytes that a synced folder may have, unless ``LOOM_SYNC_LIMIT`` sets another limit
 Blob = tuple[str, int]  # a content's digest and size in bytes
 

@@ -25,16 +25,14 @@ from loom.errors import (
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
-WEBSOCKET_PATH = "/ws/v1"
-"""Path of the gateway's WebSocket."""
+WEBSOCKET_PATH = "/ws/v1"  # path of the gateway's WebSocket
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 IDLE = 4.0
 """Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
 
-_NOBODY_BEHIND = (502, 503, 504)
-"""The HTTP statuses of an ingress whose gateway does not answer."""
+_NOBODY_BEHIND = (502, 503, 504)  # the HTTP statuses of an ingress whose gateway does not answer
 
 
 class Gateway:

@@ -18,17 +18,10 @@ from loom.errors import LoomError, WrongArguments
 from loom.token_file import Token
 from loom_gateway.access.rate_limits import RateLimit
 
-KEPT_FILES = 5
-"""The number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``."""
-
-PERIOD = 60.0
-"""Seconds over which refusals of one kind to one address share one line."""
-
-KINDS = 1000
-"""The number of pairs of address and kind of refusal that are counted apart from the others."""
-
-LINES = 5.0
-"""Refusals a second that get a line at once, so that a flood of addresses does not fill the file."""
+KEPT_FILES = 5  # the number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``
+PERIOD = 60.0  # seconds over which refusals of one kind to one address share one line
+KINDS = 1000  # the number of pairs of address and kind of refusal that are counted apart from the others
+LINES = 5.0  # refusals a second that get a line at once, so that a flood of addresses does not fill the file
 
 
 class Audit:

@@ -37,11 +37,8 @@ from loom_gateway.settings import Limits
 
 logger = logging.getLogger(__name__)
 
-BURST = 5.0
-"""The number of seconds whose allowance of connections an address may use at once."""
-
-TICK = 1.0
-"""Seconds between two checks of connected clients' tokens."""
+BURST = 5.0  # the number of seconds whose allowance of connections an address may use at once
+TICK = 1.0  # seconds between two checks of connected clients' tokens
 
 Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 

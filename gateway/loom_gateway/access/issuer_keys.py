@@ -33,17 +33,10 @@ REFRESH = 600.0
 RETRY = 10.0
 """Seconds between two fetches at least. Tokens that name unknown keys cannot make the gateway ask more often."""
 
-FETCH_TIMEOUT = 10.0
-"""Seconds that one document may take."""
-
-MAX_DOCUMENT = 1 << 20
-"""Bytes of one document at most."""
-
-MAX_KEYS = 200
-"""Keys of an issuer at most; further ones are ignored."""
-
-MIN_RSA = 2048
-"""Bits of an RSA key at least (RFC 7518, section 3.3)."""
+FETCH_TIMEOUT = 10.0  # seconds that one document may take
+MAX_DOCUMENT = 1 << 20  # bytes of one document at most
+MAX_KEYS = 200  # keys of an issuer at most; further ones are ignored
+MIN_RSA = 2048  # bits of an RSA key at least (RFC 7518, section 3.3)
 
 _CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521", "EdDSA": "Ed25519", "Ed25519": "Ed25519"}
 
@@ -67,14 +60,12 @@ class IssuerKeys:
         self._issuer = issuer
         self._opener = _opener(issuer, ca)
         self._clock = clock
-        self._keys: dict[str, list[Key]] = {}
-        """By key id; keys without one are under their thumbprint."""
+        self._keys: dict[str, list[Key]] = {}  # by key id; keys without one are under their thumbprint
         self._thumbprints: frozenset[str] = frozenset()
         self._tried: float | None = None
         self._fetched: float | None = None
         self._fetching: asyncio.Future[None] | None = None
-        self._asked: set[str | None] = set()
-        """The ids of keys for which requests wait."""
+        self._asked: set[str | None] = set()  # the ids of keys for which requests wait
         self._absent: frozenset[str | None] = frozenset()
         """The ids of keys for which requests waited, and which the issuer did not have."""
         self.trouble = ""

@@ -23,11 +23,8 @@ from loom_gateway.access.issuer_keys import ALGORITHMS, IssuerKeys
 from loom_gateway.access.tokens import KeyWanted
 from loom_gateway.settings import GatewaySettings
 
-MAX_TOKEN = 16 << 10
-"""Characters of a token at most."""
-
-MAX_NAME = 255
-"""Characters of a subject at most (OpenID Connect Core, section 2)."""
+MAX_TOKEN = 16 << 10  # characters of a token at most
+MAX_NAME = 255  # characters of a subject at most (OpenID Connect Core, section 2)
 
 CLOCK_SKEW = 60.0
 """Seconds that the issuer's clock may be ahead of this machine's. A token expires at the time it says."""

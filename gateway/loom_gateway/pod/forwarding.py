@@ -8,11 +8,8 @@ import logging
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 5.0
-"""Seconds that the other pod has to accept a connection."""
-
-CHUNK = 256 << 10
-"""Bytes to read at once."""
+CONNECT_TIMEOUT = 5.0  # seconds that the other pod has to accept a connection
+CHUNK = 256 << 10  # bytes to read at once
 
 
 class Forwarder:

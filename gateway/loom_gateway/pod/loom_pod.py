@@ -24,8 +24,7 @@ from loom_gateway.pod.peers import ask_pod
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MeshPods, PodSettings
 from loom_gateway.workers.sources import MONARCH_PORT
 
-START_TIMEOUT = 60.0
-"""Seconds that a keeper has to start: it imports a web server."""
+START_TIMEOUT = 60.0  # seconds that a keeper has to start: it imports a web server
 
 
 class LoomPod:

@@ -13,8 +13,7 @@ from loom_gateway.pod.settings import PodSettings
 JOB_HEADER = "x-loom-job"
 """The header that proves membership of the job. Its value is the SHA-256 of the job's token."""
 
-COMMAND_TIMEOUT = 60.0
-"""Seconds that a keeper has to carry out a command."""
+COMMAND_TIMEOUT = 60.0  # seconds that a keeper has to carry out a command
 
 
 def ask_pod(

@@ -17,14 +17,9 @@ from loom.process.child import Child, ProcessState, python, run_again
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = Backoff(0.5, 15.0)
-"""Seconds before the process is started again."""
-
-STEADY = 15.0
-"""Seconds after which an end of the process does not count as early, so that the pauses start anew."""
-
-GRACE = 10.0
-"""Seconds that the process has to end after a signal."""
+BACKOFF = Backoff(0.5, 15.0)  # seconds before the process is started again
+STEADY = 15.0  # seconds after which an end of the process does not count as early, so that the pauses start anew
+GRACE = 10.0  # seconds that the process has to end after a signal
 
 
 def who_listens(port: int) -> psutil.Process | None:

@@ -12,8 +12,7 @@ from loom_gateway.sessions.driver_files import write_json
 from loom_gateway.workers.sources import MONARCH_PORT
 
 GATEWAY_PORT = 8470
-KEEPER_PORT = 26599
-"""Below Monarch's port, because processes of a worker may take ports above it."""
+KEEPER_PORT = 26599  # below Monarch's port, because processes of a worker may take ports above it
 
 
 @dataclass(frozen=True)

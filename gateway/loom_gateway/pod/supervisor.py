@@ -35,21 +35,18 @@ from loom_gateway.workers.sources import resolve_pods
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0
-"""Seconds between two looks at the other pods once the gateway's pod is known."""
+LOOK_EVERY = 2.0  # seconds between two looks at the other pods once the gateway's pod is known
 
 LOOK_SOON = 0.3
 
 LONGEST_STATE_FOLDER = 70
 """The maximum bytes of its path. A socket's path on Linux has at most 107, and the sockets' names need the rest."""
 
-ANSWER_TIMEOUT = 2.0
-"""Seconds that another pod has to report its state."""
+ANSWER_TIMEOUT = 2.0  # seconds that another pod has to report its state
 
 ASKED_AT_ONCE = 32
 
-PATIENCE = 30.0
-"""Seconds to wait for a missing pod that might come first, before another pod gets the gateway."""
+PATIENCE = 30.0  # seconds to wait for a missing pod that might come first, before another pod gets the gateway
 
 
 def choose(

@@ -37,11 +37,8 @@ from loom_gateway.relay.links import DriverLink
 
 logger = logging.getLogger(__name__)
 
-POLL = 25.0
-"""The longest time in seconds to hold back an answer: ingresses cut requests that take 30 or 60 s."""
-
-IDLE = 60.0
-"""Seconds without a poll after which a client counts as gone."""
+POLL = 25.0  # the longest time in seconds to hold back an answer: ingresses cut requests that take 30 or 60 s
+IDLE = 60.0  # seconds without a poll after which a client counts as gone
 
 BATCH = 2 << 20
 """Bytes of a batch, unless one frame is larger. Reading from the driver pauses when as many bytes wait."""

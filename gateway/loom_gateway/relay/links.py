@@ -14,8 +14,7 @@ from loom_gateway.sessions.session import Traffic
 _HIGH_WATER = 512 << 10
 """Bytes that may wait for the other side before reading pauses. A small call waits behind all of them."""
 
-_FAREWELL = 4096
-"""Bytes of the largest frame that may be a driver's farewell."""
+_FAREWELL = 4096  # bytes of the largest frame that may be a driver's farewell
 
 
 class ClientSocket(Protocol):

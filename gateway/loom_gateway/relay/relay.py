@@ -27,14 +27,9 @@ from loom_gateway.sessions.session import Session, SessionState
 
 logger = logging.getLogger(__name__)
 
-HELLO_TIMEOUT = 10.0
-"""Seconds that a client has to send its hello."""
-
-EXIT_TIMEOUT = 5.0
-"""Seconds that a driver's exit code has to arrive after its socket has closed."""
-
-DISCONNECT_TIMEOUT = 5.0
-"""Seconds that a client has to receive the reason for its disconnection."""
+HELLO_TIMEOUT = 10.0  # seconds that a client has to send its hello
+EXIT_TIMEOUT = 5.0  # seconds that a driver's exit code has to arrive after its socket has closed
+DISCONNECT_TIMEOUT = 5.0  # seconds that a client has to receive the reason for its disconnection
 
 CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000

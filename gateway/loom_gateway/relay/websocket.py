@@ -20,8 +20,7 @@ from loom_gateway.relay.links import DriverLink
 
 logger = logging.getLogger(__name__)
 
-_SMALL = 16 << 10
-"""Bytes up to which one joined write is cheaper than a write in pieces."""
+_SMALL = 16 << 10  # bytes up to which one joined write is cheaper than a write in pieces
 
 
 class RelaySocket(WebSocketsSansIOProtocol):

@@ -13,8 +13,7 @@ from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
 
-BEFORE_THE_END = 0.1
-"""Seconds that the gateway has to send its answer before it is killed."""
+BEFORE_THE_END = 0.1  # seconds that the gateway has to send its answer before it is killed
 
 
 class Components:

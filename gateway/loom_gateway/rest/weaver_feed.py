@@ -26,11 +26,8 @@ from loom_gateway.access.control import AccessControl, Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 
-MAX_WAITING = 8 << 20
-"""Characters that may wait for a reader, in addition to the last snapshot."""
-
-BETWEEN_WATCHES = 0.2
-"""The shortest pause in seconds between two watches of the weaver for one reader."""
+MAX_WAITING = 8 << 20  # characters that may wait for a reader, in addition to the last snapshot
+BETWEEN_WATCHES = 0.2  # the shortest pause in seconds between two watches of the weaver for one reader
 
 
 class WeaverSocket:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OUTPUT_LINES = 50
-OUTPUT_BYTES = 16 << 10
-"""The limits of a driver's last output in error messages."""
+OUTPUT_BYTES = 16 << 10  # the limits of a driver's last output in error messages
 
 
 @dataclass(frozen=True)

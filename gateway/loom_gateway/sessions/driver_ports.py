@@ -13,8 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-TRIES = 64
-"""The number of ports to try at once before used ones may be given again."""
+TRIES = 64  # the number of ports to try at once before used ones may be given again
 
 
 def _bind_any() -> socket.socket:

@@ -25,11 +25,8 @@ from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWo
 
 logger = logging.getLogger(__name__)
 
-END_TIMEOUT = 10.0
-"""Seconds that a driver has to stop its meshes and exit before it is killed."""
-
-CONNECT_TIMEOUT = 2.0
-"""Seconds that a driver's socket has to accept a connection."""
+END_TIMEOUT = 10.0  # seconds that a driver has to stop its meshes and exit before it is killed
+CONNECT_TIMEOUT = 2.0  # seconds that a driver's socket has to accept a connection
 
 _CREDENTIALS = struct.Struct("3i")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from loom.errors import LoomError, SessionLost, UnknownSession
 from loom_gateway.sessions.driver_files import DriverRecord, LastWords, write_json
 
-KEEP = 100
-"""The number of ended sessions to remember."""
+KEEP = 100  # the number of ended sessions to remember
 
 logger = logging.getLogger(__name__)
 

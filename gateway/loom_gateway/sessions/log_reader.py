@@ -18,14 +18,9 @@ from typing import IO, Any
 
 from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
 
-KEEP_ENDED = 16
-"""The number of ended sessions whose logs are kept, the newest."""
-
-LOOK_EVERY = 0.2
-"""Seconds between two reads of a followed file: no event for files works everywhere."""
-
-SIGN_OF_LIFE = 5.0
-"""Seconds of silence after which a follower gets an empty line."""
+KEEP_ENDED = 16  # the number of ended sessions whose logs are kept, the newest
+LOOK_EVERY = 0.2  # seconds between two reads of a followed file: no event for files works everywhere
+SIGN_OF_LIFE = 5.0  # seconds of silence after which a follower gets an empty line
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from loom_gateway.workers.watcher import WorkerWatch
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT = 60.0
-"""Seconds that a driver has to come up."""
+START_TIMEOUT = 60.0  # seconds that a driver has to come up
 
 STOPPED = "the gateway was stopped"
 

@@ -37,11 +37,8 @@ if TYPE_CHECKING:
     from monarch.actor import MeshFailure
 
 
-GRACE = 0.5
-"""Seconds that the descendants have between SIGTERM and SIGKILL, and the longest wait after SIGKILL."""
-
-LOOK_AGAIN = 0.05
-"""Seconds between two searches for descendants at the end."""
+GRACE = 0.5  # seconds that the descendants have between SIGTERM and SIGKILL, and the longest wait after SIGKILL
+LOOK_AGAIN = 0.05  # seconds between two searches for descendants at the end
 
 _ending = threading.Event()
 
@@ -56,8 +53,7 @@ PROCESSES_GIVE_UP_AFTER = "30s"
 """The same duration for the processes that the host starts, which would otherwise inherit the driver's setting, and
 never give up. It ends a process whose host was killed before the process had begun."""
 
-REAP_EVERY = 0.1
-"""Seconds between two searches for ended orphans while a zombie exists."""
+REAP_EVERY = 0.1  # seconds between two searches for ended orphans while a zombie exists
 
 _PORT_ADVICE = "end what listens there or choose another port"
 

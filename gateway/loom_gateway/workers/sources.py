@@ -20,11 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 from loom.errors import InvalidAddress, WorkerUnreachable
 from loom.process.listen import bracketed
 
-MONARCH_PORT = 26600
-"""The default port of a worker."""
-
-WHOLE = "workers"
-"""The name of the mesh of sources without a name."""
+MONARCH_PORT = 26600  # the default port of a worker
+WHOLE = "workers"  # the name of the mesh of sources without a name
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 _ORDINAL = re.compile(r"[^.]*[a-z0-9]-(?P<ordinal>\d+)\..+")

@@ -11,8 +11,7 @@ from loom_gateway.workers.sources import WorkerHosts, WorkerList
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0
-"""Seconds between two searches once all workers are found."""
+LOOK_EVERY = 2.0  # seconds between two searches once all workers are found
 
 LOOK_SOON = 0.5
 

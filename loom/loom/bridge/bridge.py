@@ -23,29 +23,14 @@ from loom.rest import Gateway
 
 logger = logging.getLogger(__name__)
 
-HEADER = "Loom-Bridge"
-"""The header of every message that a bridge sends; bridges ignore messages with it."""
-
-HEADER_SIZE = 128
-"""Bytes of the header at most, which count as payload too."""
-
-DEVICES_EVERY = 2.0
-"""Seconds between two requests for the devices, whose status the gateway does not push."""
-
-PAGE = 1000
-"""Events that are read with one request."""
-
-ASK_FOR = 2.0
-"""Seconds that one request waits for acknowledgements."""
-
-MAX_ASKING = 16
-"""Concurrent requests to the gateway."""
-
-MAX_MESSAGES = 1000
-"""Messages that wait for the bridge; NATS keeps more, see `nats_link.MAX_UNREAD`."""
-
-MAX_FAILURES = 1000
-"""Reports of failures that wait while the gateway is away."""
+HEADER = "Loom-Bridge"  # the header of every message that a bridge sends; bridges ignore messages with it
+HEADER_SIZE = 128  # bytes of the header at most, which count as payload too
+DEVICES_EVERY = 2.0  # seconds between two requests for the devices, whose status the gateway does not push
+PAGE = 1000  # events that are read with one request
+ASK_FOR = 2.0  # seconds that one request waits for acknowledgements
+MAX_ASKING = 16  # concurrent requests to the gateway
+MAX_MESSAGES = 1000  # messages that wait for the bridge; NATS keeps more, see `nats_link.MAX_UNREAD`
+MAX_FAILURES = 1000  # reports of failures that wait while the gateway is away
 
 TAKEN = (EnvelopeKind.MONITORED_FAIL, EnvelopeKind.UI_COMMAND, EnvelopeKind.CONFIG_INFO)
 
@@ -84,14 +69,12 @@ class Bridge:
         self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, publish_missed)
         self._publisher = Publisher()
         self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
-        self._failures: dict[str, FailureReport] = {}
-        """Reports that wait for the weaver, by device."""
+        self._failures: dict[str, FailureReport] = {}  # reports that wait for the weaver, by device
         self._sent: int | None = None
         self._confirmed: int | None = None
         """The last event that NATS has received for certain; `_sent` is the last that was sent."""
         self._is_away = False
-        self._command_pool = ThreadPoolExecutor(1, "commands")
-        """One thread, so that commands are given in order."""
+        self._command_pool = ThreadPoolExecutor(1, "commands")  # one thread, so that commands are given in order
         self._request_pool = ThreadPoolExecutor(MAX_ASKING, "requests")
         self._answers: set[asyncio.Task[None]] = set()
 

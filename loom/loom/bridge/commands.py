@@ -15,8 +15,7 @@ from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
 from loom.rest import Gateway
 
-WAIT = 10.0
-"""Seconds to wait for acknowledgements before a reply."""
+WAIT = 10.0  # seconds to wait for acknowledgements before a reply
 
 MAX_WAIT = 300.0
 

@@ -23,8 +23,7 @@ from typing import Any
 
 from loom.errors import InvalidAddress, WrongArguments
 
-SOURCE = "loom-bridge/"
-"""The beginning of the source in a bridge's messages."""
+SOURCE = "loom-bridge/"  # the beginning of the source in a bridge's messages
 
 
 class EnvelopeKind(enum.Enum):

@@ -20,8 +20,7 @@ from loom.tls import client_context
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 5
-"""Seconds that a server may take to accept a connection."""
+CONNECT_TIMEOUT = 5  # seconds that a server may take to accept a connection
 
 OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 """Seconds that connecting and closing may take."""
@@ -29,16 +28,12 @@ OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 PING_EVERY = 10
 """Seconds between pings. A server that leaves two unanswered counts as away."""
 
-MAX_UNREAD = 10_000
-"""Messages of a subject that wait for the bridge; further ones are dropped."""
-
-AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)
-"""The waits between attempts to reconnect."""
+MAX_UNREAD = 10_000  # messages of a subject that wait for the bridge; further ones are dropped
+AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)  # the waits between attempts to reconnect
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
-_REFUSED = ("authorization", "authentication")
-"""Words in the errors of NATS for a client that it refuses."""
+_REFUSED = ("authorization", "authentication")  # words in the errors of NATS for a client that it refuses
 
 
 _FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)

@@ -10,11 +10,8 @@ from loom.bridge.envelopes import EnvelopeKind
 Publication = tuple[EnvelopeKind, dict[str, Any]]
 """A message to publish on NATS: its kind and its body."""
 
-PART = 100
-"""Replicas or devices in one message: a server's default limit is 1 MiB."""
-
-BEAT_EVERY = 1.0
-"""Seconds between two heartbeats of a replica."""
+PART = 100  # replicas or devices in one message: a server's default limit is 1 MiB
+BEAT_EVERY = 1.0  # seconds between two heartbeats of a replica
 
 
 class Publisher:

@@ -15,8 +15,7 @@ from loom.errors import WrongArguments
 MAX_DURATION = 3600.0
 """Seconds that a fault may last. Each ends without help: the process that should remove it may be gone by then."""
 
-MAX_DELAY = 60_000.0
-"""Milliseconds by which packets may be delayed."""
+MAX_DELAY = 60_000.0  # milliseconds by which packets may be delayed
 
 
 class Place(str, Enum):
@@ -189,8 +188,7 @@ _KINDS = (
     FaultKind("dead_weaver", _GATEWAY, "The weaver is killed; the gateway starts another one.", of="weaver"),
 )
 
-FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
-"""The kinds by name."""
+FAULTS: Mapping[str, FaultKind] = MappingProxyType({kind.name: kind for kind in _KINDS})  # the kinds by name
 
 
 def fault_kind(name: Any) -> FaultKind:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from loom.weaver.views import ReplicaInfo
 
 
-ENDED = ("failed", "finished")
-"""The states of replicas that do not live."""
+ENDED = ("failed", "finished")  # the states of replicas that do not live
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,18 @@ from loom.train.controller.job_events import JobEvent
 if TYPE_CHECKING:
     from loom.train import FaultTolerantJob, JobStatus, JobSummary
 
-LEARNING_RATES = (0.1, 0.02)
-"""The learning rate of the first and of the second half of the steps."""
-
-TARGET_ACCURACY = 0.95
-"""The share of the test digits that the network has to read correctly."""
+LEARNING_RATES = (0.1, 0.02)  # the learning rate of the first and of the second half of the steps
+TARGET_ACCURACY = 0.95  # the share of the test digits that the network has to read correctly
 
 NAME = "digits"
 BATCH = 32
-POLL = 0.1
-"""Seconds between two requests for the job's status."""
-
-KILL_AFTER = 0.55
-"""The share of the steps after which a process is killed."""
+POLL = 0.1  # seconds between two requests for the job's status
+KILL_AFTER = 0.55  # the share of the steps after which a process is killed
 
 SECONDS, SECONDS_WITH_FAILURE = 3.0, 18.0
 """Seconds that the steps take at least: the network is tiny, and a lost process should return before the end."""
 
-ANSWER_SECONDS = 30.0
-"""Seconds that a command may take."""
+ANSWER_SECONDS = 30.0  # seconds that a command may take
 
 
 @dataclass(frozen=True)

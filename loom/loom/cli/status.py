@@ -11,8 +11,7 @@ from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
 from loom.rest import Gateway
 
-ENDED_SHOWN = 10
-"""Ended sessions that `status` shows; as JSON it prints all that the gateway remembers."""
+ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
 sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", no_args_is_help=True)
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from loom.errors import InvalidAddress
 from loom.process.listen import address_towards
 
-ADDRESS_VARIABLE = "LOOM_WEAVER"
-"""The environment variable in which a threadlet finds the weaver's address."""
+ADDRESS_VARIABLE = "LOOM_WEAVER"  # the environment variable in which a threadlet finds the weaver's address
 
 _ADDRESS = re.compile(
     r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})/(?P<key>[A-Za-z0-9_-]{1,256})"

@@ -15,20 +15,11 @@ import msgpack
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.fields import check_fields
 
-MAX_COUNT = 1 << 53
-"""The bound of steps, epochs and sequence numbers, so that a double holds them exactly."""
-
-MAX_NAME = 200
-"""Characters of the longest name."""
-
-MAX_VALUES = 10_000
-"""Keys of the largest map of values, such as a configuration."""
-
-MAX_FRAME = 16 << 20
-"""Bytes of the largest frame, not counting its length field."""
-
-MAX_HELLO = 1 << 20
-"""Bytes of the largest frame from a peer that has not authenticated yet."""
+MAX_COUNT = 1 << 53  # the bound of steps, epochs and sequence numbers, so that a double holds them exactly
+MAX_NAME = 200  # characters of the longest name
+MAX_VALUES = 10_000  # keys of the largest map of values, such as a configuration
+MAX_FRAME = 16 << 20  # bytes of the largest frame, not counting its length field
+MAX_HELLO = 1 << 20  # bytes of the largest frame from a peer that has not authenticated yet
 
 _LENGTH = struct.Struct(">I")
 
@@ -111,10 +102,8 @@ class Splitter:
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
-        self._partial = bytearray()
-        """The beginning of a frame that has not come completely."""
-        self._needed = 0
-        """Bytes of `_partial` at which there is something to parse."""
+        self._partial = bytearray()  # the beginning of a frame that has not come completely
+        self._needed = 0  # bytes of `_partial` at which there is something to parse
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""

@@ -11,11 +11,8 @@ from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
 from loom.errors import ProtocolMismatch
 
-PROTOCOL = 1
-"""The protocol version in the first frame of both sides."""
-
-MAX_APPLIED = 1024
-"""Applied commands that a threadlet remembers, and lists in its hello."""
+PROTOCOL = 1  # the protocol version in the first frame of both sides
+MAX_APPLIED = 1024  # applied commands that a threadlet remembers, and lists in its hello
 
 _MAX_DEVICES = 1024
 _LONGEST_BEAT = 3600.0

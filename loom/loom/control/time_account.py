@@ -19,14 +19,9 @@ weaver's notice of its death. respawn: from then until another process has its p
 RESERVED_REASONS = frozenset(("compute", "lost", "detection", "respawn", "idle"))
 """Reasons that a training cannot name, because Loom determines them."""
 
-OTHER = "other"
-"""The reason for time under further reasons, once a process has named the maximum."""
-
-MAX_REASONS = 16
-"""Reasons that one process may name."""
-
-MAX_REASON = 40
-"""Characters in a reason."""
+OTHER = "other"  # the reason for time under further reasons, once a process has named the maximum
+MAX_REASONS = 16  # reasons that one process may name
+MAX_REASON = 40  # characters in a reason
 
 _LONGEST = 1e10
 

@@ -13,8 +13,7 @@ from loom.train.job import FaultTolerantJob
 from loom.train.settings import Batch, LiveConfig, Timeouts
 from loom.train.trainer import TrainerActor
 
-TEST_DIGITS = 360
-"""Digits held back for `DigitsTrainer.evaluate`."""
+TEST_DIGITS = 360  # digits held back for `DigitsTrainer.evaluate`
 
 SEED = 0
 

@@ -30,8 +30,7 @@ from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger("loom.weaver")
 
-LOOK_EVERY = 1.0
-"""Seconds between two checks that the folder still exists."""
+LOOK_EVERY = 1.0  # seconds between two checks that the folder still exists
 
 
 def main() -> int:

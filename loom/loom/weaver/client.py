@@ -20,11 +20,8 @@ _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 
 _READS = frozenset(("numbers", *(name for name, operation in OPERATIONS.items() if operation.method == "GET")))
 
-BETWEEN_ATTEMPTS = 0.02
-"""Seconds between two attempts to connect to a weaver that its supervisor says is up."""
-
-PATIENCE = 3.0
-"""Seconds that a request waits for a weaver that is away."""
+BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
+PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that the weaver has to answer, in addition to those that the caller asked it to wait."""
@@ -40,8 +37,7 @@ class WeaverClient:
         self._up = asyncio.Event()
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
-        self._link: _Link | None = None
-        """The connection for requests; a lost one is replaced by the next request."""
+        self._link: _Link | None = None  # the connection for requests; a lost one is replaced by the next request
         self._watching: set[_Link] = set()
 
     def came(self) -> None:

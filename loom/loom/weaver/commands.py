@@ -118,8 +118,7 @@ class Commands:
         self._store = store
         self._keep = keep
         self._commands: dict[str, GivenCommand] = {}
-        self._done: dict[str, None] = {}
-        """The ids of the commands that are done, in the order in which they were."""
+        self._done: dict[str, None] = {}  # the ids of the commands that are done, in the order in which they were
         self._unacknowledged: dict[str, dict[str, None]] = {}
         """For each replica, the ids of the commands that it has not acknowledged, the oldest first."""
         self._load()

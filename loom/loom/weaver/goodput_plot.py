@@ -30,8 +30,7 @@ COLOURS = {
 MORE_COLOURS = ("#16a3b8", "#7f6b4f", "#d977b0", "#5b6770")
 """For the reasons that a training names in addition."""
 
-BARS = 120
-"""Bars in a plot at most; a bar is the mean over its time."""
+BARS = 120  # bars in a plot at most; a bar is the mean over its time
 
 
 def save_plot(record: GoodputRecord, path: str | Path) -> Path:

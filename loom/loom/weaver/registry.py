@@ -53,10 +53,8 @@ class Registry:
         self._store = store
         self._keep_ended = keep_ended
         self._save_after = save_after
-        self._ended: dict[str, None] = {}
-        """The ids of the replicas that have ended, in the order of their ends."""
-        self._forgotten: list[str] = []
-        """The ids of replicas whose history the next commit deletes."""
+        self._ended: dict[str, None] = {}  # the ids of the replicas that have ended, in the order of their ends
+        self._forgotten: list[str] = []  # the ids of replicas whose history the next commit deletes
         self._changed: dict[Replica, None] = {}
         self._touched: dict[Replica, None] = {}
         self._touched_devices: dict[str, None] = {}
@@ -64,8 +62,7 @@ class Registry:
         """Replicas whose newest status is only in the journal: the first such row, and when it was written."""
         self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
         """The ids of the replicas in each proc mesh, by session and mesh."""
-        self._written = now
-        """When the last commit was, by the weaver's clock."""
+        self._written = now  # when the last commit was, by the weaver's clock
         self._load()
         self._replay(now)
 

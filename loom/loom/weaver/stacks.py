@@ -11,8 +11,7 @@ from loom.weaver.outbox import Outbox
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Replica
 
-_LONGEST = 1 << 16
-"""Characters of a stack that are kept."""
+_LONGEST = 1 << 16  # characters of a stack that are kept
 
 
 class _Wanted(NamedTuple):

@@ -24,14 +24,11 @@ from loom.wire.mux import Pieces
 IN_BAND = 16 << 10
 """Buffers smaller than this many bytes stay in the pickle: a part of their own would cost more than the copy."""
 
-_DEPTH = 4
-"""Levels of tuples, lists and dicts in which large data is searched for."""
-_MOST_ITEMS = 4096
-"""Items of the longest tuple, list or dict that is searched."""
+_DEPTH = 4  # levels of tuples, lists and dicts in which large data is searched for
+_MOST_ITEMS = 4096  # items of the longest tuple, list or dict that is searched
 _SCALARS = frozenset({type(None), bool, int, float, complex, str})
 
-_state = threading.local()
-"""Whether this thread is `passing_on` objects."""
+_state = threading.local()  # whether this thread is `passing_on` objects
 
 
 class Carried:

@@ -9,14 +9,9 @@ from loom.wire.messages import Buffer
 
 TUNNELS = "/api/v1/tunnel"
 
-CONTENT_TYPE = "application/vnd.loom.frames"
-"""Content type of a batch, which tells it from a middlebox's page."""
-
-ENDED_HEADER = "Loom-Ended"
-"""Header of the gateway's last answer in a tunnel."""
-
-MAX_BATCH = LENGTH.size + MAX_FRAME
-"""Bytes of the largest batch: one frame of the largest size."""
+CONTENT_TYPE = "application/vnd.loom.frames"  # content type of a batch, which tells it from a middlebox's page
+ENDED_HEADER = "Loom-Ended"  # header of the gateway's last answer in a tunnel
+MAX_BATCH = LENGTH.size + MAX_FRAME  # bytes of the largest batch: one frame of the largest size
 
 
 def split_batch(data: Buffer) -> list[memoryview]:

@@ -42,8 +42,7 @@ from loom.wire.mux import Pieces
 _PLAIN_PICKLE = 512
 """Bytes below which a pickle is first searched for `_OURS`: without it, decoding needs no set-up."""
 
-_OURS = b"loom"
-"""Part of every name that a pickle needs a `Decoder` for."""
+_OURS = b"loom"  # part of every name that a pickle needs a `Decoder` for
 
 _STACK_GLOBAL = b"\x93"
 """The opcode that names a class or function. The same byte in a number or text also counts, which does no harm."""

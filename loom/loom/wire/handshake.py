@@ -18,8 +18,7 @@ from loom.wire.fields import check_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 
-PROTOCOL = (1, 0)
-"""Version of the protocol that this side speaks, as ``(major, minor)``."""
+PROTOCOL = (1, 0)  # version of the protocol that this side speaks, as ``(major, minor)``
 
 CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining")
 """This side's abilities beyond the bare protocol."""

@@ -11,17 +11,13 @@ from loom.errors import ProtocolMismatch
 from loom.wire.frames import encode_frame
 from loom.wire.messages import Buffer, Message
 
-WINDOW = 32 << 20
-"""Bytes of kept frames at which no new frame is sent; the last one may go over it."""
-
-ACK_FRAMES = 128
-"""Received frames after which an acknowledgement is due, even if it needs a frame of its own."""
+WINDOW = 32 << 20  # bytes of kept frames at which no new frame is sent; the last one may go over it
+ACK_FRAMES = 128  # received frames after which an acknowledgement is due, even if it needs a frame of its own
 
 ACK_BYTES = 2 << 20
 """Bytes of received frames after which an acknowledgement is due, even if it needs a frame of its own."""
 
-LENGTH = struct.Struct(">I")
-"""The length before each frame, for carriers that do not keep messages apart."""
+LENGTH = struct.Struct(">I")  # the length before each frame, for carriers that do not keep messages apart
 
 
 def behind_length(frame: Sequence[Buffer]) -> bytes:
@@ -45,10 +41,8 @@ class Lane:
         self._bytes_sent = 0
         self._bytes_acknowledged = 0
         self.again: deque[bytes] = deque()
-        self._told = 0
-        """Number of the last received frame that this side has acknowledged."""
-        self._untold_bytes = 0
-        """Bytes of received frames that this side has not acknowledged."""
+        self._told = 0  # number of the last received frame that this side has acknowledged
+        self._untold_bytes = 0  # bytes of received frames that this side has not acknowledged
 
     @property
     def kept_bytes(self) -> int:

@@ -36,17 +36,10 @@ from loom.wire.messages import TURN, Buffer, Kind, Message
 
 OrderKey: TypeAlias = int | None
 
-BARRIER = 0
-"""The order key of a message that overtakes no other and that no other overtakes."""
-
-CHUNK_SIZE = 512 << 10
-"""Bytes of payload in a chunk, and the most payload that goes into one frame."""
-
-MAX_MESSAGE = 16 << 30
-"""Bytes of the largest message that a `ChunkInbox` puts together by default."""
-
-MAX_TRANSFERS = 64
-"""Large messages that are on their way at once; more wait for their turn."""
+BARRIER = 0  # the order key of a message that overtakes no other and that no other overtakes
+CHUNK_SIZE = 512 << 10  # bytes of payload in a chunk, and the most payload that goes into one frame
+MAX_MESSAGE = 16 << 30  # bytes of the largest message that a `ChunkInbox` puts together by default
+MAX_TRANSFERS = 64  # large messages that are on their way at once; more wait for their turn
 
 _FRAME_MESSAGES = 256
 
@@ -129,15 +122,13 @@ class ChunkOutbox:
         """Messages that would overtake another of their key, with their sizes."""
         self._blocked: set[OrderKey] = set()
         """Keys of `_moving` and of `_waiting`. A further message of such a key must wait."""
-        self._moving: set[OrderKey] = set()
-        """Keys of large messages that have not left whole."""
+        self._moving: set[OrderKey] = set()  # keys of large messages that have not left whole
         self._arriving: deque[_Transfer] = deque()
         """Large messages that have left whole and may not have arrived whole. Empty unless chunks travel apart."""
         self._unsettled: set[OrderKey] = set()
         self._transfers = 0
         """Large messages so far. Each one's number is the id of its chunks."""
-        self._chunk_turn = False
-        """Whether the next frame is a chunk's, although small messages wait."""
+        self._chunk_turn = False  # whether the next frame is a chunk's, although small messages wait
         self.chunks = 0
         self.pending_bytes = 0
         """Bytes of payload that have been put in and not yet taken out."""
@@ -350,8 +341,7 @@ class _Assembly:
         self.filled = 0
         """Bytes of the payload that have come."""
         self._in_pieces = self.kind in in_pieces
-        self._parts: list[Buffer | Pieces] = []
-        """The parts that have come whole."""
+        self._parts: list[Buffer | Pieces] = []  # the parts that have come whole
         self._begin()
 
     def _begin(self) -> None:

@@ -24,11 +24,8 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import Stream
 
-GATHER = 64
-"""Gathered messages at which the calling thread sends them."""
-
-INLINE = 64 << 10
-"""Bytes of pending payload up to which the calling thread sends by itself."""
+GATHER = 64  # gathered messages at which the calling thread sends them
+INLINE = 64 << 10  # bytes of pending payload up to which the calling thread sends by itself
 
 HIGH_WATER = 64 << 20
 """Bytes of pending payload, without the largest message, over which `FrameSender.wait_for_room` waits."""
@@ -38,8 +35,7 @@ COPIED = 1 << 20
 """Bytes of arguments up to which they are copied, so that the caller may change them right after the call."""
 
 
-LATELY = 0.02
-"""Seconds for which bulk gives way to small messages after one has moved."""
+LATELY = 0.02  # seconds for which bulk gives way to small messages after one has moved
 
 GIVE_WAY = 5.0
 """Length of the pause after a frame of bulk that gives way, as a multiple of the time that the frame took."""
@@ -100,14 +96,10 @@ class _BulkWriter:
         """Whether the thread has taken bytes that may not have been sent yet."""
         self.raw = b""
         """Bytes outside the stream to send before the next frame."""
-        self._work = threading.Semaphore(0)
-        """Released to wake the thread."""
-        self._woken = False
-        """Whether `_work` was released and the thread has not looked yet."""
-        self._moved = sender.small_frames
-        """The number of small frames that had moved at the last look."""
-        self._moved_at = -LATELY
-        """When that number last grew, by `time.monotonic`."""
+        self._work = threading.Semaphore(0)  # released to wake the thread
+        self._woken = False  # whether `_work` was released and the thread has not looked yet
+        self._moved = sender.small_frames  # the number of small frames that had moved at the last look
+        self._moved_at = -LATELY  # when that number last grew, by `time.monotonic`
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def wake(self) -> None:
@@ -159,8 +151,7 @@ class FrameSender:
         """The rest of the last frame, which the socket did not take. It must be sent before anything else."""
         self._writer_sends = False
         """Whether the writer thread is sending, without the lock: no other thread may send meanwhile."""
-        self._work = threading.Semaphore(0)
-        """Released to wake the writer thread."""
+        self._work = threading.Semaphore(0)  # released to wake the writer thread
         self._woken = False
         """Whether `_work` was released and the thread has not woken yet. Releasing again costs a system call."""
         self.has_room = True
@@ -170,8 +161,7 @@ class FrameSender:
         self._watchers = 0
         """Threads that wait for single frames to leave. Notifying without any would slow every call."""
         self._closed = False
-        self._stalled = False
-        """Whether the queued messages wait for acknowledgements."""
+        self._stalled = False  # whether the queued messages wait for acknowledgements
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:

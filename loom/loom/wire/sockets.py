@@ -9,8 +9,7 @@ import struct
 import sys
 from typing import Any
 
-NEAR = 0.002
-"""Seconds of round trip up to which a peer counts as near."""
+NEAR = 0.002  # seconds of round trip up to which a peer counts as near
 
 QUEUE = 256 << 10
 """Bytes that a socket to a near peer queues each way, enough for 1 Gbit/s at `NEAR`. Linux takes twice as many."""

@@ -59,12 +59,10 @@ class Stream(Lane):
         self.bulk = BulkLane() if lanes else None
         self.apart = False
         """Whether the bulk lane has a connection of its own."""
-        self._chunk_turn = False
-        """Whether the bulk lane has the next turn on the connection that both lanes share."""
+        self._chunk_turn = False  # whether the bulk lane has the next turn on the connection that both lanes share
         self._arrived: deque[tuple[Message, int]] = deque()
         """Large messages that have come whole on the bulk lane, each with the frame that must come before it."""
-        self._held: list[tuple[Message, int]] = []
-        """Messages from `_arrived` that wait for an earlier frame."""
+        self._held: list[tuple[Message, int]] = []  # messages from `_arrived` that wait for an earlier frame
 
     def incoming(self) -> tuple[int, int]:
         return self._inbox.incoming()

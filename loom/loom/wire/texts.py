@@ -10,8 +10,7 @@ import msgpack
 from loom.errors import ProtocolMismatch
 from loom.wire.messages import Buffer
 
-LONGEST = 64 << 10
-"""Characters that are kept of a longer text: half of them from its start, half from its end."""
+LONGEST = 64 << 10  # characters that are kept of a longer text: half of them from its start, half from its end
 
 
 def pack_texts(texts: Mapping[str, Any]) -> bytes:

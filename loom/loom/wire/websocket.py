@@ -16,11 +16,8 @@ from websockets.frames import apply_mask as apply_mask  # type: ignore[attr-defi
 from loom.errors import TooLarge
 from loom.wire.messages import Buffer
 
-_BINARY = 0x82
-"""First byte of an unfragmented binary message."""
-
-_SMALL = 16 << 10
-"""Bytes up to which a copy costs less than a view."""
+_BINARY = 0x82  # first byte of an unfragmented binary message
+_SMALL = 16 << 10  # bytes up to which a copy costs less than a view
 
 _U16 = struct.Struct("!H")
 _U64 = struct.Struct("!Q")
@@ -34,12 +31,10 @@ class WebSocketFrames:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._head = b""
-        """The bytes of a head that has not come whole."""
+        self._head = b""  # the bytes of a head that has not come whole
         self._pieces: list[Buffer] = []
         """The received bytes of the frame under way: the payload of a message, or another frame with its head."""
-        self._missing = 0
-        """Bytes that the frame under way still lacks."""
+        self._missing = 0  # bytes that the frame under way still lacks
         self._is_message = False
         self._mask = b""
 

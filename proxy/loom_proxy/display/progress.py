@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 AFTER = 1.0  # seconds that a wait lasts before anything is shown
 EVERY = 0.2  # seconds between two updates of the display
 LARGE = 1 << 20  # bytes of the smallest transfer that is shown; a smaller one is over too soon
-
 LEAVE = 1.0  # seconds that the end of a wait gives the display to go away, as it may still be asking for the step
 _turn = threading.Lock()  # held by the one wait that is shown. Waits of other threads are not shown meanwhile
 

@@ -42,14 +42,12 @@ class FutureProxy(Generic[R]):
         self._connection = connection
         self.operation = operation
         """The operation, which the progress display of a long wait names."""
-        self._ident = ident
-        """Id of the operation; None if it has several answers."""
+        self._ident = ident  # id of the operation; None if it has several answers
         self._convert = convert
         self._lock = threading.Lock()
         self._unpack: Callable[[], R] | None = None
         """Makes the value from the answer, or raises its error; None until the answer has come."""
-        self._value: Any = _PENDING
-        """The unpickled result; `_PENDING` before that, or if there is an error."""
+        self._value: Any = _PENDING  # the unpickled result; `_PENDING` before that, or if there is an error
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         """Functions to call when the answer comes, which also end waits."""

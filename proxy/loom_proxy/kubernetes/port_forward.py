@@ -21,7 +21,6 @@ GATEWAY_PORT = 8470
 
 START_TIMEOUT = 30.0  # seconds that the first ``kubectl`` has until it forwards
 END_TIMEOUT = 5.0  # seconds that a ``kubectl`` has to end
-
 RENEW_AFTER = 10.0  # seconds that a new ``kubectl`` is left alone, even if the gateway does not answer through it
 BACKOFF = Backoff(0.2, 5.0)  # seconds between restarts of a ``kubectl`` that does not forward
 

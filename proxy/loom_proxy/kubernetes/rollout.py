@@ -20,7 +20,6 @@ from loom_proxy.kubernetes.pod_status import PodState
 logger = logging.getLogger(__name__)
 
 ASK_EVERY = 1.0  # seconds between two requests to the pods
-
 MOST_AGAIN = 2  # the number of times that a mesh may be deployed again
 PATIENCE = 30.0  # seconds that a lost host has to come back by itself, as it does if its pod has the class
 

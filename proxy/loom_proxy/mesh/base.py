@@ -33,10 +33,8 @@ class WholeMesh:
         """Whether this client has stopped the whole mesh."""
         self.procs = ident if procs is None else procs
         """Id of an actor mesh's proc mesh; the mesh's own id for other kinds."""
-        self._views = {shape: ident}
-        """Ids of the parts that the driver knows, by shape."""
-        self._lock = threading.Lock()
-        """Held while a part is added to `_views`."""
+        self._views = {shape: ident}  # ids of the parts that the driver knows, by shape
+        self._lock = threading.Lock()  # held while a part is added to `_views`
         caller.wholes[ident] = self
         caller.states.add(ident, name, shape, procs)
 
@@ -59,8 +57,7 @@ class MeshProxy(MeshTrait):
 
     # The names start with underscores because an actor's endpoints may have any other name.
 
-    _NOUN: ClassVar[str] = ""
-    """Word for an element of the mesh, such as ``host``."""
+    _NOUN: ClassVar[str] = ""  # word for an element of the mesh, such as ``host``
 
     def __init__(self, whole: WholeMesh, shape: Shape | None = None) -> None:
         self._whole = whole

@@ -54,12 +54,10 @@ class EndpointProxy:
     def __init__(self, mesh: MeshProxy, name: str, signature: CallSignature) -> None:
         self._mesh = mesh
         self._caller = mesh._whole.caller
-        self._key = mesh._whole.ident
-        """The order key of calls: slices share it, since they call the same actors."""
+        self._key = mesh._whole.ident  # the order key of calls: slices share it, since they call the same actors
         self._name = name
         self._signature = signature
-        self._what = f"{signature.name} (args, kwargs)"
-        """Name of the arguments in errors."""
+        self._what = f"{signature.name} (args, kwargs)"  # name of the arguments in errors
         self._single = len(mesh) == 1
         self._procs = mesh._whole.procs
         self._operations: dict[type[EndpointCall], EndpointCall] = {}

@@ -24,8 +24,7 @@ from loom_proxy.mesh.base import MeshProxy, WholeMesh
 
 HIGHEST_LEVEL = 255
 
-LONGEST_WINDOW = 3600.0
-"""Seconds of the longest window over which identical lines are shown as one."""
+LONGEST_WINDOW = 3600.0  # seconds of the longest window over which identical lines are shown as one
 
 
 class HostMeshProxy(MeshProxy):

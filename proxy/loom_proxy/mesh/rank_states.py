@@ -18,8 +18,7 @@ _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})
 """Events for processes that started or stopped as planned, perhaps thousands, which `Job.events` leaves out."""
 
-LONGEST_REASON = 300
-"""Characters of a failure's text that are kept."""
+LONGEST_REASON = 300  # characters of a failure's text that are kept
 
 _HOSTS = 0
 

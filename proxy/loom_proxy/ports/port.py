@@ -13,7 +13,6 @@ from loom_proxy.session.calls import Calls
 R = TypeVar("R")
 
 CREDIT_MESSAGES = 16384  # messages that may wait in a receiver or be on their way to it
-
 CREDIT_BYTES = 16 << 20  # bytes of these messages; one message may be larger
 
 

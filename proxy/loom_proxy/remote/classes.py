@@ -75,8 +75,7 @@ class _Maker:
     """A class or a function that is not in the cluster yet."""
 
     def __init__(self, target: Any, name: str | None) -> None:
-        self._target = target
-        """The class or function, or its name."""
+        self._target = target  # the class or function, or its name
         self._name = name
 
     def __repr__(self) -> str:

@@ -195,8 +195,7 @@ class DeployedObject:
 
     def __init__(self, service: Service, methods: Mapping[str, Method] | None) -> None:
         self._service = service
-        self._methods = methods
-        """The methods by name; None if this program does not have the class."""
+        self._methods = methods  # the methods by name; None if this program does not have the class
 
     def __getattr__(self, name: str) -> DeployedMethod:
         if name.startswith("__") or "_methods" not in self.__dict__:

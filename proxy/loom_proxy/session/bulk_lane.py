@@ -21,8 +21,7 @@ from loom_proxy.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = Backoff(0.1, 30.0, jitter=0.5)
-"""Seconds between attempts to connect, which grow while attempts fail."""
+BACKOFF = Backoff(0.1, 30.0, jitter=0.5)  # seconds between attempts to connect, which grow while attempts fail
 
 
 class BulkConnection:
@@ -48,10 +47,8 @@ class BulkConnection:
         self._lock = threading.Lock()
         self._transport: Transport | None = None
         self._closed = False
-        self._allowed = True
-        """Whether the first connection's transport allows a second one; see `allow`."""
-        self._retry_now = threading.Event()
-        """Set to try again at once, or to notice `close`."""
+        self._allowed = True  # whether the first connection's transport allows a second one; see `allow`
+        self._retry_now = threading.Event()  # set to try again at once, or to notice `close`
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()

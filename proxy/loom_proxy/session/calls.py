@@ -59,11 +59,9 @@ class Calls(Waits):
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
         """The futures of operations without an answer yet, by the operation's id."""
-        self._forgotten: deque[int] = deque()
-        """Ids of released meshes that the driver does not know of yet."""
+        self._forgotten: deque[int] = deque()  # ids of released meshes that the driver does not know of yet
         self._error: LoomError | None = None
-        self._lock = threading.Lock()
-        """Held while `_error` or `_waiting` is replaced."""
+        self._lock = threading.Lock()  # held while `_error` or `_waiting` is replaced
 
     def _make(self, made: Made) -> Any:
         return made if self.make_proxy is None else self.make_proxy(made)

@@ -32,8 +32,7 @@ from loom_proxy.transport.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds that a gateway has to answer an attempt to reconnect."""
+CONNECT_TIMEOUT = 10.0  # seconds that a gateway has to answer an attempt to reconnect
 
 WEBSOCKET_AGAIN = 3
 """Attempts by WebSocket, if it worked before, until HTTP is tried: a network that comes back may break a few."""
@@ -41,8 +40,7 @@ WEBSOCKET_AGAIN = 3
 LINGER_MARGIN = 30.0
 """Seconds of attempts to reconnect beyond the time after which a session without a client should have ended."""
 
-LEAVE_TIMEOUT = 2.0
-"""Seconds to send the rest of the messages when the program leaves."""
+LEAVE_TIMEOUT = 2.0  # seconds to send the rest of the messages when the program leaves
 
 
 class Connection:
@@ -55,8 +53,7 @@ class Connection:
         self.url = address.url
         self.address = address
         self.events = SessionEvents()
-        self._first_frames: Sequence[bytes] = handshake.frames
-        """Frames that came with the handshake, until `start`."""
+        self._first_frames: Sequence[bytes] = handshake.frames  # frames that came with the handshake, until `start`
         self._transport = handshake.transport
         self._stream = stream
         self._sender = FrameSender(stream, "loom-writer")
@@ -74,8 +71,7 @@ class Connection:
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
-        self._leaving = threading.Event()
-        """Set when the program leaves, which ends attempts to reconnect."""
+        self._leaving = threading.Event()  # set when the program leaves, which ends attempts to reconnect
         self.gone: Callable[[], str | None] = lambda: None
         """Returns why there is no gateway to reconnect to any more; None if there may be one."""
         self.unanswered: Callable[[], None] = lambda: None

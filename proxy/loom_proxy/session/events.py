@@ -15,8 +15,7 @@ from loom.errors import LoomError
 
 logger = logging.getLogger(__name__)
 
-KEEP = 10_000
-"""Events that are kept; the oldest go first."""
+KEEP = 10_000  # events that are kept; the oldest go first
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class SessionEvents:
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=KEEP)
-        self._dropped = 0
-        """Events that are no longer kept: the number of the first one in `_events`."""
+        self._dropped = 0  # events that are no longer kept: the number of the first one in `_events`
         self._closed = False
         self._changed = threading.Condition()
 

@@ -36,8 +36,7 @@ CLIENT = f"monarch-loom {__version__}"
 TRANSPORTS = ("auto", "websocket", "http")
 """Kinds of transport; ``auto``: HTTP if there is no WebSocket but a gateway over HTTP."""
 
-_logged: set[str] = set()
-"""URLs for which a fallback to HTTP has been logged."""
+_logged: set[str] = set()  # URLs for which a fallback to HTTP has been logged
 
 
 class Address(NamedTuple):

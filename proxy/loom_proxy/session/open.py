@@ -15,8 +15,7 @@ from loom_proxy.session.handshake import CLIENT, Address
 
 MODES = ("drive", "watch")
 
-ATTEMPTS = 3
-"""Sessions that `connect` tries to open if the workers accept connections but do not answer."""
+ATTEMPTS = 3  # sessions that `connect` tries to open if the workers accept connections but do not answer
 
 
 def connect(

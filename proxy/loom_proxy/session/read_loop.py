@@ -17,8 +17,7 @@ from typing import Protocol
 from loom.wire.sockets import Waker
 from loom_proxy.session.interrupts import Uninterrupted
 
-REST = 0.005
-"""Seconds without a reading thread after which the reader thread reads again."""
+REST = 0.005  # seconds without a reading thread after which the reader thread reads again
 
 LOOK = 0.05
 """Seconds after which an inline read checks for a cancellation or Ctrl-C, neither of which comes by the socket."""
@@ -53,14 +52,10 @@ class ReadLoop:
         self._turn = threading.Lock()
         self._waiters: set[object] = set()
         """Futures and receivers that threads and event loops wait for without reading inline."""
-        self._inline_reads = 0
-        """Inline reads that have ended: the reader thread rests while the count grows."""
-        self._refused = False
-        """Whether a thread could have read inline, but found the reader thread reading."""
-        self._resting = False
-        """Whether the reader thread leaves reading to the threads that wait."""
-        self._wake = threading.Semaphore(0)
-        """Released to end the rest of the reader thread."""
+        self._inline_reads = 0  # inline reads that have ended: the reader thread rests while the count grows
+        self._refused = False  # whether a thread could have read inline, but found the reader thread reading
+        self._resting = False  # whether the reader thread leaves reading to the threads that wait
+        self._wake = threading.Semaphore(0)  # released to end the rest of the reader thread
         self._over = False
         self._poll = self._poll_of_source()
 

@@ -26,16 +26,12 @@ from loom.wire.messages import Buffer
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import connect, errors_of_opening, gateway_error, refused
 
-PATIENCE = 10.0
-"""Seconds of failing requests after which the connection is lost."""
-
-SLACK = 15.0
-"""Seconds that an answer may take on top of those for which the gateway holds it back."""
+PATIENCE = 10.0  # seconds of failing requests after which the connection is lost
+SLACK = 15.0  # seconds that an answer may take on top of those for which the gateway holds it back
 
 CONNECT_TIMEOUT = 10.0
 
-GOODBYE_TIMEOUT = 2.0
-"""Seconds that closing waits for the gateway."""
+GOODBYE_TIMEOUT = 2.0  # seconds that closing waits for the gateway
 
 BACKOFF = Backoff(0.05, 1.0, jitter=0.5, at_once=True)
 """Seconds before a request is repeated; the first time at once, since many servers close idle connections."""
@@ -108,17 +104,13 @@ class HttpTransport(Transport):
         tls = client_context(ca) if url.startswith("wss:") else None
         self._up = _KeepAlive(url, token, tls)
         self._down = _KeepAlive(url, token, tls)
-        self._path = ""
-        """Path of the tunnel, below that of all tunnels."""
+        self._path = ""  # path of the tunnel, below that of all tunnels
         self._answer_timeout = 0.0
         """Seconds to wait for an answer, which the gateway holds back for up to ``poll_seconds``."""
-        self._sent = 0
-        """Number of the last batch that the gateway has taken."""
-        self._received = 0
-        """Number of the last batch that came from the gateway."""
+        self._sent = 0  # number of the last batch that the gateway has taken
+        self._received = 0  # number of the last batch that came from the gateway
         self._ended = False
-        self._gone = False
-        """Whether the gateway's end of the tunnel is closed or lost, so that it needs no DELETE."""
+        self._gone = False  # whether the gateway's end of the tunnel is closed or lost, so that it needs no DELETE
         self._closing = threading.Event()
         self._error: LoomError | None = None
         """The error with which the gateway, or a proxy before it, refused a request."""

@@ -17,13 +17,11 @@ import time
 from loom.wire.messages import Buffer
 from loom.wire.sender import try_send
 
-FINISH_TIMEOUT = 1.0
-"""Seconds for sending the rest of a last record when the connection is closed."""
+FINISH_TIMEOUT = 1.0  # seconds for sending the rest of a last record when the connection is closed
 
 _RECORD = 16 << 10
 
-_CHUNK = 256 << 10
-"""Bytes that are encrypted at a time, and received at a time."""
+_CHUNK = 256 << 10  # bytes that are encrypted at a time, and received at a time
 
 
 class TlsSocket:
@@ -37,14 +35,12 @@ class TlsSocket:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
-        self._lock = threading.Lock()
-        """Held while TLS encrypts or decrypts, which never waits."""
+        self._lock = threading.Lock()  # held while TLS encrypts or decrypts, which never waits
         self._sending = threading.Lock()
         """Held from encrypting a record until it has been sent, so that records leave in order."""
         self._unsent: Buffer = b""
         """Encrypted bytes that the socket did not take. Only the holder of `_sending` may use them."""
-        self._finishing: threading.Thread | None = None
-        """The thread that sends `_unsent` after a `try_send`."""
+        self._finishing: threading.Thread | None = None  # the thread that sends `_unsent` after a `try_send`
         self._handshake()
 
     def _handshake(self) -> None:

@@ -60,11 +60,9 @@ class WebSocketTransport(Transport):
         self._protocol = protocol
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
         """Finds binary messages in received bytes, which bypass `websockets`' slower parser."""
-        self._pieces: list[bytes] = []
-        """The fragments so far of a message in several frames."""
+        self._pieces: list[bytes] = []  # the fragments so far of a message in several frames
         self.heard = time.monotonic()
-        self._waker: Waker | None = None
-        """Ends waits in `receive`; see `listen_for`."""
+        self._waker: Waker | None = None  # ends waits in `receive`; see `listen_for`
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:

@@ -40,8 +40,7 @@ logger = logging.getLogger("loom")
 Target = str | Sequence[str]
 """A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
 
-ANSWER_TIMEOUT = 10.0
-"""Seconds that an answer may take on top of those for which the operation itself waits."""
+ANSWER_TIMEOUT = 10.0  # seconds that an answer may take on top of those for which the operation itself waits
 
 BY_GATEWAY = frozenset(("inject", "remove_fault"))
 """Operations that always go to the gateway, which injects faults of drivers and its own, and audits all faults."""

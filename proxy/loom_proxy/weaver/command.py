@@ -17,11 +17,8 @@ from loom_proxy.session.handshake import TRANSIENT
 ASK_FOR = 5.0
 """Seconds that one request waits for acknowledgements at most, and so the longest delay of an interrupt."""
 
-AWAY = 600.0
-"""Seconds for which a wait goes on while the weaver or the gateway is away."""
-
-ASK_AGAIN = 0.5
-"""Seconds between two requests at most while one of them is away."""
+AWAY = 600.0  # seconds for which a wait goes on while the weaver or the gateway is away
+ASK_AGAIN = 0.5  # seconds between two requests at most while one of them is away
 
 
 class _Absence(NamedTuple):

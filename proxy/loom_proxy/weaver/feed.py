@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
 
 
-PAGE = 1000
-"""Events that one request reads."""
-
-EVERY = 1.0
-"""Seconds between two requests without a WebSocket."""
+PAGE = 1000  # events that one request reads
+EVERY = 1.0  # seconds between two requests without a WebSocket
 
 _TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
 

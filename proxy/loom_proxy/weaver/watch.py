@@ -32,11 +32,8 @@ _silent = logging.getLogger(f"{__name__}.socket")
 _silent.setLevel(logging.CRITICAL)
 """The logger for websockets. It is silent, since it would print a traceback for each lost connection."""
 
-OPEN_TIMEOUT = 10.0
-"""Seconds that a gateway has to accept the connection."""
-
-_REFUSED = 4000
-"""WebSocket close code whose reason is the code of one of `loom.errors`."""
+OPEN_TIMEOUT = 10.0  # seconds that a gateway has to accept the connection
+_REFUSED = 4000  # WebSocket close code whose reason is the code of one of `loom.errors`
 _TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
 
 

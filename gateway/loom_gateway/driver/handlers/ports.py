@@ -25,7 +25,6 @@ from loom_gateway.driver.session.replies import Handler
 
 MOST_THREADS = 64  # ports that have a reader thread; the event loop reads the others, more slowly
 SMALL = 16 << 10  # bytes of the largest message that is batched
-
 GATHERED_MESSAGES = 512  # messages that complete a batch
 GATHERED_BYTES = 64 << 10  # bytes that complete a batch
 GATHERED_SECONDS = 0.001  # seconds for which consecutive messages are gathered into one batch

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 RUSH = 8  # number of messages in close succession that leave one by one before batching starts
 CLOSE = 0.001  # seconds between two messages that still count as close succession
 PATIENCE = 0.001  # seconds that a message waits for others to join its batch
-
 MOST_MESSAGES = 512  # messages that complete a batch
 MOST_BYTES = 64 << 10  # bytes that complete a batch
 

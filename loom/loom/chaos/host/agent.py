@@ -28,8 +28,7 @@ from loom.errors import FaultRefused, NotFound
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
 """The environment variable for the folder that lists a host's agents; the default is in ``/tmp``."""
 
-REMOVED_WITHIN = 30.0
-"""Seconds that the removal of a fault may take; restarting a worker takes longest."""
+REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restarting a worker takes longest
 
 
 _OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from loom.errors import FaultRefused
 
-PROGRAM_WITHIN = 10.0
-"""Seconds that ``ip``, ``tc`` or ``nft`` may take."""
+PROGRAM_WITHIN = 10.0  # seconds that ``ip``, ``tc`` or ``nft`` may take
 
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
 

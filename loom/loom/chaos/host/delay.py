@@ -26,28 +26,21 @@ from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-EMPTIED_WITHIN = 5.0
-"""Seconds in which the delayed frames are sent at the end."""
+EMPTIED_WITHIN = 5.0  # seconds in which the delayed frames are sent at the end
 
 ROOM = 64 << 20
 """Bytes that are kept at most; further frames are dropped. At 10 Gbit/s this is 51 ms."""
 
 TUN = "/dev/net/tun"
 
-_OVERHEAD = 128
-"""Bytes that a frame takes in addition to its content."""
-
-_BATCH = 64
-"""Frames that are taken before the queue is checked for due ones."""
-
-_QUEUE = 4096
-"""Frames that the TAP device keeps until they are taken."""
+_OVERHEAD = 128  # bytes that a frame takes in addition to its content
+_BATCH = 64  # frames that are taken before the queue is checked for due ones
+_QUEUE = 4096  # frames that the TAP device keeps until they are taken
 
 _MTU = 1000
 """Below the minimum of IPv6 (1280), so that the TAP device gets no IPv6 address. It limits no forwarded frame."""
 
-_FRAME = (1 << 16) + 256
-"""Bytes of the largest frame: an unsegmented IP packet, and the headers around it."""
+_FRAME = (1 << 16) + 256  # bytes of the largest frame: an unsegmented IP packet, and the headers around it
 
 # From linux/if_tun.h, linux/sockios.h, linux/if_packet.h and linux/if_arp.h, for x86 and ARM.
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0

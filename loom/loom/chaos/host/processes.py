@@ -18,8 +18,7 @@ from typing import NamedTuple
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
-SEEN_WITHIN = 5.0
-"""Seconds that the kernel may take to carry out a signal."""
+SEEN_WITHIN = 5.0  # seconds that the kernel may take to carry out a signal
 
 WORKER_MODULE = "loom_gateway.workers.host"
 

@@ -52,8 +52,7 @@ _FORMS = (
     ("loss at most 0.2", rf"{_METRIC} (is )?at most {_NUMBER}", ExpectationKind.AT_MOST),
 )
 
-FORMS = tuple(example for example, _, _ in _FORMS)
-"""An example of each form."""
+FORMS = tuple(example for example, _, _ in _FORMS)  # an example of each form
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from loom.chaos.plans.expectations import Expectation, parse_expectation
 from loom.chaos.targets import Target
 from loom.errors import BadPlan, LoomError, WrongArguments
 
-RECOVERED = "recovered"
-"""The event of the recovery from the fault before; all other events are the weaver's."""
+RECOVERED = "recovered"  # the event of the recovery from the fault before; all other events are the weaver's
 
 V = TypeVar("V")
 

@@ -16,8 +16,7 @@ from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, goodput, judge
 
-PLOTTED = "loss"
-"""The metric of the plot."""
+PLOTTED = "loss"  # the metric of the plot
 
 
 class Report:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loom")
 
-LOOK_EVERY = 0.1
-"""Seconds between two looks at the weaver's state."""
+LOOK_EVERY = 0.1  # seconds between two looks at the weaver's state
 
 ACKNOWLEDGED_WITHIN = 10.0
 """Seconds to wait for acknowledgements. A training between steps takes a fault only at its next step."""

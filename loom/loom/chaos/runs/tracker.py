@@ -10,11 +10,8 @@ from loom.chaos.plans.plan import PlannedFault
 from loom.chaos.runs.observer import DETECTS, Observer
 from loom.chaos.targets import ENDED
 
-MAIN_METRIC = "loss"
-"""The metric from whose history the steps of a replica are read, if the replica reports it."""
-
-REMOVAL_GRACE = 2.0
-"""Seconds after its duration at which a fault counts as removed if no event reports it."""
+MAIN_METRIC = "loss"  # the metric from whose history the steps of a replica are read, if the replica reports it
+REMOVAL_GRACE = 2.0  # seconds after its duration at which a fault counts as removed if no event reports it
 
 
 @dataclass

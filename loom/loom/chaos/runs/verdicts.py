@@ -14,11 +14,8 @@ from loom.chaos.runs.observer import Life
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 
-LEAST_POINTS = 4
-"""Values of a metric that are needed to tell whether it falls or rises."""
-
-HASH = "params_hash"
-"""The metric with the hash of a replica's parameters."""
+LEAST_POINTS = 4  # values of a metric that are needed to tell whether it falls or rises
+HASH = "params_hash"  # the metric with the hash of a replica's parameters
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from loom.weaver.goodput.places import JobTime, Place
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
-MAX_FAULTS = 1000
-"""The newest deaths that are kept for a job."""
+MAX_FAULTS = 1000  # the newest deaths that are kept for a job
 
 MAX_JOBS = 200
 """Jobs that are kept. The oldest job without living replicas is forgotten first."""
@@ -40,8 +39,7 @@ NEW_RUN_AFTER = 600.0
 SAVE_AFTER = 30.0
 """Seconds after which a living replica's account is written. They are cumulative, so losing one does no harm."""
 
-MAX_SAVED = 200
-"""Rows that one commit writes in addition to the urgent ones, so that it does not take long."""
+MAX_SAVED = 200  # rows that one commit writes in addition to the urgent ones, so that it does not take long
 
 
 class Goodput:

@@ -8,8 +8,7 @@ from typing import Any
 from loom.control.time_account import MAX_REASONS, OTHER, REASONS
 from loom.weaver.views import FaultRecord
 
-SAMPLE_EVERY = 1.0
-"""Seconds between the first points of a timeline."""
+SAMPLE_EVERY = 1.0  # seconds between the first points of a timeline
 
 
 @dataclass(slots=True)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-MAX_WAIT = 300.0
-"""Seconds that one request may wait for acknowledgements."""
-
-STACK_WAIT = 30.0
-"""Seconds that getting a stack may take, in addition to those of any request."""
+MAX_WAIT = 300.0  # seconds that one request may wait for acknowledgements
+STACK_WAIT = 30.0  # seconds that getting a stack may take, in addition to those of any request
 
 
 class Operation(NamedTuple):

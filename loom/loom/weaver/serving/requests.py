@@ -19,8 +19,7 @@ from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CommandState, DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
-MAX_TIMEOUT = 3600.0
-"""Seconds that an operation may wait."""
+MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
 
 _MAX_EVENTS = 10_000
 _MAX_SESSIONS = 1_000

@@ -30,19 +30,13 @@ from loom.weaver.weaver import Weaver
 _log = logging.getLogger(__name__)
 
 COMMIT_EVERY = 0.1
-SOONEST_COMMIT = 0.005
-"""Seconds between two commits at least, so that many urgent changes share one."""
+SOONEST_COMMIT = 0.005  # seconds between two commits at least, so that many urgent changes share one
 
 STACK_WITHIN = 15.0
 
-CHANGES_EVERY = 0.5
-"""Seconds between two pushes of replicas' reports to watchers."""
-
-MAX_UNREAD_BY_WATCHER = 8 << 20
-"""Bytes that may wait for a watcher in addition to its snapshot."""
-
-HELLO_WITHIN = 10.0
-"""Seconds that a threadlet has to send its hello with the key."""
+CHANGES_EVERY = 0.5  # seconds between two pushes of replicas' reports to watchers
+MAX_UNREAD_BY_WATCHER = 8 << 20  # bytes that may wait for a watcher in addition to its snapshot
+HELLO_WITHIN = 10.0  # seconds that a threadlet has to send its hello with the key
 
 
 class Server:
@@ -73,8 +67,7 @@ class Server:
         self._last_peer_at = clock()
         self._listeners: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._committed = 0.0
-        """When the last commit was, by the event loop's clock."""
+        self._committed = 0.0  # when the last commit was, by the event loop's clock
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
         self._py_spies = asyncio.Semaphore(2)
@@ -217,11 +210,9 @@ class RequestConnection(Connection):
     def __init__(self, server: Server) -> None:
         super().__init__()
         self.server = server
-        self._answers: list[list[Any]] = []
-        """Answers that wait for the next commit."""
+        self._answers: list[list[Any]] = []  # answers that wait for the next commit
         self._watches: set[int] = set()
-        self._snapshot = 0
-        """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
+        self._snapshot = 0  # bytes of the snapshot that the watcher has not read yet; they do not count against it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -316,8 +307,7 @@ class ThreadletLink(Connection, Peer):
         self.server = server
         self.process: psutil.Process | None = None
         """The process at the other end, if it is on this host."""
-        self._introduced: Replica | None = None
-        """The replica of the hello, which `_introduce` handles once."""
+        self._introduced: Replica | None = None  # the replica of the hello, which `_introduce` handles once
         self._hello_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

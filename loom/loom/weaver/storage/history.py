@@ -87,8 +87,7 @@ class History:
         for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
             self._series.setdefault(replica, {})[metric] = _Series(id, upto)
         self._new_series: list[tuple[int, str, str, int]] = []
-        self._full: list[tuple[_Series, _Row]] = []
-        """Full chunks for the next commit, with their rows."""
+        self._full: list[tuple[_Series, _Row]] = []  # full chunks for the next commit, with their rows
         self._open_chunks: dict[int, _Series] = {}
         """The series of chunks that are not full, by the id of the chunk's row."""
         self._unwritten: dict[_Series, int] = {}

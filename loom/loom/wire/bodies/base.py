@@ -59,5 +59,4 @@ class Body:
         return Message(self.KIND, ident, self.to_body(), parts)
 
 
-BODIES: dict[Kind, type[Body]] = {}
-"""The class of each kind's body."""
+BODIES: dict[Kind, type[Body]] = {}  # the class of each kind's body
