@@ -56,7 +56,11 @@ class TrainerModel:
         return {}
 
     def save(self) -> dict[str, Any]:
-        """Return the state that is neither model nor optimizer, for `load`."""
+        """Return the state that is neither model nor optimizer, for `load`.
+
+        It has tensors, numbers, strings, bytes, booleans, None, and dicts, lists and tuples of these: other groups
+        and checkpoints take nothing that could run code.
+        """
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

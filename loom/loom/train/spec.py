@@ -92,3 +92,5 @@ class Assignment:
     lighthouse: str  # its URL
     store: tuple[str, int]
     restore: Restore
+    key: str = field(repr=False)
+    """By which the job's processes know each other."""

@@ -61,10 +61,10 @@ class TrainerActor(TrainerModel, Actor):
         self.warm_up()
 
     def _open_store(self) -> tuple[str, int]:
-        from torch.distributed import TCPStore
+        from loom.train.loop.network import open_store
 
         address = own_address()
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self._store = open_store(address)
         return address, self._store.port
 
     @concurrent_endpoint

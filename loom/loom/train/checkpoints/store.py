@@ -12,8 +12,8 @@
         if step % 100 == 0:
             store.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
-``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Its index is a pickle: anyone who
-can write to the folder can run code in the processes that load from it.
+``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Its index is a pickle, of which
+this module takes no code; those tools do.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import load as load_tensors
 from torch.distributed.checkpoint import save as save_tensors
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, WaitTimeout, WrongArguments
 from loom.train.checkpoints.files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
+from loom.train.checkpoints.index import IndexReader
 from loom.train.checkpoints.states import join, split
 
 _log = logging.getLogger("loom")
@@ -81,7 +82,7 @@ class FoundCheckpoint:
                 f"the checkpoint {self.path} of step {self.step} is not whole: {reason}; "
                 "CheckpointStore.newest finds the newest that is"
             )
-        reader = FileSystemReader(self.path)
+        reader = IndexReader(self.path)
         tensors: dict[str, Any] = {
             name: torch.empty(stored.size, dtype=stored.properties.dtype)
             for name, stored in reader.read_metadata().state_dict_metadata.items()

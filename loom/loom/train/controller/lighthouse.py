@@ -11,6 +11,7 @@ from typing import Any
 from loom.actor import Actor, endpoint
 from loom.control.address import own_address
 from loom.errors import MissingDependency
+from loom.process.listen import bracketed
 from loom.train.settings import Timeouts
 
 QUORUM_TICK_MS = 20
@@ -34,15 +35,16 @@ class LighthouseActor(Actor):
         return os.getpid()
 
     def _open(self, port: int) -> str:
+        address = own_address()
         self._server = _torchft().LighthouseServer(
-            bind=f"[::]:{port}",
+            bind=f"{bracketed(address)}:{port}",
             min_replicas=1,
             join_timeout_ms=round(1000 * self._timeouts.join),
             quorum_tick_ms=QUORUM_TICK_MS,
             heartbeat_timeout_ms=round(1000 * self._timeouts.heartbeat),
         )
         listens = int(self._server.address().rpartition(":")[2])
-        return f"http://{own_address()}:{listens}"
+        return f"http://{bracketed(address)}:{listens}"
 
 
 def _torchft() -> Any:

@@ -246,7 +246,8 @@ class ReplicaSlots:
         restore = Restore.NOTHING if self.job.checkpoints is None else Restore.CHECKPOINT
         if any(one.has_state for one in self.open() if one is not slot):
             restore = Restore.PEERS
-        slot.begin(Assignment(self.job.for_trainers(), slot.replica, self.support.lighthouse, group.store, restore))
+        job, support = self.job.for_trainers(), self.support
+        slot.begin(Assignment(job, slot.replica, support.lighthouse, group.store, restore, support.key))
         self._record("group_started", slot, group, procs=group.procs.name, restore=restore.value)
 
     # How a slot loses its group.

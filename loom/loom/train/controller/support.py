@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ class Support:
         self._host: int | None = None  # number of the host that runs the lighthouse, or ran the last one
         self._closed = False
         self.lighthouse = ""  # its URL
+        self.key = secrets.token_hex(32)  # by which the job's processes know each other
         self.moved: Callable[[], None] = lambda: None  # called when the lighthouse has a new URL
 
     def open(self) -> None:

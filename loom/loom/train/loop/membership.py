@@ -16,7 +16,8 @@ from torchft.manager import Manager
 
 from loom.errors import FaultRefused
 from loom.process.listen import address_towards
-from loom.train.loop.network import GlooGroup, NcclGroup, PeerTransport
+from loom.train.loop.network import GlooGroup, NcclGroup
+from loom.train.loop.peer_transport import PeerTransport
 from loom.train.loop.tensors import local
 from loom.train.loop.training_state import TrainingState
 
@@ -76,7 +77,7 @@ class Membership:
             lighthouse_addr=self._lighthouse,
             replica_id=assignment.replica,
             hostname=own_address,
-            checkpoint_transport=PeerTransport(own_address, timeouts.collective),
+            checkpoint_transport=PeerTransport(own_address, assignment.key, timeouts.collective),
         )
         store.set(ready, "")
         manager.load_state_dict({"step": step, "batches_committed": 0})

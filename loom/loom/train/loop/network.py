@@ -1,22 +1,38 @@
-"""torchft's process groups and transport, with this host's address instead of its name.
+"""torchft's process groups, manager and stores at this host's address.
 
-torchft gives peers this host's name, which other pods usually cannot resolve.
+torchft gives peers this host's name, which other pods usually cannot resolve, and listens on every address. None of
+its servers asks for a key, nor does torch's store.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torchft.manager
 import torchft.process_group
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, TCPStore
-from torchft.checkpointing.http_transport import HTTPTransport
 
-# torch warns that the state of a peer is read-only, but nothing writes to it.
-warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+from loom.process.listen import bracketed, listen
+
+_ManagerServer = torchft.manager.ManagerServer
+
+
+def _manager_at(*, hostname: str, bind: str, **options: Any) -> Any:
+    """Return torchft's manager server, which would listen on every address of this machine, on its own address."""
+    return _ManagerServer(hostname=hostname, bind=f"{bracketed(hostname)}:{bind.rpartition(':')[2]}", **options)
+
+
+torchft.manager.ManagerServer = _manager_at
+
+
+def open_store(address: str) -> TCPStore:
+    """Return a store that listens on one address of this machine; torch's own listens on all."""
+    listener = listen(address, 0)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class _Addressed:
@@ -33,7 +49,7 @@ class _Addressed:
     def get_reconfigure_handle(self) -> str:
         """Return the handle by which peers find this member: torchft's own, with the address for the name."""
         if self._rendezvous_store is None:
-            self._rendezvous_store = TCPStore(self.own_address, 0, is_master=True, wait_for_workers=False)
+            self._rendezvous_store = open_store(self.own_address)
         store = f"{self.own_address}:{self._rendezvous_store.port}"
         return json.dumps({"id": self._handle_id(), "store": store, "global_rank": self._global_rank})
 
@@ -58,18 +74,3 @@ class GlooGroup(_Addressed, torchft.process_group.ProcessGroupGloo):  # type: ig
 
 class NcclGroup(_Addressed, torchft.process_group.ProcessGroupNCCL):  # type: ignore[misc]
     """The processes of all groups with the same rank, over NCCL."""
-
-
-class PeerTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]
-    """The transport of the state from a training group to a joining one."""
-
-    def __init__(self, own_address: str, timeout: float) -> None:
-        self.own_address = own_address
-        super().__init__(timedelta(seconds=timeout), num_chunks=0)
-        # It would write a line to stderr for each request.
-        self._server.RequestHandlerClass.log_message = lambda *_: None
-
-    def address(self) -> str:
-        """Return the URL of the state."""
-        port = self._server.socket.getsockname()[1]
-        return f"http://{self.own_address}:{port}/checkpoint/"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import resource
 import signal
@@ -386,3 +387,39 @@ def test_after_a_failure_the_next_one_is_written(tmp_path: Path, monkeypatch: py
                 pending.wait(BOUND)
 
     assert saved_step(save(store, 5)) == 5
+
+
+# -- whoever can write to the folder ------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def forge_index(found: FoundCheckpoint, content: bytes) -> None:
+    """Replace the index, and the manifest with its hash: whoever can write one can write the other."""
+    (found.path / ".metadata").write_bytes(content)
+    (found.path / checkpoint_files.MANIFEST).unlink()
+    checkpoint_files.Manifest.write(found.path, found.step, found.time)
+
+
+def test_the_index_of_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    found = save(CheckpointStore(tmp_path / "checkpoints"), 1)
+    forge_index(found, pickle.dumps(Evil(tmp_path / "ran")))
+
+    with pytest.raises(CheckpointBroken, match=r"it names posix\.mkdir"):
+        found.load()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["torch load", "torch.serialization load", "pathlib os", "builtins eval"])
+def test_an_index_names_only_what_torch_writes_into_one(tmp_path: Path, name: str) -> None:
+    found = save(CheckpointStore(tmp_path), 1)
+    forge_index(found, b"c" + name.replace(" ", "\n").encode() + b"\n.")
+
+    with pytest.raises(CheckpointBroken, match=f"it names {name.replace(' ', '.')}"):
+        found.load()

@@ -86,7 +86,7 @@ class Job:
         pool: Any = Pool(2)
         self.pool = pool
         self.killed: list[Group] = []
-        support: Any = SimpleNamespace(lighthouse="http://lighthouse", kill=self.killed.append)
+        support: Any = SimpleNamespace(lighthouse="http://lighthouse", key="key", kill=self.killed.append)
         self.slots = ReplicaSlots(spec, pool, support, events)
         for _ in range(spec.groups):
             self.slots.add()

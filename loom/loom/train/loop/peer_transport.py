@@ -1,0 +1,176 @@
+"""`PeerTransport`: the state of a training group, for a joining one, over HTTP with a key.
+
+Both sides prove that they know the job's key, without sending it: the joining process before it gets a byte of the
+state, and the other before a byte of its answer is read. torchft's own transport serves everyone on every address,
+and unpickles whatever it gets.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import secrets
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch.distributed._serialization import _streaming_load, _streaming_save
+from torch.utils._pytree import tree_map
+from torchft.checkpointing._rwlock import RWLock
+from torchft.checkpointing.transport import CheckpointTransport
+
+from loom.errors import AuthenticationError, ConnectionLost
+from loom.process.listen import bracketed
+
+# torch warns that the state of a peer is read-only, but nothing writes to it.
+warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+
+CONNECTIONS = 256
+"""Requests at once; further ones are closed."""
+
+NONCE, PROOF = "X-Loom-Nonce", "X-Loom-Proof"
+
+
+class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
+    """The transport of the state from a training group to a joining one.
+
+    Args:
+        own_address: the address to listen on, at which the job's other hosts reach this one.
+        key: the job's key, which all its processes know.
+        timeout: seconds that one read or write may take.
+    """
+
+    def __init__(self, own_address: str, key: str, timeout: float) -> None:
+        self._key = key.encode()
+        self._step = -1
+        self._state: dict[str, Any] = {}
+        self._lock = RWLock(timeout=timeout)  # held for writing except while the state may be read
+        self._lock.w_acquire()
+        self._offers = False
+        self._server = _Server(own_address, timeout, self._serve)
+        self._url = f"http://{bracketed(own_address)}:{self._server.server_port}/checkpoint/"
+        threading.Thread(target=self._server.serve_forever, name="loom-peer-state", daemon=True).start()
+
+    def metadata(self) -> str:
+        """Return the URL of the state, to which the step is appended."""
+        return self._url
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta
+    ) -> None:
+        """Let other processes read a state until `disallow_checkpoint`."""
+        self._state = tree_map(_on_cpu, state_dict)
+        self._step = step
+        if not self._offers:
+            self._offers = True
+            self._lock.w_release()
+
+    def disallow_checkpoint(self) -> None:
+        """Wait until nobody reads the state, and let nobody begin."""
+        if self._offers:
+            self._offers = False
+            self._lock.w_acquire()
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> dict[str, Any]:
+        """Return the state of another process, given its URL.
+
+        Raises:
+            AuthenticationError: what answers there does not know the job's key.
+            ConnectionLost: it refuses.
+        """
+        url = urlsplit(f"{metadata}{step}")
+        nonce = secrets.token_hex(16)
+        connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=timeout.total_seconds())
+        try:
+            headers = {NONCE: nonce, PROOF: self._proof("ask", nonce, url.netloc, url.path)}
+            connection.request("GET", url.path, headers=headers)
+            answer = connection.getresponse()
+            if not self._proves(answer.headers.get(PROOF, ""), "answer", nonce, url.netloc, url.path):
+                raise AuthenticationError(
+                    f"what answers at {url.netloc} is no process of this job: it lacks the key"
+                )
+            if answer.status != 200:
+                raise ConnectionLost(f"the process at {url.netloc} does not give its state: {answer.reason}")
+            state: Any = _streaming_load(answer, weights_only=True)
+        finally:
+            connection.close()
+        return dict(state)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Stop to listen; ``wait`` until it has."""
+        ending = threading.Thread(target=self._server.end, daemon=True)
+        ending.start()
+        if wait:
+            ending.join()
+
+    def _serve(self, request: BaseHTTPRequestHandler) -> None:
+        nonce, host, path = request.headers.get(NONCE, ""), request.headers.get("Host", ""), request.path
+        # The host is part of the proof: what a process sends to one address is worth nothing at another.
+        ours = self._url.startswith(f"http://{host}/checkpoint/")
+        if not (ours and nonce and self._proves(request.headers.get(PROOF, ""), "ask", nonce, host, path)):
+            request.send_error(403, "only for processes of this job")
+            return
+        proof = self._proof("answer", nonce, host, path)
+        with self._lock.r_lock():
+            if path != f"/checkpoint/{self._step}":
+                request.send_response(404, f"it has the state of step {self._step}")
+                request.send_header(PROOF, proof)
+                request.end_headers()
+                return
+            request.send_response(200)
+            request.send_header(PROOF, proof)
+            request.end_headers()
+            _streaming_save(self._state, request.wfile)
+
+    def _proof(self, *said: str) -> str:
+        return hmac.new(self._key, "\n".join(said).encode(), "sha256").hexdigest()
+
+    def _proves(self, shown: str, *said: str) -> bool:
+        return hmac.compare_digest(shown.encode(), self._proof(*said).encode())
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024
+    daemon_threads = True
+
+    def __init__(self, host: str, limit: float, serve: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = limit  # of the socket
+
+            def do_GET(self) -> None:
+                serve(self)
+
+            def log_message(self, *_: Any) -> None:  # it would write to stderr for each request
+                pass
+
+        self._connections = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__((host, 0), Handler)
+
+    def verify_request(self, *_: Any) -> bool:
+        return self._connections.acquire(blocking=False)
+
+    def process_request_thread(self, *request: Any) -> None:
+        try:
+            super().process_request_thread(*request)
+        finally:
+            self._connections.release()
+
+    def end(self) -> None:
+        """Stop to listen."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: who reads the state has gone, and says so itself."""
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
