@@ -98,11 +98,12 @@ def create_app(
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
     """
     weaver = supervisor.client
+    access.guard(manager)
     draining = Draining(manager)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await manager.adopt()
+        await manager.adopt(access.user_of)
         manager.prepare_spare()
         supervisor.start()
         manager.on_end = access.session_ended

@@ -19,7 +19,10 @@ from pathlib import Path
 
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
 
-SCOPES = ("view", "operate", "drive")  # the scopes of tokens; each includes the ones before it
+SCOPES = ("view", "operate", "drive", "admin")  # the scopes of tokens; each includes the ones before it
+
+ADMIN = "admin"
+"""The user of a gateway's own token, and the scope that reaches what is other users'."""
 
 OPENID_PREFIX = "oidc:"
 """Begins the names of users whose tokens an OpenID issuer signs. No token of the file has such a name."""
@@ -61,6 +64,12 @@ class Token:
     created: float
     expires: float | None = None
     revoked: float | None = None
+    user: str = ""
+    """The user whom it belongs to; by default, as in a file of an older Loom, the one with its name."""
+
+    def __post_init__(self) -> None:
+        if not self.user:
+            object.__setattr__(self, "user", self.name)
 
     def state(self, now: float) -> str:
         """Return ``valid``, ``revoked`` or ``expired``."""
@@ -108,20 +117,27 @@ class TokenFile:
         except (KeyError, TypeError, ValueError) as error:
             raise self._unusable(f"it is not a file of tokens: {error!r}") from error
 
-    def create(self, name: str, scope: str, expires_in: float | None = None) -> tuple[Token, str]:
-        """Make a token that expires in so many seconds, or never; return its record and the token itself."""
+    def create(
+        self, name: str, scope: str, expires_in: float | None = None, user: str | None = None
+    ) -> tuple[Token, str]:
+        """Make a token of a user, by default the one with its name; return its record and the token itself.
+
+        It expires in ``expires_in`` seconds, or never.
+        """
+        user = name if user is None else user
         if scope not in SCOPES:
             raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
-        if not name or not name.isprintable() or len(name) > 100:
-            raise WrongArguments("a token's name has 1 to 100 printable characters")
-        if name.startswith(OPENID_PREFIX):
-            raise WrongArguments(f"names that begin with {OPENID_PREFIX} are those of users of OpenID Connect")
+        for what, text in (("user", user), ("name", name)):
+            if not text or not text.isprintable() or len(text) > 100:
+                raise WrongArguments(f"a token's {what} has 1 to 100 printable characters")
+            if text.startswith(OPENID_PREFIX):
+                raise WrongArguments(f"names that begin with {OPENID_PREFIX} are those of users of OpenID Connect")
         if expires_in is not None and not 0 < expires_in < float("inf"):
             raise WrongArguments(f"a token cannot expire in {expires_in:g} s")
         now = time.time()
         text = generate_token()
         expires = None if expires_in is None else now + expires_in
-        token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires)
+        token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires, user=user)
         with self._changing() as tokens:
             tokens.append(token)
         return token, text
@@ -182,8 +198,9 @@ class TokenFile:
 
 
 def _token(entry: dict[str, object]) -> Token:
+    entry = {"user": entry["name"], **entry}  # a file of an older Loom has no users
     token = Token(**{field.name: entry[field.name] for field in fields(Token)})  # type: ignore[arg-type]
-    texts = (token.id, token.name, token.scope, token.sha256)
+    texts = (token.id, token.name, token.scope, token.sha256, token.user)
     times = (token.created, token.expires, token.revoked)
     if not all(isinstance(text, str) for text in texts) or token.scope not in SCOPES:
         raise ValueError(f"the token {token.id!r:.40} has a strange text or scope")

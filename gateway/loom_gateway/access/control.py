@@ -25,12 +25,14 @@ from loom.errors import (
     RateLimited,
     ScopeError,
     TokenRevoked,
+    UnknownSession,
 )
 from loom.token_file import SCOPES, Token, digest
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
-from loom_gateway.access.tokens import KeyWanted, TokenAuthority, token_shown
+from loom_gateway.access.tokens import Identity, KeyWanted, TokenAuthority, token_shown
+from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
@@ -50,6 +52,22 @@ class Principal:
     token: Token
     peer: str
     """The address that the connection came from."""
+
+    @property
+    def identity(self) -> Identity:
+        """The user, and what the token allows."""
+        return Identity.of(self.token)
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A connection, which lasts as long as its principal's token and, if it is one to a session, right in it."""
+
+    principal: Principal
+    disconnect: Disconnect
+    session: Session | None
+    scope: str
+    """The scope in the session that it needs."""
 
 
 class AccessControl:
@@ -75,8 +93,17 @@ class AccessControl:
         self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
         # Address and digest of each token that was accepted from there, the newest last.
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._connected: dict[object, tuple[Principal, Disconnect]] = {}
+        self._connected: dict[object, _Connection] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by token
+        self._manager: SessionManager
+
+    def guard(self, manager: SessionManager) -> None:
+        """Decide about the sessions of a manager from now on."""
+        self._manager = manager
+
+    def user_of(self, owner: str) -> str:
+        """Return the user of the token with an id."""
+        return self._authority.user_of(owner)
 
     async def enter(self, scope: MutableMapping[str, Any], counts: bool = True) -> Principal:
         """Do as `admit`, but first fetch the key that signed the token if it is new."""
@@ -163,6 +190,71 @@ class AccessControl:
             self.audit.refused(error, token, principal.peer)
             raise error
 
+    def sessions(self, principal: Principal) -> list[Session]:
+        """Return the living sessions that a principal may see: the user's own, and those shared with the user."""
+        seen = self._manager.sessions()
+        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+
+    def ended_sessions(self, principal: Principal) -> list[EndedSession]:
+        """Return the sessions that have ended and that a principal could see."""
+        seen = self._manager.ended.all()
+        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+
+    def find_session(self, principal: Principal, name: str, scope: str, what: str) -> Session:
+        """Return a living session for a principal who has a scope in it.
+
+        Args:
+            what: what the principal wants, for the error: ``to watch a session``.
+
+        Raises:
+            UnknownSession: there is none, or it is another user's and not shared: the text is the same.
+            SessionLost: its driver has died.
+            ScopeError: the principal's token, or the session's share, is of a smaller scope.
+        """
+        self.check_right(principal, name, scope, what)
+        return self._manager.get(name)
+
+    def find_own_session(self, principal: Principal, name: str, what: str) -> Session:
+        """Return a living session of the principal's own, or for an admin any. Raise as `find_session`.
+
+        Raises:
+            ScopeError: it is shared with the principal.
+        """
+        user = self.check_right(principal, name, "operate", what)
+        if not (principal.identity.is_admin or user == principal.identity.user):
+            raise self._denied(principal, f"only {user!r}, whose session {name!r} is, may do this: {what}")
+        return self._manager.get(name)
+
+    def check_right(self, principal: Principal, name: str, scope: str, what: str) -> str:
+        """Return the user of a session, living or ended, in which a principal has a scope.
+
+        Raises:
+            UnknownSession: there is none for the principal.
+            ScopeError: the principal's token, or the session's share, is of a smaller scope.
+        """
+        identity = principal.identity
+        session = self._manager.find(name)
+        right = None if session is None else identity.right(session.user, session.shared)
+        if session is None or right is None:
+            seen = ", ".join(repr(other.name) for other in self.sessions(principal)) or "none"
+            error = UnknownSession(f"no session named {name!r}; living sessions: {seen}. It may have ended.")
+            if session is not None:
+                self.audit.refused(error, principal.token, principal.peer)
+            raise error
+        self.require(principal, scope, what)
+        if SCOPES.index(right) < SCOPES.index(scope):
+            raise self._denied(
+                principal,
+                f"{what} needs scope {scope}; {session.user!r} shares session {name!r} with you for {right}. "
+                f"Ask for more: `loom sessions share {name} {identity.user} --scope {scope}`",
+            )
+        return session.user
+
+    def _denied(self, principal: Principal, message: str) -> ScopeError:
+        error = ScopeError(message)
+        self.audit.refused(error, principal.token, principal.peer)
+        return error
+
     @contextmanager
     def opening(self, principal: Principal, sessions: Sequence[Session]) -> Iterator[None]:
         """Count a new session while it is being opened. Raise `LimitReached` if the token has all that it may."""
@@ -185,10 +277,15 @@ class AccessControl:
                 del self._opening[token.id]
 
     @contextmanager
-    def connected(self, principal: Principal, disconnect: Disconnect) -> Iterator[None]:
-        """Call ``disconnect`` if a connected principal's token is revoked or expires."""
+    def connected(
+        self, principal: Principal, disconnect: Disconnect, session: Session | None = None, scope: str = "view"
+    ) -> Iterator[None]:
+        """Call ``disconnect`` if a connected principal's token is revoked or expires.
+
+        Also if the principal has not the scope in the session any more, because its owner took the share back.
+        """
         key = object()
-        self._connected[key] = (principal, disconnect)
+        self._connected[key] = _Connection(principal, disconnect, session, scope)
         try:
             yield
         finally:
@@ -198,19 +295,30 @@ class AccessControl:
         """Raise `TokenRevoked` if a principal's token was revoked or has expired."""
         self._authority.confirm_shown(principal.token)
 
+    def confirm_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
+        """Raise `TokenRevoked` as `confirm`, and `ScopeError` if a principal lost a scope in a session."""
+        self.confirm(principal)
+        right = principal.identity.right(session.user, session.shared)
+        if right is None or SCOPES.index(right) < SCOPES.index(scope):
+            raise ScopeError(f"session {session.name!r} is not shared with you for {scope} any more")
+
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients whose token was revoked or has expired, and end their sessions. Never returns."""
         while True:
             await asyncio.sleep(TICK)
             self._authority.refresh()
             self.audit.tick()
-            for key, (principal, disconnect) in list(self._connected.items()):
+            for key, connection in list(self._connected.items()):
+                principal = connection.principal
                 try:
-                    self.confirm(principal)
-                except TokenRevoked as error:
+                    if connection.session is None:
+                        self.confirm(principal)
+                    else:
+                        self.confirm_right(principal, connection.session, connection.scope)
+                except (TokenRevoked, ScopeError) as error:
                     del self._connected[key]
                     self.audit.write("cut off", principal.token, principal.peer, message=str(error))
-                    manager.background(disconnect(error))
+                    manager.background(connection.disconnect(error))
             for session in manager.sessions():
                 try:
                     self._authority.confirm(session.owner)

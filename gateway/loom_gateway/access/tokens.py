@@ -5,17 +5,47 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
-from loom.token_file import OPENID_PREFIX, Token, TokenFile, digest
+from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
 
 logger = logging.getLogger(__name__)
 
 
 OWN = "gateway"
 """The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a token says about who shows it."""
+
+    token: str
+    """The token's id."""
+    name: str
+    """The token's name."""
+    scope: str
+    user: str
+    """The user to whom the token, and the sessions opened with it, belong."""
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether what belongs to other users is reachable, too."""
+        return self.scope == ADMIN
+
+    @classmethod
+    def of(cls, token: Token) -> Identity:
+        return cls(token.id, token.name, token.scope, token.user)
+
+    def right(self, owner: str, shared: Mapping[str, str]) -> str | None:
+        """Return the largest scope in which a session of a user, shared with others, is reachable; None if not."""
+        if self.is_admin or self.user == owner:
+            return self.scope
+        given = shared.get(self.user)
+        return None if given is None else min(given, self.scope, key=SCOPES.index)
 
 
 class KeyWanted(IssuerUnreachable):
@@ -43,7 +73,7 @@ class TokenAuthority:
     """Checks the gateway's own token, those of a file, and those of an issuer. Keeps only their hashes."""
 
     def __init__(self, token: str, file: TokenFile | None = None, issuer: Issuer | None = None) -> None:
-        self._own = Token(OWN, OWN, "drive", digest(token), time.time())
+        self._own = Token(OWN, OWN, ADMIN, digest(token), time.time(), user=ADMIN)
         self._file = file
         self._issuer = issuer
         self._version: tuple[int, ...] | None = None  # of the file's last content
@@ -74,11 +104,9 @@ class TokenAuthority:
             return
         self._trouble = None
         for token in tokens:
-            if token.name.startswith(OPENID_PREFIX):
-                logger.error(
-                    "the token %s has the name of a user of OpenID, %r: it is refused", token.id, token.name
-                )
-        tokens = [token for token in tokens if not token.name.startswith(OPENID_PREFIX)]
+            if forged := _openid_name(token):
+                logger.error("the token %s has the name of a user of OpenID, %r: it is refused", token.id, forged)
+        tokens = [token for token in tokens if not _openid_name(token)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
@@ -105,6 +133,13 @@ class TokenAuthority:
         self.confirm(token.id)
         return token
 
+    def user_of(self, ident: str) -> str:
+        """Return the user of a token that was accepted, given its id; the gateway's own for an unknown one."""
+        self.reload()
+        if ident.startswith(OPENID_PREFIX):
+            return ident
+        return self._by_id[ident].user if ident in self._by_id else ADMIN
+
     def confirm_shown(self, token: Token) -> None:
         """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
         self.confirm(token.id)
@@ -128,6 +163,11 @@ class TokenAuthority:
             name = "" if token is None else f" ({token.name!r})"
             how = "has expired" if state == "expired" else "was revoked"
             raise TokenRevoked(f"the token {ident}{name} {how}: ask for a new one and connect with it")
+
+
+def _openid_name(token: Token) -> str | None:
+    """Return the name or the user of a token of the file if it is one that only an issuer gives."""
+    return next((name for name in (token.user, token.name) if name.startswith(OPENID_PREFIX)), None)
 
 
 def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:

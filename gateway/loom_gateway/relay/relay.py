@@ -70,7 +70,7 @@ class Relay:
             return self._manager.get(hello.session)
         self._draining.check_open()
         with self._access.opening(principal, self._manager.sessions()):
-            return await self._manager.create(principal.token.id)
+            return await self._manager.create(principal.token.id, principal.identity.user)
 
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""

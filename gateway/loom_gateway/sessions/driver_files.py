@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ class DriverRecord:
     """Whether the session never ends for lack of a client."""
     owner: str = ""
     """The id of the token that opened the session; empty for a spare."""
+    user: str = ""
+    """The user to whom the session belongs; empty for a spare, and in the record of an older gateway."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """The users with whom the session is shared, each with the scope that they have in it."""
     address: str = ""
     """The address at which threadlets find the weaver."""
 

@@ -6,11 +6,13 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loom.errors import LoomError, SessionLost, UnknownSession
+from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverRecord, LastWords, write_json
 
 KEEP = 100  # the number of ended sessions to remember
@@ -29,6 +31,8 @@ class EndedSessionInfo:
     created_at: float
     """Seconds since the epoch, as is `ended_at`."""
     ended_at: float
+    user: str
+    """The user to whom it belonged."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class EndedSession(EndedSessionInfo):
     """The last lines of the driver's output."""
     log: str
     """The path of the session's log."""
+    shared: Mapping[str, str]
+    """The users with whom it was shared, each with the scope."""
 
     @classmethod
     def of(cls, record: DriverRecord, words: LastWords, how: str, output: Sequence[str], log: str) -> EndedSession:
@@ -51,9 +57,11 @@ class EndedSession(EndedSessionInfo):
             exit_code=words.exit_code,
             created_at=record.created,
             ended_at=time.time(),
+            user=record.user,
             lost=not words.reason,
             output="\n".join(output),
             log=log,
+            shared=record.shared,
         )
 
     def error(self) -> LoomError:
@@ -77,7 +85,9 @@ class EndedSessions:
 
     def _read(self) -> list[EndedSession]:
         try:
-            return [EndedSession(**values) for values in json.loads(Path(self._path).read_text())]
+            # An older gateway noted no users: what it knew is for the admin.
+            before: dict[str, Any] = {"user": ADMIN, "shared": {}}
+            return [EndedSession(**(before | values)) for values in json.loads(Path(self._path).read_text())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError) as error:

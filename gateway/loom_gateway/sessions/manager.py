@@ -9,10 +9,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loom.errors import LoomError, UnknownSession
 from loom.process.child import python
+from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver, OwnDriver
@@ -74,6 +76,10 @@ class SessionManager:
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
 
+    def find(self, name: str) -> Session | EndedSession | None:
+        """Return a session, one that lives before one that has ended. Who may have it, `AccessControl` decides."""
+        return self._sessions.get(name) or self.ended.get(name)
+
     def get(self, name: str) -> Session:
         """Return a living session. Raise `SessionLost` if its driver died, `UnknownSession` if there is none."""
         session = self._sessions.get(name)
@@ -83,12 +89,20 @@ class SessionManager:
                 raise ended.error()
             if session is not None:
                 raise UnknownSession(f"session {name!r} is ending")
-            living = ", ".join(repr(other) for other in self._sessions) or "none"
-            raise UnknownSession(f"no session named {name!r}; living sessions: {living}. It may have ended.")
+            raise UnknownSession(f"no session named {name!r}")
         return session
 
-    async def adopt(self) -> None:
-        """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones."""
+    def share(self, session: Session, user: str, scope: str | None) -> None:
+        """Share a session with a user, or with ``None`` not any more."""
+        others = {one: has for one, has in session.shared.items() if one != user}
+        session.driver.note(shared=others if scope is None else {**others, user: scope})
+
+    async def adopt(self, user_of: Callable[[str], str] = lambda owner: ADMIN) -> None:
+        """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones.
+
+        Args:
+            user_of: returns the user of a token, given its id; the records of an older gateway have no users.
+        """
         for ended in self.ended.all():
             self.logs.ended(ended.name, ended.log)
         known = {ended.log for ended in self.ended.all()}
@@ -100,9 +114,11 @@ class SessionManager:
             try:
                 driver = AdoptedDriver.adopt(files)
             except NotOurDriver as reason:
-                self._clear_away(files, str(reason))
+                self._clear_away(files, str(reason), user_of)
                 continue
             if driver.record.session:
+                if not driver.record.user:
+                    driver.note(user=user_of(driver.record.owner))
                 found.append(driver)
             else:
                 spares.append(driver.end("its gateway has ended"))
@@ -113,13 +129,14 @@ class SessionManager:
             logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
         await asyncio.gather(*spares)
 
-    def _clear_away(self, files: DriverFiles, reason: str) -> None:
+    def _clear_away(self, files: DriverFiles, reason: str, user_of: Callable[[str], str]) -> None:
         record = None
         with contextlib.suppress(OSError, ValueError):
             record = files.read_record()
         if record is not None and record.session:
             logger.warning("session %s is not adopted: %s", record.session, reason)
             how = "ended while no gateway ran; its exit code is not known"
+            record = replace(record, user=record.user or user_of(record.owner))
             self._note_end(EndedSession.of(record, files.read_last_words(), how, files.last_output(), files.log))
             files.remove()
         else:
@@ -147,12 +164,12 @@ class SessionManager:
         await driver.come_up(START_TIMEOUT)
         return driver
 
-    async def create(self, owner: str = "gateway") -> Session:
-        """Give the spare driver to a new session, of the token with the id ``owner``."""
+    async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
+        """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
         self.worker_watch.start()
         await self.worker_watch.there(self._patience)
         driver = await self._take_spare()
-        driver.note(session=f"session-{secrets.token_hex(4)}", created=time.time(), owner=owner)
+        driver.note(session=f"session-{secrets.token_hex(4)}", created=time.time(), owner=owner, user=user)
         session = Session(driver)
         self._add(session)
         return session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loom_gateway.sessions.driver_files import LastWords
@@ -59,7 +60,18 @@ class Session:
 
     @property
     def owner(self) -> str:
+        """The id of the token that opened it, whose revocation ends it."""
         return self.driver.record.owner
+
+    @property
+    def user(self) -> str:
+        """The user to whom it belongs."""
+        return self.driver.record.user
+
+    @property
+    def shared(self) -> Mapping[str, str]:
+        """The users with whom it is shared, each with the scope that they have in it."""
+        return self.driver.record.shared
 
     @property
     def persist(self) -> bool:

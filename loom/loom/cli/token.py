@@ -32,15 +32,20 @@ class Scope(str, Enum):
     view = "view"
     operate = "operate"
     drive = "drive"
+    admin = "admin"
 
 
 @app.command()
 def create(
     scope: Annotated[
         Scope,
-        typer.Option(help="view reads; operate also sends commands and ends sessions; drive also opens them."),
+        typer.Option(
+            help="view reads; operate also sends commands and ends sessions; drive also opens them; admin reaches "
+            "what is other users', too."
+        ),
     ],
-    name: Annotated[str, typer.Option(help="A name for lists and logs.")],
+    user: Annotated[str | None, typer.Option(help="The user whose token it is. Default: --name.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name for lists and logs. Default: --user.")] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="7d", help="How long it is valid: a number and s, m, h, d or w.")
     ] = None,
@@ -48,12 +53,16 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a token and print it. It cannot be shown again."""
+    name = user if name is None else name
+    if name is None:
+        raise WrongArguments("say whose token it is, with --user NAME")
     file = TokenFile(tokens or default_path())
-    token, text = file.create(name, scope.value, None if expires is None else _seconds(expires))
+    token, text = file.create(name, scope.value, None if expires is None else _seconds(expires), user)
     if as_json:
-        print_json({"id": token.id, "token": text, "expires": token.expires})
+        print_json({"id": token.id, "user": token.user, "token": text, "expires": token.expires})
         return
-    typer.echo(f"token {token.id} ({token.name!r}, {token.scope}) of {file.path}; it is not shown again:", err=True)
+    about = f"{token.name!r} of user {token.user!r}, {token.scope}"
+    typer.echo(f"token {token.id} ({about}) in {file.path}; it is not shown again:", err=True)
     typer.echo(text)
 
 
@@ -62,10 +71,10 @@ def list_tokens(tokens: File = None, as_json: Json = False) -> None:
     """List the tokens: their names and scopes, not their secrets."""
     file = TokenFile(tokens or default_path())
     known = file.read()
-    columns = ["id", "name", "scope", "state", "created", "expires"]
+    columns = ["id", "user", "name", "scope", "state", "created", "expires"]
     shown = [_shown(token) for token in known]
     rows = [
-        [*(one[name] for name in columns[:4]), when(one["created"]), when(one["expires"]) or "never"]
+        [*(one[name] for name in columns[:5]), when(one["created"]), when(one["expires"]) or "never"]
         for one in shown
     ]
     show(as_json, {"tokens": shown}, f"tokens of {file.path}", columns, rows)

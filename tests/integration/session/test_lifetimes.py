@@ -141,7 +141,7 @@ def test_the_next_gateway_has_the_log_of_a_session_that_has_ended(gateway: Gatew
 
 
 def ended(number: int) -> EndedSession:
-    return EndedSession(f"session-{number}", "because", 0, 1.0, 2.0, False, "", "/nowhere.log")
+    return EndedSession(f"session-{number}", "because", 0, 1.0, 2.0, "ann", False, "", "/nowhere.log", {})
 
 
 def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path) -> None:

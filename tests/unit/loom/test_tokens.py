@@ -15,7 +15,7 @@ import pytest
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.tokens import TokenAuthority, digest_shown
+from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -69,6 +69,43 @@ def test_a_token_expires() -> None:
     token = Token("id", "name", "view", "hash", created=0.0, expires=10.0)
 
     assert [token.state(now) for now in (9.9, 10.0)] == ["valid", "expired"]
+
+
+def test_a_token_belongs_to_a_user(file: TokenFile) -> None:
+    token, text = file.create("laptop", "drive", user="ann")
+
+    assert (token.name, token.user) == ("laptop", "ann")
+    assert file.read() == [token]
+    assert TokenAuthority("own", file).check(digest(text)).user == "ann"
+
+
+def test_the_user_of_an_older_token_is_its_name(file: TokenFile) -> None:
+    file.create("ci", "view")
+    content = json.loads(file.path.read_text())
+    del content["tokens"][0]["user"]
+    file.path.write_text(json.dumps(content))
+
+    assert [token.user for token in file.read()] == ["ci"]
+
+
+@pytest.mark.parametrize("user", ["", "a\nb", "x" * 101, "oidc:ann"])
+def test_a_user_that_makes_no_sense_gets_no_token(file: TokenFile, user: str) -> None:
+    with pytest.raises(loom.WrongArguments):
+        file.create("laptop", "drive", user=user)
+    assert not file.path.exists()
+
+
+def test_a_token_of_a_user_of_openid_in_the_file_is_refused(file: TokenFile) -> None:
+    token, text = file.create("laptop", "drive")
+    content = json.loads(file.path.read_text())
+    content["tokens"][0]["user"] = "oidc:ann"
+    file.path.write_text(json.dumps(content))
+    authority = TokenAuthority("own", file)
+
+    with pytest.raises(loom.AuthenticationError):
+        authority.check(digest(text))
+    with pytest.raises(loom.TokenRevoked):
+        authority.confirm(token.id)
 
 
 def test_each_change_changes_the_version(file: TokenFile) -> None:
@@ -208,7 +245,8 @@ def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> N
 
     accepted = authority.check(digest_shown(bearer("own")))
 
-    assert accepted.scope == "drive"
+    assert (accepted.user, accepted.scope) == ("admin", "admin")
+    assert Identity.of(accepted).is_admin
     authority.confirm(accepted.id)
 
 
@@ -259,6 +297,20 @@ def test_a_token_is_printed_when_it_is_made_and_never_again(tmp_path: Path) -> N
     assert "valid" in listed.stdout
     assert text not in listed.stdout
     assert token.sha256 not in command("list", "--json", path=path).stdout
+
+
+def test_a_tokens_name_defaults_to_its_user(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+
+    command("create", "--user", "ann", "--scope", "drive", path=path)
+    command("create", "--user", "ann", "--name", "laptop", "--scope", "view", path=path)
+    command("create", "--name", "ci", "--scope", "admin", path=path)
+    nobody = command("create", "--scope", "view", path=path)
+
+    made = [(token.user, token.name, token.scope) for token in TokenFile(path).read()]
+    assert made == [("ann", "ann", "drive"), ("ann", "laptop", "view"), ("ci", "ci", "admin")]
+    assert "laptop" in command("list", path=path).stdout
+    assert (nobody.returncode, "--user" in nobody.stderr) == (2, True)
 
 
 def test_a_token_is_revoked_by_its_id(tmp_path: Path) -> None:
