@@ -181,7 +181,10 @@ class _Server(uvicorn.Server):
         assert sockets
         host, port = sockets[0].getsockname()[:2]
         scheme = "wss" if self._settings.tls_cert else "ws"
-        announce(url=f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}", token=self._token)
+        url = f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}"
+        # A token that was given is known to whom it concerns, and this line ends up in a log.
+        generated = {} if self._settings.token else {"token": self._token}
+        announce(url=url, **generated)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Ctrl-C comes from a user who is done. SIGTERM may be an upgrade, and the next gateway finds the sessions.

@@ -93,6 +93,7 @@ class LocalCluster:
         # The workers run users' code, which must not see the token. A token in this process's environment belongs
         # to another gateway.
         self._worker_environment.pop("LOOM_TOKEN", None)
+        self._token = token
         self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
         self._children: list[Child] = []
         self._owner = os.getpid()  # which started the children; a forked copy of it must not end them
@@ -117,7 +118,8 @@ class LocalCluster:
             self.close()
             raise
         announcement = self._children[0].ready.result()
-        self.url, self.token = announcement["url"], announcement["token"]
+        self.url = announcement["url"]
+        self.token = self._token or announcement["token"]
 
     def _start_children(self) -> None:
         self.workers = [f"tcp://127.0.0.1:{port}" for port in free_ports(self._hosts)]

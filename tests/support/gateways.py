@@ -38,13 +38,15 @@ class Gateway:
         self._options = [arg for worker in workers for arg in ("--worker", worker)] + list(options)
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
+        self.announced: dict[str, Any] = {}  # what it printed when it listened
 
     def start(self) -> Gateway:
         """Start the gateway, on the port that it had before if there was one."""
         port = self.url.rpartition(":")[2] or "0"
         with (self.folder / "output").open("a") as output:
             self._process = start(*self.command(port), stderr=output)
-        self.url = read_json(self._process)["url"]
+        self.announced = read_json(self._process)
+        self.url = self.announced["url"]
         return self
 
     def command(self, port: str = "0") -> list[str]:

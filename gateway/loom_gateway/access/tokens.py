@@ -127,8 +127,8 @@ class TokenAuthority:
             return self._issuer.check(text)
         if token is None:
             raise AuthenticationError(
-                "this gateway does not accept the token; the gateway printed its own when it started"
-                + ("" if self._file is None else ", and `loom token create` makes more")
+                "this gateway does not accept the token; ask for one who runs the gateway"
+                + ("" if self._file is None else ": `loom token create` makes it")
             )
         self.confirm(token.id)
         return token

@@ -1,0 +1,60 @@
+"""What user code in a driver or on a worker can find out of the gateway's secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.support.gateways import TOKEN, gateway_of
+from tests.support.processes import tree
+
+SECRET = "a secret that only clients know"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[LocalCluster]:
+    with LocalCluster(1, token=SECRET) as cluster:
+        yield cluster
+
+
+def variables_with_secrets() -> list[str]:
+    return [name for name, value in os.environ.items() if SECRET in value]
+
+
+class Looks(loom.Actor):
+    @loom.endpoint
+    def variables(self) -> list[str]:
+        return variables_with_secrets()
+
+
+def test_no_user_code_has_the_gateways_token_in_its_environment(guarded: LocalCluster) -> None:
+    with loom.connect(guarded.url, SECRET) as job:
+        in_the_driver = job.run(variables_with_secrets)
+        on_a_worker = job.hosts.spawn_procs().spawn("looks", Looks).variables.call_one().get()
+
+    assert in_the_driver == []
+    assert on_a_worker == []
+
+
+def test_no_process_shows_the_token_to_processes_of_its_user_id(guarded: LocalCluster) -> None:
+    with loom.connect(guarded.url, SECRET) as job:
+        assert job.hosts
+        processes = [process for pid in guarded.pids for process in tree(pid)]
+        shown = [
+            process.pid
+            for process in processes
+            if SECRET.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+        ]
+
+    assert shown == []
+
+
+def test_a_token_that_was_given_is_printed_nowhere(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway:
+        assert gateway.announced.keys() == {"event", "url", "pid"}
+        assert TOKEN not in (gateway.folder / "output").read_text()
