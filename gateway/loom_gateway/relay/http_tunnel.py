@@ -56,6 +56,7 @@ class Tunnel:
 
     def __init__(self, idle: float, on_close: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
+        self.gone = self._loop.create_future()
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._events.put_nowait({"type": "websocket.connect"})
         self._link: DriverLink | None = None
@@ -119,6 +120,7 @@ class Tunnel:
             self._room.set()
             self._has_answer.set()
             self._events.put_nowait({"type": "websocket.disconnect"})
+            self.gone.set_result(None)
 
     abort = end
 

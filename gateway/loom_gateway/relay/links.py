@@ -20,6 +20,9 @@ _FAREWELL = 4096  # bytes of the largest frame that may be a driver's farewell
 class ClientSocket(Protocol):
     """A client's connection, as its link to the driver uses it."""
 
+    gone: asyncio.Future[None]
+    """Done when the connection is over."""
+
     def relay_to(self, link: DriverLink) -> None:
         """Send the client's frames to a driver from now on, including those that have arrived."""
 

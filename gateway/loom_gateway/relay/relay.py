@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from starlette.types import Receive, Scope, Send
 
@@ -48,22 +49,33 @@ class Relay:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         principal: Principal = scope["loom.principal"]
+        socket: ClientSocket = scope["loom.socket"]
+        session: Session | None = None
+        link: DriverLink | None = None
         try:
-            hello_frame = await _first_frame(receive)
-            if hello_frame is None:
-                return
-            hello = _read_hello(hello_frame)
-            self._access.check_hello(principal, hello)
-            session = await self._find_or_open(hello, principal)
-            link = await _connect(session, hello_frame)
+            with _cancelled_by(socket.gone):
+                hello_frame = await _first_frame(receive)
+                if hello_frame is None:
+                    return
+                hello = _read_hello(hello_frame)
+                self._access.check_hello(principal, hello)
+                session = await self._find_or_open(hello, principal)
+                link = await _connect(session, hello_frame)
+                if not await self._is_welcome(session, link, send):
+                    return
+            await self._relay(session, link, hello, principal, socket, receive, send)
         except LoomError as error:
             await _refuse(send, error)
-            return
-        try:
-            if await self._is_welcome(session, link, send):
-                await self._relay(session, link, hello, principal, scope["loom.socket"], receive, send)
+        except asyncio.CancelledError:
+            if not socket.gone.done():
+                raise
         finally:
-            link.close()
+            if link is not None:
+                link.close()
+            # Nobody else knows a session that never opened, so nobody would end it.
+            if session is not None and hello.session is None and session.state is SessionState.STARTING:
+                why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
+                self._manager.background(self._manager.end(session, why))
 
     async def _find_or_open(self, hello: Hello, principal: Principal) -> Session:
         if hello.session is not None:
@@ -85,9 +97,6 @@ class Relay:
                     self._manager.persist(session)
                 return True
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})
-        link.close()
-        if session.state is SessionState.STARTING:
-            await self._manager.end(session, "it could not be opened")
         return False
 
     async def _relay(
@@ -124,6 +133,22 @@ class Relay:
                     connected.enter_context(self._draining.notified(socket.send_frame))
             while (await receive())["type"] != "websocket.disconnect":
                 pass  # a text message, which Loom's clients never send
+
+
+@contextmanager
+def _cancelled_by(gone: asyncio.Future[None]) -> Iterator[None]:
+    """Cancel the current task if a client leaves meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(_: object) -> None:
+        task.cancel()
+
+    gone.add_done_callback(cancel)
+    try:
+        yield
+    finally:
+        gone.remove_done_callback(cancel)
 
 
 async def _first_frame(receive: Receive) -> bytes | None:

@@ -32,6 +32,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.gone = self.loop.create_future()
         self._link: DriverLink | None = None
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
 
@@ -58,6 +59,10 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.handshake_complete = self.close_sent = True
         self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.gone.set_result(None)
 
     def abort(self) -> None:
         self.transport.abort()

@@ -161,7 +161,11 @@ class SessionManager:
         if self.folder.temporary:
             arguments.append("--remove-folder")
         driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments))
-        await driver.come_up(START_TIMEOUT)
+        try:
+            await driver.come_up(START_TIMEOUT)
+        except asyncio.CancelledError:
+            self.background(driver.end("nobody waits for it any more"))
+            raise
         return driver
 
     async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
@@ -183,7 +187,14 @@ class SessionManager:
         self.prepare_spare()
         spare, self._spare = self._spare, None
         assert spare is not None
-        driver = await spare
+        try:
+            driver = await asyncio.shield(spare)
+        except asyncio.CancelledError:  # the client is gone, and the next one can have the driver
+            if self._spare is None:
+                self._spare = spare
+            else:
+                self.background(_end_spare(spare))
+            raise
         if driver.exited.is_set():  # it died while it was a spare
             driver = await self._start_driver()
         return driver
@@ -230,8 +241,7 @@ class SessionManager:
         """End the spare. End every session if `end_sessions` is set, else leave them to the next gateway."""
         await self.end_all()
         if self._spare is not None:
-            with contextlib.suppress(LoomError):
-                await (await self._spare).end(STOPPED)
+            await _end_spare(self._spare)
         self.folder.remove()
 
     async def end_all(self) -> None:
@@ -252,3 +262,8 @@ class SessionManager:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _end_spare(spare: asyncio.Task[OwnDriver]) -> None:
+    with contextlib.suppress(LoomError):  # it has ended
+        await (await spare).end(STOPPED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import psutil
 import pytest
 
 import loom
+from loom.wire.handshake import Hello
+from loom.wire.stream import unnumbered_frame
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import KEPT, LIMIT, cut
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
@@ -21,6 +24,7 @@ from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.support.processes import run
+from tests.support.raw_client import websocket
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,6 +76,21 @@ def test_a_session_that_is_to_persist_outlives_one_that_is_not(gateway: Gateway)
     assert gateway.session(lasting.session)["persist"]
     with gateway.connect(lasting.session) as again:
         assert again._connection.welcome.linger == 0
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_session_whose_client_left_before_it_was_open_ends(gateway: Gateway, persist: bool) -> None:
+    gateway.connect().close()  # the workers and a driver are there
+    for _ in range(2):
+        with websocket(gateway.url, TOKEN) as client:
+            client.send(b"".join(unnumbered_frame(Hello(persist=persist).message())))
+            client.socket.shutdown(socket.SHUT_RDWR)
+
+    with gateway.connect() as job:
+        await_true(lambda: [each["name"] for each in gateway.rest("/sessions")["sessions"]] == [job.session])
+        mine = gateway.session(job.session)["pid"]
+        # A spare is left at most.
+        await_true(lambda: len({driver.pid for driver in gateway.drivers()} - {mine}) <= 1)
 
 
 def test_a_later_client_may_have_a_session_persist(gateway: Gateway) -> None:

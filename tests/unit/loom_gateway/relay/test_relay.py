@@ -3,14 +3,120 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import uvloop
 
+from loom.token_file import Token
+from loom.wire.handshake import Hello
+from loom.wire.stream import unnumbered_frame
+from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.sessions.session import Traffic
+from loom_gateway.relay.relay import Relay
+from loom_gateway.sessions.session import SessionState, Traffic
 
 BOUND = 10.0
+
+
+class SilentDriver:
+    """A driver's socket that takes a hello and never answers, and the manager of its one session."""
+
+    def __init__(self, path: Path, opened: bool) -> None:
+        self.path = str(path)
+        self.greeted = asyncio.Event()
+        self.left = asyncio.Event()
+        self.ended: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.session = SimpleNamespace(
+            name="session-1",
+            owner="gateway",
+            user="admin",
+            shared={},
+            state=SessionState.OPEN if opened else SessionState.STARTING,
+            traffic=Traffic(),
+            driver=SimpleNamespace(files=SimpleNamespace(socket=self.path)),
+        )
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        self.greeted.set()
+        await reader.read()
+        self.left.set()
+        writer.close()
+
+    # the parts of a `SessionManager` that a relay uses
+
+    def sessions(self) -> list[Any]:
+        return []
+
+    def find(self, name: str) -> Any:
+        return self.session
+
+    def get(self, name: str) -> Any:
+        return self.session
+
+    async def create(self, *owner: str) -> Any:
+        return self.session
+
+    async def end(self, session: Any, reason: str) -> None:
+        session.state = SessionState.ENDED
+        self.ended.append(reason)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.ensure_future(work))
+
+
+class Client:
+    """A client's connection that says hello and then nothing."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.events.put_nowait({"type": "websocket.connect"})
+        self.events.put_nowait({"type": "websocket.receive", "bytes": b"".join(unnumbered_frame(hello.message()))})
+
+    async def send(self, event: Any) -> None:
+        pass
+
+    def leave(self) -> None:
+        self.events.put_nowait({"type": "websocket.disconnect"})
+        self.gone.set_result(None)
+
+
+@pytest.mark.parametrize("how", ["the client leaves", "the task is cancelled"])
+@pytest.mark.parametrize("hello", [Hello(), Hello(session="session-1", stream="resumed")])
+def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
+    tmp_path: Path, how: str, hello: Hello
+) -> None:
+    async def come_and_go() -> list[str]:
+        driver = SilentDriver(tmp_path / "driver", opened=hello.session is not None)
+        server = await asyncio.start_unix_server(driver.serve, driver.path)
+        relay = Relay(driver, AccessControl(TokenAuthority("own")), SimpleNamespace(check_open=lambda: None))  # type: ignore[arg-type]
+        client = Client(hello)
+        principal = Principal(Token("gateway", "gateway", "drive", "", 0.0), "")
+        scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}
+        serving = asyncio.ensure_future(relay(scope, client.events.get, client.send))
+        await asyncio.wait_for(driver.greeted.wait(), BOUND)
+
+        if how == "the client leaves":
+            client.leave()
+        else:
+            serving.cancel()
+
+        await asyncio.wait_for(driver.left.wait(), BOUND)
+        await asyncio.wait([serving], timeout=BOUND)
+        assert serving.cancelled() == (how == "the task is cancelled")
+        await asyncio.sleep(0)  # what runs in the background begins
+        server.close()
+        return driver.ended
+
+    ended = asyncio.run(come_and_go())
+    assert len(ended) == (hello.session is None)  # a session that is resumed goes on
 
 
 def test_what_comes_for_a_driver_that_is_gone_is_dropped(tmp_path: Path) -> None:
