@@ -81,6 +81,12 @@ class PodMesh:
         return str(self.remote.service_name)
 
     @property
+    def labels(self) -> dict[str, str]:
+        """The labels by which Kubernetes knows the pods."""
+        selector = self.compute._pod_selector
+        return {"kubetorch.com/service": self.service_name} if self.ours or not selector else dict(selector)
+
+    @property
     def headless(self) -> str:
         """The name of the service that resolves to the addresses of all the pods."""
         return self._service or f"{self.service_name}-headless"

@@ -16,6 +16,7 @@ from loom.token_file import digest, generate_token, state_folder
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes.deployment import PodMesh
+from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.pod_status import pods_shown
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
@@ -53,6 +54,8 @@ class KubernetesJob:
         token: token of the gateway; default one that is made and kept for this user.
         session_linger: seconds that a session lives without a client.
         launch_timeout: seconds that the pods have to become ready.
+        network_policy: whether to close the pods' ports that ask for no token, by a NetworkPolicy that goes with
+            the pods. A warning says if this user may not do that.
 
     Raises:
         WrongArguments: not exactly one of ``compute``, ``selector`` and ``meshes`` is given, or one makes no sense.
@@ -75,6 +78,7 @@ class KubernetesJob:
         token: str | None = None,
         session_linger: float = 3600.0,
         launch_timeout: float = 600.0,
+        network_policy: bool = True,
     ) -> None:
         given = [what for what in (compute, selector, meshes) if what is not None]
         if len(given) != 1 or not given[0]:
@@ -102,6 +106,8 @@ class KubernetesJob:
             deployed_as = self._given_name + suffix
             self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh)))
         self._port = monarch_port
+        clients = kubetorch.config.install_namespace
+        self._policies = PortPolicies(self._meshes, monarch_port, clients) if network_policy else None
         self._sync_dirs = list(sync_dirs)
         self._transport = transport
         self._session = session
@@ -172,6 +178,8 @@ class KubernetesJob:
         if self._job is not None and not self._job.closed:
             return self
         self._detached = False
+        if self._policies is not None:  # before the pods, so that their ports are never open
+            self._policies.apply()
         for mesh in self._meshes:
             self._deploy(mesh)
         start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
@@ -231,6 +239,8 @@ class KubernetesJob:
                     failures.append(failure)
         if failures:
             raise failures[0]
+        if self._policies is not None:
+            self._policies.remove()
         self._deployed = False
 
     def detach(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,13 @@ pytestmark = [
 ]
 
 PODS = ROOT / "tests/support/cluster/programs" / "pods.py"
+
+
+def policies(cluster: OneMachineCluster) -> list[str]:
+    """The network policies of the job."""
+    found = cluster.laptop.run(["kubectl", "get", "networkpolicy", "-o", "json"])
+    return [item["metadata"]["name"] for item in json.loads(found.stdout)["items"]]
+
 
 UNPULLABLE = "registry.example/nothing:1"
 
@@ -214,9 +222,11 @@ def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job
 def test_a_job_that_is_detached_keeps_its_pods_and_its_session(run: Program, cluster: OneMachineCluster) -> None:
     run.until("detached")
     assert len(cluster.pods("loom")) == 2
+    assert len(policies(cluster)) == 1
     run.go_on()
 
     assert run.until("again")["value"] == 2
 
     run.until("closed")
     assert gone(cluster, "loom")
+    assert policies(cluster) == []
