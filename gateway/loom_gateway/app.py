@@ -3,60 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
-from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
+from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
-from loom_gateway.sessions.history import EndedSessionInfo
-from loom_gateway.sessions.log_reader import LogQuery
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import SessionState
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import parse_worker_address
-
-
-class SessionInfo(BaseModel):
-    """A living session."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    name: str
-    state: SessionState
-    client_connected: bool
-    created_at: float
-    """Seconds since the epoch."""
-    pid: int
-    """The process id of the session's driver."""
-    operations: int
-    """The number of frames that clients have sent."""
-    persist: bool
-    """Whether the session never ends for lack of a client."""
-
-
-class SessionList(BaseModel):
-    """Sessions, oldest first."""
-
-    sessions: list[SessionInfo]
-    """The living sessions."""
-    ended: Sequence[EndedSessionInfo] = ()
-    """The last hundred ended sessions, if the request asked for them."""
 
 
 class WorkerInfo(BaseModel):
@@ -73,6 +43,7 @@ class GatewayStatus(BaseModel):
     version: str
     workers: list[WorkerInfo]
     sessions: int
+    """The number of living sessions that the caller may see."""
     spare_ready: bool
     """Whether a warm driver waits for the next session."""
 
@@ -146,66 +117,15 @@ def create_app(
         return Health()
 
     @app.get("/api/v1/status")
-    async def status() -> GatewayStatus:
+    async def status(request: Request) -> GatewayStatus:
         """Version, workers and sessions of this gateway."""
         workers = await asyncio.gather(*(_worker_info(address) for address in manager.worker_watch.hosts.addresses))
         return GatewayStatus(
             version=__version__,
             workers=workers,
-            sessions=len(manager.sessions()),
+            sessions=len(access.sessions(request.scope["loom.principal"])),
             spare_ready=manager.spare_ready,
         )
-
-    @app.get("/api/v1/sessions")
-    async def list_sessions(ended: bool = False) -> SessionList:
-        """The living sessions and, with ``ended``, the last hundred ended ones, with the reasons."""
-        return SessionList(
-            sessions=[SessionInfo.model_validate(session) for session in manager.sessions()],
-            ended=manager.ended.all() if ended else [],
-        )
-
-    @app.delete(
-        "/api/v1/sessions/{name}",
-        responses={
-            404: {"description": "No living session has this name."},
-            410: {"description": "The session's driver has died."},
-        },
-    )
-    async def end_session(name: str) -> SessionInfo:
-        """End a session: stop its meshes on every host. The answer comes when they are stopped."""
-        session = manager.get(name)
-        await manager.end(session, "it was ended over REST")
-        return SessionInfo.model_validate(session)
-
-    @app.get(
-        "/api/v1/sessions/{name}/logs",
-        response_class=StreamingResponse,
-        responses={
-            200: {"content": {"application/x-ndjson": {}}, "description": "A line of JSON for each line printed."},
-            404: {"description": "No log of this session, or no such mesh or rank in it."},
-            422: {"description": "A parameter makes no sense."},
-        },
-    )
-    async def logs(
-        request: Request,
-        name: str,
-        mesh: str | None = None,
-        rank: int | None = None,
-        stream: str | None = None,
-        tail: int | None = None,
-        follow: bool = False,
-    ) -> StreamingResponse:
-        """The output of a session's processes, also of a session that ended recently.
-
-        With ``follow``, the answer goes on until the session ends. A line has time, mesh, rank, place, stream and
-        text. A follower gets empty lines as signs of life.
-        """
-        query = LogQuery(mesh, rank, stream, tail)
-        if follow:
-            followed = _while_valid(await manager.logs.follow(name, query), access, request.scope["loom.principal"])
-            return StreamingResponse(followed, media_type="application/x-ndjson")
-        found = await asyncio.to_thread(manager.logs.read, name, query)
-        return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
 
     @app.get(
         "/metrics",
@@ -216,6 +136,7 @@ def create_app(
         """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
         return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
 
+    app.include_router(session_routes(manager, access))
     app.include_router(weaver_routes(supervisor, access, Components(manager, supervisor, injectable)))
     relay = Relay(manager, access, draining)
     app.state.draining = draining
@@ -226,23 +147,6 @@ def create_app(
         *app.state.tunnels.routes,
     ]
     return app
-
-
-async def _while_valid(
-    lines: AsyncIterator[bytes], access: AccessControl, principal: Principal
-) -> AsyncIterator[bytes]:
-    """Pass lines on until their reader's token is revoked or expires."""
-    async for line in lines:
-        try:
-            access.confirm(principal)
-        except LoomError:
-            return
-        yield line
-
-
-async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
-    for start in range(0, len(lines), 1000):
-        yield b"".join(lines[start : start + 1000])
 
 
 async def _worker_info(address: str) -> WorkerInfo:

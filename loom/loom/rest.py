@@ -79,6 +79,14 @@ class Gateway:
         """End a session: its driver, its meshes and their processes."""
         self._call("DELETE", f"/sessions/{quoted(name)}", expect="name")
 
+    def share_session(self, name: str, user: str, scope: str) -> None:
+        """Share a session with a user, who may ``view``, ``operate`` or ``drive`` it from now on."""
+        self._call("PUT", f"/sessions/{quoted(name)}/shares/{quoted(user)}", "name", {"scope": scope})
+
+    def unshare_session(self, name: str, user: str) -> None:
+        """Take a share of a session back. The user's connections to it are closed."""
+        self._call("DELETE", f"/sessions/{quoted(name)}/shares/{quoted(user)}", expect="name")
+
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
         """Yield each line that a session's processes printed; with ``follow`` also new lines, until it ends.
 

@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from loom.errors import WaitTimeout
+from loom.rest import Gateway
 from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
@@ -302,6 +303,32 @@ class Job:
             SyncFailed: a host cannot take the folder. After any error, no mesh has any of it.
         """
         return self._synced.sync(path, name, exclude, progress)
+
+    def share(self, user: str, scope: Literal["view", "operate", "drive"] = "view") -> None:
+        """Let another user of the gateway reach this session, in place of what the user could do before.
+
+        Args:
+            user: the user's name, as `loom token list` shows it.
+            scope: ``view`` lets the user list and watch the session and read its logs, ``operate`` also send
+                commands, ``drive`` also attach to it and take it over, which is running code in it.
+
+        Raises:
+            ScopeError: the session is another user's, or the token is of a smaller scope.
+            WrongArguments: there is no such scope, or the user is the session's own.
+        """
+        self._gateway().share_session(self.session, user, scope)
+
+    def unshare(self, user: str) -> None:
+        """Take back what `share` gave to a user. The user's connections to the session are closed.
+
+        Raises:
+            NotFound: the session is not shared with the user.
+            ScopeError: the session is another user's.
+        """
+        self._gateway().unshare_session(self.session, user)
+
+    def _gateway(self) -> Gateway:
+        return Gateway(self._gateway_url, self.token, ca=self._connection.address.ca)
 
     def _reach_by(self, forward: PortForward, url: str) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""

@@ -50,7 +50,7 @@ class Audit:
         if self._handler is None:
             return
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        token = {} if who is None else {"token": who.id, "name": who.name, "scope": who.scope}
+        token = {} if who is None else {"token": who.id, "name": who.name, "user": who.user, "scope": who.scope}
         line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
         self._handler.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
 

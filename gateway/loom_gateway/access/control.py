@@ -25,13 +25,13 @@ from loom.errors import (
     RateLimited,
     ScopeError,
     TokenRevoked,
-    UnknownSession,
 )
-from loom.token_file import SCOPES, Token, digest
+from loom.token_file import Token, digest
 from loom.wire.handshake import Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
-from loom_gateway.access.tokens import Identity, KeyWanted, TokenAuthority, token_shown
+from loom_gateway.access.sessions import Principal, SessionAccess
+from loom_gateway.access.tokens import KeyWanted, TokenAuthority, token_shown
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
@@ -46,20 +46,6 @@ Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
-class Principal:
-    """The sender of an admitted request."""
-
-    token: Token
-    peer: str
-    """The address that the connection came from."""
-
-    @property
-    def identity(self) -> Identity:
-        """The user, and what the token allows."""
-        return Identity.of(self.token)
-
-
-@dataclass(frozen=True)
 class _Connection:
     """A connection, which lasts as long as its principal's token and, if it is one to a session, right in it."""
 
@@ -70,7 +56,7 @@ class _Connection:
     """The scope in the session that it needs."""
 
 
-class AccessControl:
+class AccessControl(SessionAccess):
     """Authenticates requests, limits their rate, and disconnects clients whose token was revoked.
 
     Args:
@@ -86,7 +72,7 @@ class AccessControl:
         origins: Sequence[str] = (),
     ) -> None:
         self.limits = limits = limits or Limits()
-        self.audit = audit or Audit(None)
+        super().__init__(audit or Audit(None))
         self._authority = authority
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._connections = RateLimit(limits.connection_rate * BURST, limits.connection_rate)
@@ -94,12 +80,7 @@ class AccessControl:
         # Address and digest of each token that was accepted from there, the newest last.
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._connected: dict[object, _Connection] = {}
-        self._opening: Counter[str] = Counter()  # sessions being opened, by token
-        self._manager: SessionManager
-
-    def guard(self, manager: SessionManager) -> None:
-        """Decide about the sessions of a manager from now on."""
-        self._manager = manager
+        self._opening: Counter[str] = Counter()  # sessions being opened, by user
 
     def user_of(self, owner: str) -> str:
         """Return the user of the token with an id."""
@@ -170,111 +151,39 @@ class AccessControl:
                 f"--allow-origin names"
             )
 
-    def check_hello(self, principal: Principal, hello: Hello) -> None:
-        """Check that a client may do what its hello asks for, and that this exists."""
-        if hello.mode == "watch" and hello.session is not None:
-            self.require(principal, "view", "to watch a session")
-        elif hello.mode == "drive":
-            self.require(principal, "drive", "to drive a session")
-        else:
+    def check_hello(self, principal: Principal, hello: Hello) -> Session | None:
+        """Return the session that a hello asks for, if its client may have it; None if it asks for a new one.
+
+        Raises: as `find_session`.
+        """
+        if hello.mode not in ("watch", "drive") or (hello.mode == "watch" and hello.session is None):
             raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
-
-    def require(self, principal: Principal, scope: str, what: str) -> None:
-        """Raise `ScopeError` if the scope of a principal's token is too small for ``what``."""
-        token = principal.token
-        if SCOPES.index(token.scope) < SCOPES.index(scope):
-            error = ScopeError(
-                f"{what} needs a token of scope {scope}; this one ({token.name!r}) has scope {token.scope}. "
-                f"Ask for another: `loom token create --scope {scope}`"
-            )
-            self.audit.refused(error, token, principal.peer)
-            raise error
-
-    def sessions(self, principal: Principal) -> list[Session]:
-        """Return the living sessions that a principal may see: the user's own, and those shared with the user."""
-        seen = self._manager.sessions()
-        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
-
-    def ended_sessions(self, principal: Principal) -> list[EndedSession]:
-        """Return the sessions that have ended and that a principal could see."""
-        seen = self._manager.ended.all()
-        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
-
-    def find_session(self, principal: Principal, name: str, scope: str, what: str) -> Session:
-        """Return a living session for a principal who has a scope in it.
-
-        Args:
-            what: what the principal wants, for the error: ``to watch a session``.
-
-        Raises:
-            UnknownSession: there is none, or it is another user's and not shared: the text is the same.
-            SessionLost: its driver has died.
-            ScopeError: the principal's token, or the session's share, is of a smaller scope.
-        """
-        self.check_right(principal, name, scope, what)
-        return self._manager.get(name)
-
-    def find_own_session(self, principal: Principal, name: str, what: str) -> Session:
-        """Return a living session of the principal's own, or for an admin any. Raise as `find_session`.
-
-        Raises:
-            ScopeError: it is shared with the principal.
-        """
-        user = self.check_right(principal, name, "operate", what)
-        if not (principal.identity.is_admin or user == principal.identity.user):
-            raise self._denied(principal, f"only {user!r}, whose session {name!r} is, may do this: {what}")
-        return self._manager.get(name)
-
-    def check_right(self, principal: Principal, name: str, scope: str, what: str) -> str:
-        """Return the user of a session, living or ended, in which a principal has a scope.
-
-        Raises:
-            UnknownSession: there is none for the principal.
-            ScopeError: the principal's token, or the session's share, is of a smaller scope.
-        """
-        identity = principal.identity
-        session = self._manager.find(name)
-        right = None if session is None else identity.right(session.user, session.shared)
-        if session is None or right is None:
-            seen = ", ".join(repr(other.name) for other in self.sessions(principal)) or "none"
-            error = UnknownSession(f"no session named {name!r}; living sessions: {seen}. It may have ended.")
-            if session is not None:
-                self.audit.refused(error, principal.token, principal.peer)
-            raise error
+        scope, what = scope_of(hello), f"to {hello.mode} a session"
+        if hello.session is not None:
+            return self.find_session(principal, hello.session, scope, what)
         self.require(principal, scope, what)
-        if SCOPES.index(right) < SCOPES.index(scope):
-            raise self._denied(
-                principal,
-                f"{what} needs scope {scope}; {session.user!r} shares session {name!r} with you for {right}. "
-                f"Ask for more: `loom sessions share {name} {identity.user} --scope {scope}`",
-            )
-        return session.user
-
-    def _denied(self, principal: Principal, message: str) -> ScopeError:
-        error = ScopeError(message)
-        self.audit.refused(error, principal.token, principal.peer)
-        return error
+        return None
 
     @contextmanager
-    def opening(self, principal: Principal, sessions: Sequence[Session]) -> Iterator[None]:
-        """Count a new session while it is being opened. Raise `LimitReached` if the token has all that it may."""
-        token = principal.token
+    def opening(self, principal: Principal) -> Iterator[None]:
+        """Count a new session while it is being opened. Raise `LimitReached` if the user has all that one may."""
+        user = principal.identity.user
         most = self.limits.max_sessions
-        has = sum(session.owner == token.id for session in sessions) + self._opening[token.id]
+        has = sum(session.user == user for session in self._manager.sessions()) + self._opening[user]
         if most and has >= most:
             error = LimitReached(
-                f"the token {token.name!r} has {has} sessions, and --max-sessions allows {most}: end "
+                f"the user {user!r} has {has} sessions, and --max-sessions allows {most} to each: end "
                 f"one (`loom sessions list`, `loom sessions end NAME`) or attach to it with session=…"
             )
-            self.audit.refused(error, token, principal.peer)
+            self.audit.refused(error, principal.token, principal.peer)
             raise error
-        self._opening[token.id] += 1
+        self._opening[user] += 1
         try:
             yield
         finally:
-            self._opening[token.id] -= 1
-            if not self._opening[token.id]:
-                del self._opening[token.id]
+            self._opening[user] -= 1
+            if not self._opening[user]:
+                del self._opening[user]
 
     @contextmanager
     def connected(
@@ -296,29 +205,36 @@ class AccessControl:
         self._authority.confirm_shown(principal.token)
 
     def confirm_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
-        """Raise `TokenRevoked` as `confirm`, and `ScopeError` if a principal lost a scope in a session."""
+        """Check that a principal who had a scope in a session still has it.
+
+        Raises:
+            TokenRevoked: the token was revoked or has expired.
+            ScopeError: the session is not shared with the principal any more.
+        """
         self.confirm(principal)
-        right = principal.identity.right(session.user, session.shared)
-        if right is None or SCOPES.index(right) < SCOPES.index(scope):
-            raise ScopeError(f"session {session.name!r} is not shared with you for {scope} any more")
+        self.check_shared(principal, session, scope)
+
+    def _disconnect_denied(self) -> None:
+        """Disconnect clients whose token or share of a session is not valid any more."""
+        for key, connection in list(self._connected.items()):
+            principal = connection.principal
+            try:
+                if connection.session is None:
+                    self.confirm(principal)
+                else:
+                    self.confirm_right(principal, connection.session, connection.scope)
+            except (TokenRevoked, ScopeError) as error:
+                del self._connected[key]
+                self.audit.write("cut off", principal.token, principal.peer, message=str(error))
+                self._manager.background(connection.disconnect(error))
 
     async def watch(self, manager: SessionManager) -> None:
-        """Disconnect clients whose token was revoked or has expired, and end their sessions. Never returns."""
+        """Disconnect clients that may not stay, and end the sessions of revoked tokens. Never returns."""
         while True:
             await asyncio.sleep(TICK)
             self._authority.refresh()
             self.audit.tick()
-            for key, connection in list(self._connected.items()):
-                principal = connection.principal
-                try:
-                    if connection.session is None:
-                        self.confirm(principal)
-                    else:
-                        self.confirm_right(principal, connection.session, connection.scope)
-                except (TokenRevoked, ScopeError) as error:
-                    del self._connected[key]
-                    self.audit.write("cut off", principal.token, principal.peer, message=str(error))
-                    manager.background(connection.disconnect(error))
+            self._disconnect_denied()
             for session in manager.sessions():
                 try:
                     self._authority.confirm(session.owner)
@@ -345,7 +261,12 @@ class AccessControl:
     def session_ended(self, session: Session) -> None:
         reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
-        self.audit.write("ended", None, "", opened_by=session.owner, **details)
+        self.audit.write("ended", None, "", opened_by=session.owner, user=session.user, **details)
+
+
+def scope_of(hello: Hello) -> str:
+    """Return the scope in its session that a client needs."""
+    return "view" if hello.mode == "watch" else "drive"
 
 
 def _too_often(limit: str, wait: float) -> RateLimited:

@@ -32,7 +32,7 @@ from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
-from loom_gateway.access.control import Principal
+from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import DriverLink
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.control import AccessControl, scope_of
+from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import ClientSocket, DriverLink
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
@@ -58,8 +59,7 @@ class Relay:
                 if hello_frame is None:
                     return
                 hello = _read_hello(hello_frame)
-                self._access.check_hello(principal, hello)
-                session = await self._find_or_open(hello, principal)
+                session = self._access.check_hello(principal, hello) or await self._open(principal)
                 link = await _connect(session, hello_frame)
                 if not await self._is_welcome(session, link, send):
                     return
@@ -77,11 +77,9 @@ class Relay:
                 why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
                 self._manager.background(self._manager.end(session, why))
 
-    async def _find_or_open(self, hello: Hello, principal: Principal) -> Session:
-        if hello.session is not None:
-            return self._manager.get(hello.session)
+    async def _open(self, principal: Principal) -> Session:
         self._draining.check_open()
-        with self._access.opening(principal, self._manager.sessions()):
+        with self._access.opening(principal):
             return await self._manager.create(principal.token.id, principal.identity.user)
 
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
@@ -125,7 +123,7 @@ class Relay:
 
         with ExitStack() as connected:
             connected.callback(farewell.cancel)
-            connected.enter_context(self._access.connected(principal, disconnect))
+            connected.enter_context(self._access.connected(principal, disconnect, session, scope_of(hello)))
             if not hello.lane:  # the second connection of a client is not counted again
                 connected.enter_context(self._manager.client(session))
                 connected.enter_context(self._access.inside(principal, session, hello))

@@ -22,7 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from loom.errors import LoomError, WatcherTooSlow, WeaverUnavailable
 from loom.weaver.client import WeaverClient
-from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 

@@ -114,8 +114,7 @@ class SessionLogs:
         query.check()
         logs = self._living | self._ended
         if session not in logs:
-            known = ", ".join(map(repr, logs)) or "none"
-            raise UnknownSession(f"no log of a session named {session!r}; there are logs of: {known}")
+            raise UnknownSession(f"no log of a session named {session!r} is kept any more")
         reader = _LogReader(logs[session])
         sizes: dict[str, int] = {}
         tail = None if query.tail is None else min(query.tail, sys.maxsize)  # the longest possible deque

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,15 @@ from loom.rest import Gateway
 
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
-sessions_app = typer.Typer(help="List the sessions of a gateway, or end one.", no_args_is_help=True)
+sessions_app = typer.Typer(help="List the sessions of a gateway, share one, or end one.", no_args_is_help=True)
+
+
+class SharedScope(str, Enum):
+    """The scopes for which a session can be shared."""
+
+    view = "view"
+    operate = "operate"
+    drive = "drive"
 
 
 def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
@@ -72,12 +81,14 @@ def _goodput_line(job: dict[str, Any]) -> str:
 
 @sessions_app.command("list")
 def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
-    """List the living sessions."""
+    """List your living sessions and those that are shared with you; with a token of scope admin, all."""
     sessions = Gateway(url, token, ca=ca).sessions()
-    columns = ["name", "state", "client", "created", "pid", "operations"]
+    columns = ["name", "user", "shared with", "state", "client", "created", "pid", "operations"]
     rows = [
         [
             one["name"],
+            one.get("user", ""),
+            ", ".join(f"{user}: {scope}" for user, scope in one.get("shared", {}).items()),
             one["state"],
             "connected" if one["client_connected"] else "away",
             when(one["created_at"]),
@@ -96,3 +107,30 @@ def end_session(
     """End a session, with its meshes and their processes."""
     Gateway(url, token, ca=ca).end_session(name)
     typer.echo(f"ended session {name}")
+
+
+@sessions_app.command("share")
+def share_session(
+    name: Annotated[str, typer.Argument(help="Name of the session.")],
+    user: Annotated[str, typer.Argument(help="The user, as `loom token list` shows it.")],
+    url: Url,
+    scope: Annotated[SharedScope, typer.Option(help="What the user may do.")] = SharedScope.view,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
+    Gateway(url, token, ca=ca).share_session(name, user, scope.value)
+    typer.echo(f"session {name} is shared with {user} for {scope.value}")
+
+
+@sessions_app.command("unshare")
+def unshare_session(
+    name: Annotated[str, typer.Argument(help="Name of the session.")],
+    user: Annotated[str, typer.Argument(help="The user.")],
+    url: Url,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Take a share back. The user's connections to the session are closed."""
+    Gateway(url, token, ca=ca).unshare_session(name, user)
+    typer.echo(f"session {name} is not shared with {user} any more")

@@ -413,7 +413,7 @@ async def test_with_a_token_of_scope_view_it_says_and_does_nothing(
     trainers: list[Training],
     group: str,
 ) -> None:
-    made, token = tokens.create("a view", "view")
+    made, token = tokens.create("a view", "view", user="admin")
     statuses = await Said.on(client, EnvelopeKind.TRAINING_STATUS)
     with Bridge(cluster.url, token, server.url) as bridge:
         assert (await statuses.next(replica_id=f"{group}_0"))["state"] == "running"

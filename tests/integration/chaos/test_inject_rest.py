@@ -125,7 +125,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_it_needs_a_token_of_scope_operate_and_is_audited(gateway: Gateway, folder: Path) -> None:
     tokens = TokenFile(folder / "tokens.json")
-    viewer, operator = tokens.create("a viewer", "view"), tokens.create("an operator", "operate")
+    viewer, operator = (tokens.create(f"a {scope}", scope, user="admin") for scope in ("view", "operate"))
 
     with pytest.raises(loom.ScopeError, match="operate"):
         WeaverProxy(gateway.url, viewer[1]).inject("sigkill", "*")

@@ -107,7 +107,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     file = TokenFile(folder / "tokens.json")
     options = ["--tokens", str(file.path), "--login-failures", "0", "--connection-rate", "0"]
     with LocalCluster(1, env={"PYTHONPATH": path}, gateway_options=options) as cluster:
-        yield Target(cluster, file.create("a viewer", "view")[1], folder)
+        yield Target(cluster, file.create("a viewer", "view", user="admin")[1], folder)
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,9 @@ class Doors:
         self.file = file
         self._audit = audit
 
-    def make(self, scope: str, expires_in: float | None = None) -> tuple[str, str]:
-        """A new token's id and the token."""
-        token, text = self.file.create(f"a {scope}", scope, expires_in)
+    def make(self, scope: str, expires_in: float | None = None, user: str = "admin") -> tuple[str, str]:
+        """The id of a new token, by default of the user of the gateway's own token, and the token."""
+        token, text = self.file.create(f"a {scope}", scope, expires_in, user)
         return token.id, text
 
     def audit(self, **wanted: Any) -> list[dict[str, Any]]:
@@ -261,20 +261,20 @@ def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -
 # -- limits -------------------------------------------------------------------------------------------------
 
 
-def test_a_token_has_so_many_sessions_and_no_more(strict: Doors) -> None:
-    _, text = strict.make("drive")
+def test_a_user_has_so_many_sessions_and_no_more(strict: Doors) -> None:
+    (_, text), (_, again) = strict.make("drive", user="ann"), strict.make("drive", user="ann")
     with loom.connect(strict.url, text) as job:
-        with pytest.raises(loom.LimitReached, match="has 1 sessions, and --max-sessions allows 1"):
-            loom.connect(strict.url, text)
-        with loom.connect(strict.url, strict.make("drive")[1]):
-            pass  # another token has its own
-    until(lambda: strict.audit(event="ended", session=job.session))
+        with pytest.raises(loom.LimitReached, match="'ann' has 1 sessions, and --max-sessions allows 1"):
+            loom.connect(strict.url, again)
+        with loom.connect(strict.url, strict.make("drive", user="bob")[1]):
+            pass  # another user has another one
+    until(lambda: strict.audit(event="ended", session=job.session, user="ann"))
     with loom.connect(strict.url, text):
         pass
 
 
 def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, tmp_path: Path) -> None:
-    with loom.connect(strict.url, strict.make("drive")[1]) as job:
+    with loom.connect(strict.url, strict.make("drive", user="carol")[1]) as job:
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
         assert waiter.wait_for.call_one("/").get(BOUND) == "done"
         futures = [waiter.wait_for.call_one(str(tmp_path / "go")) for _ in range(4)]
@@ -288,7 +288,7 @@ def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, 
 
 
 def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Doors) -> None:
-    with loom.connect(strict.url, strict.make("drive")[1]) as job:
+    with loom.connect(strict.url, strict.make("drive", user="dan")[1]) as job:
         with pytest.raises(loom.TooLarge, match="--max-message 2000000"):
             job.run(len, b"x" * 2_000_001)
         assert job.run(len, b"x" * 1_900_000) == 1_900_000
@@ -370,7 +370,7 @@ def test_a_gateway_says_what_it_cannot_work_with(tmp_path: Path, options: list[s
 
 def test_the_command_passes_its_options_on(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
-    _, text = file.create("a viewer", "view")
+    _, text = file.create("a viewer", "view", user="admin")
     options = ["--tokens", str(file.path), "--audit", str(tmp_path / "audit"), "--audit-size", "1000000"]
     options += ["--allow-origin", "https://a.example", "--allow-origin", "https://b.example"]
     options += ["--max-message", "1000", "--max-sessions", "2", "--max-in-flight", "3", "--connection-rate", "50"]

@@ -476,7 +476,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalClu
 
 def test_scopes_are_the_same_over_http(guarded: tuple[LocalCluster, TokenFile]) -> None:
     cluster, file = guarded
-    _, view = file.create("a watcher", "view")
+    _, view = file.create("a watcher", "view", user="admin")
     with pytest.raises(loom.ScopeError, match="needs a token of scope drive"):
         loom.connect(cluster.url, view, transport="http")
     with loom.connect(cluster.url, cluster.token, transport="http") as job:

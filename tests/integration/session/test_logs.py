@@ -607,7 +607,7 @@ def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
         logs.add(str(number), str(path))
         logs.ended(str(number), str(path))
     assert not (tmp_path / "0.log").exists()
-    with pytest.raises(loom.UnknownSession, match="there are logs of: '1', '2'"):
+    with pytest.raises(loom.UnknownSession, match="no log of a session named '0' is kept any more"):
         logs.read("0", LogQuery())
     assert texts(logs.read("1", LogQuery())) == ["kept"]
 

@@ -1,0 +1,166 @@
+"""`SessionAccess`: who may see, watch, command, drive, share and end which session.
+
+A session belongs to the user whose token opened it. Others do not learn of it, unless its user shares it with them
+or their token is of scope ``admin``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loom.errors import LimitReached, NotFound, ScopeError, UnknownSession, WrongArguments
+from loom.token_file import SCOPES, Token
+from loom_gateway.access.audit import Audit
+from loom_gateway.access.tokens import Identity
+from loom_gateway.sessions.history import EndedSession
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session
+
+SHARED_SCOPES = SCOPES[:-1]
+"""The scopes for which a session can be shared."""
+
+MAX_SHARES = 1000
+"""The number of users with whom a session can be shared."""
+
+MAX_NAME = 300
+"""The number of characters of a user's name at most; those of OpenID Connect are longer than those of the file."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The sender of an admitted request."""
+
+    token: Token
+    peer: str
+    """The address that the connection came from."""
+
+    @property
+    def identity(self) -> Identity:
+        """The user, and what the token allows."""
+        return Identity.of(self.token)
+
+
+class SessionAccess:
+    """Decides about the sessions of a manager, and notes in an audit whom it refuses."""
+
+    def __init__(self, audit: Audit) -> None:
+        self.audit = audit
+        self._manager: SessionManager
+
+    def guard(self, manager: SessionManager) -> None:
+        """Decide about the sessions of a manager from now on."""
+        self._manager = manager
+
+    def require(self, principal: Principal, scope: str, what: str) -> None:
+        """Raise `ScopeError` if the scope of a principal's token is too small for ``what``."""
+        token = principal.token
+        if SCOPES.index(token.scope) < SCOPES.index(scope):
+            error = ScopeError(
+                f"{what} needs a token of scope {scope}; this one ({token.name!r}) has scope {token.scope}. "
+                f"Ask for another: `loom token create --scope {scope}`"
+            )
+            self.audit.refused(error, token, principal.peer)
+            raise error
+
+    def sessions(self, principal: Principal) -> list[Session]:
+        """Return the living sessions that a principal may see: the user's own, and those shared with the user."""
+        seen = self._manager.sessions()
+        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+
+    def ended_sessions(self, principal: Principal) -> list[EndedSession]:
+        """Return the sessions that have ended and that a principal could see."""
+        seen = self._manager.ended.all()
+        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+
+    def find_session(self, principal: Principal, name: str, scope: str, what: str) -> Session:
+        """Return a living session for a principal who has a scope in it.
+
+        Args:
+            what: what the principal wants, for the error: ``to watch a session``.
+
+        Raises:
+            UnknownSession: there is none, or it is another user's and not shared: the text is the same.
+            SessionLost: its driver has died.
+            ScopeError: the principal's token, or the session's share, is of a smaller scope.
+        """
+        self._with_right(principal, name, scope, what)
+        return self._manager.get(name)
+
+    def find_own_session(self, principal: Principal, name: str, what: str) -> Session:
+        """Return a living session of the principal's own, or for an admin any. Raise as `find_session`.
+
+        Raises:
+            ScopeError: it is shared with the principal.
+        """
+        user = self._with_right(principal, name, "view", what).user
+        if not (principal.identity.is_admin or user == principal.identity.user):
+            raise self._denied(principal, f"{what} is for {user!r}, whose session {name!r} is, and for an admin")
+        self.require(principal, "operate", what)
+        return self._manager.get(name)
+
+    def find_readable(self, principal: Principal, name: str) -> Session | EndedSession:
+        """Return a session, living or ended, whose log a principal may read. Raise as `find_session`."""
+        return self._with_right(principal, name, "view", "to read a session's log")
+
+    def _with_right(self, principal: Principal, name: str, scope: str, what: str) -> Session | EndedSession:
+        identity = principal.identity
+        session = self._manager.find(name)
+        right = None if session is None else identity.right(session.user, session.shared)
+        if session is None or right is None:
+            seen = ", ".join(repr(other.name) for other in self.sessions(principal)) or "none"
+            error = UnknownSession(f"no session named {name!r}; living sessions: {seen}. It may have ended.")
+            if session is not None:
+                self.audit.refused(error, principal.token, principal.peer)
+            raise error
+        self.require(principal, scope, what)
+        if SCOPES.index(right) < SCOPES.index(scope):
+            raise self._denied(
+                principal,
+                f"{what} needs scope {scope}; {session.user!r} shares session {name!r} with you for {right}. "
+                f"Ask for more: `loom sessions share {name} {identity.user} --scope {scope}`",
+            )
+        return session
+
+    def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+        """Share a session of the principal's with a user, in a scope up to ``drive``, in place of the one before.
+
+        Raises:
+            WrongArguments: there is no such scope or user.
+            LimitReached: the session is shared with `MAX_SHARES` users. Others: as `find_own_session`.
+        """
+        session = self.find_own_session(principal, name, "to share a session")
+        if scope not in SHARED_SCOPES:
+            raise WrongArguments(f"a session is shared for {', '.join(SHARED_SCOPES)}; not for {scope!r:.40}")
+        if not user.isprintable() or not 0 < len(user) <= MAX_NAME:
+            raise WrongArguments(f"a user has a name of 1 to {MAX_NAME} printable characters")
+        if user == session.user:
+            raise WrongArguments(f"session {name!r} is {user!r}'s own")
+        self.require(principal, scope, f"to share a session for {scope}")
+        if user not in session.shared and len(session.shared) >= MAX_SHARES:
+            raise LimitReached(f"session {name!r} is shared with {MAX_SHARES} users: take one back first")
+        self._manager.share(session, user, scope)
+        return session
+
+    def unshare(self, principal: Principal, name: str, user: str) -> Session:
+        """Take back a share of a session; `AccessControl.watch` disconnects the clients that it let in.
+
+        Raises:
+            NotFound: the session is not shared with the user. Others: as `find_own_session`.
+        """
+        session = self.find_own_session(principal, name, "to take back a share of a session")
+        if user not in session.shared:
+            known = ", ".join(map(repr, session.shared)) or "nobody"
+            raise NotFound(f"session {name!r} is not shared with {user!r}; it is with: {known}")
+        self._manager.share(session, user, None)
+        return session
+
+    def check_shared(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
+        """Raise `ScopeError` if a principal has not a scope in a session any more."""
+        right = principal.identity.right(session.user, session.shared)
+        if right is None or SCOPES.index(right) < SCOPES.index(scope):
+            raise ScopeError(f"session {session.name!r} is not shared with you for {scope} any more")
+
+    def _denied(self, principal: Principal, message: str) -> ScopeError:
+        error = ScopeError(message)
+        self.audit.refused(error, principal.token, principal.peer)
+        return error

@@ -1,0 +1,164 @@
+"""REST under ``/api/v1/sessions``: the sessions, their logs, and with whom they are shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from loom.errors import LoomError
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.middleware import DONE
+from loom_gateway.access.sessions import MAX_NAME, Principal
+from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
+from loom_gateway.sessions.log_reader import LogQuery
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session, SessionState
+
+
+class SessionInfo(BaseModel):
+    """A living session."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    state: SessionState
+    client_connected: bool
+    created_at: float
+    """Seconds since the epoch."""
+    pid: int
+    """The process id of the session's driver."""
+    operations: int
+    """The number of frames that clients have sent."""
+    persist: bool
+    """Whether the session never ends for lack of a client."""
+    user: str
+    """The user to whom the session belongs."""
+    shared: dict[str, str]
+    """The users with whom it is shared, each with the scope: view, operate or drive."""
+
+
+class Share(BaseModel, extra="forbid"):
+    """What a user may do in another user's session."""
+
+    scope: Literal["view", "operate", "drive"]
+    """view reads and watches; operate also sends commands; drive also attaches and takes over."""
+
+
+class SessionList(BaseModel):
+    """Sessions that are the caller's own or shared with the caller, for an admin all; oldest first."""
+
+    sessions: list[SessionInfo]
+    """The living sessions."""
+    ended: Sequence[EndedSessionInfo] = ()
+    """The last hundred ended sessions, if the request asked for them."""
+
+
+def _sender(request: Request) -> Principal:
+    principal: Principal = request.scope["loom.principal"]
+    return principal
+
+
+Sender = Annotated[Principal, Depends(_sender)]
+"""Who sent a request."""
+
+
+_SHARE_REFUSALS: dict[int | str, dict[str, Any]] = {
+    403: {"description": "The session is another user's, who shares it with the caller."},
+    404: {"description": "The caller has no living session of this name, or it is not shared with the user."},
+}
+
+
+def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
+    """Return the routes. `AccessControl` decides whose sessions a caller sees and may end."""
+    router = APIRouter(prefix="/api/v1/sessions")
+
+    @router.get("")
+    async def list_sessions(principal: Sender, ended: bool = False) -> SessionList:
+        """The living sessions that the caller may see and, with ``ended``, the last ended ones, with reasons."""
+        return SessionList(
+            sessions=[SessionInfo.model_validate(session) for session in access.sessions(principal)],
+            ended=access.ended_sessions(principal) if ended else [],
+        )
+
+    @router.delete(
+        "/{name}",
+        responses={
+            404: {"description": "No living session has this name."},
+            410: {"description": "The session's driver has died."},
+        },
+    )
+    async def end_session(name: str, principal: Sender) -> SessionInfo:
+        """End a session of the caller's own: stop its meshes on every host. The answer comes when they are stopped.
+
+        An admin may end any session.
+        """
+        session = access.find_own_session(principal, name, "to end a session")
+        await manager.end(session, "it was ended over REST")
+        return SessionInfo.model_validate(session)
+
+    @router.put("/{name}/shares/{user:path}", responses=_SHARE_REFUSALS)
+    async def share(name: str, user: str, share: Share, request: Request, principal: Sender) -> SessionInfo:
+        """Share a session of the caller's own with a user, or change what the user may do in it."""
+        request.scope[DONE] = ("shared", {"session": name[:200], "with": user[:MAX_NAME], "for": share.scope})
+        return SessionInfo.model_validate(access.share(principal, name, user, share.scope))
+
+    @router.delete("/{name}/shares/{user:path}", responses=_SHARE_REFUSALS)
+    async def unshare(name: str, user: str, request: Request, principal: Sender) -> SessionInfo:
+        """Take a share back. The user's connections to the session are closed."""
+        request.scope[DONE] = ("unshared", {"session": name[:200], "with": user[:MAX_NAME]})
+        return SessionInfo.model_validate(access.unshare(principal, name, user))
+
+    @router.get(
+        "/{name}/logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"application/x-ndjson": {}}, "description": "A line of JSON for each line printed."},
+            404: {"description": "No log of this session, or no such mesh or rank in it."},
+            422: {"description": "A parameter makes no sense."},
+        },
+    )
+    async def logs(
+        name: str,
+        principal: Sender,
+        mesh: str | None = None,
+        rank: int | None = None,
+        stream: str | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> StreamingResponse:
+        """The output of a session's processes, also of a session that ended recently.
+
+        With ``follow``, the answer goes on until the session ends. A line has time, mesh, rank, place, stream and
+        text. A follower gets empty lines as signs of life.
+        """
+        query = LogQuery(mesh, rank, stream, tail)
+        session = access.find_readable(principal, name)
+        if follow:
+            followed = _while_valid(await manager.logs.follow(name, query), access, principal, session)
+            return StreamingResponse(followed, media_type="application/x-ndjson")
+        found = await asyncio.to_thread(manager.logs.read, name, query)
+        return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
+
+    return router
+
+
+async def _while_valid(
+    lines: AsyncIterator[bytes], access: AccessControl, principal: Principal, session: Session | EndedSession
+) -> AsyncIterator[bytes]:
+    """Pass a session's lines on until their reader's token is revoked or expires, or the share is taken back."""
+    async for line in lines:
+        try:
+            access.confirm_right(principal, session, "view")
+        except LoomError:
+            return
+        yield line
+
+
+async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
+    for start in range(0, len(lines), 1000):
+        yield b"".join(lines[start : start + 1000])

@@ -1,0 +1,343 @@
+"""Two users of one gateway who distrust each other: what one sees of the other's sessions, and may do there."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import loom
+from loom.rest import Gateway as Rest
+from loom.token_file import TokenFile
+from loom_proxy.local import LocalCluster
+from tests.support.gateways import BOUND, Gateway, await_true
+from tests.support.processes import run
+from tests.support.raw_client import refusal, websocket
+
+USERS = {"ann": "drive", "bob": "drive", "root": "admin"}
+LOOM = "import sys; from loom.cli import main; main()"
+
+Transport = Literal["websocket", "http"]
+
+
+class House:
+    """A gateway with the users `USERS`, and an audit."""
+
+    def __init__(self, workers: list[str], folder: Path) -> None:
+        self.file = TokenFile(folder / "tokens.json")
+        self.tokens = {user: self.file.create(user, scope)[1] for user, scope in USERS.items()}
+        self._audit = folder / "audit"
+        self.gateway = Gateway(workers, "--tokens", str(self.file.path), "--audit", str(self._audit)).start()
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    def connect(self, user: str, session: str | None = None, **options: Any) -> loom.Job:
+        return loom.connect(self.url, self.tokens[user], session, **options)
+
+    def watch(self, user: str, session: str, **options: Any) -> loom.Job:
+        return self.connect(user, session, mode="watch", **options)
+
+    def rest(self, user: str) -> Rest:
+        return Rest(self.url, self.tokens[user])
+
+    def sees(self, user: str) -> set[str]:
+        return {one["name"] for one in self.rest(user).sessions()}
+
+    def answer(self, user: str, method: str, path: str, body: object = None) -> tuple[int, str]:
+        """The status and the body of what is answered."""
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url.replace("ws:", "http:") + path, content, method=method)
+        request.add_header("Authorization", f"Bearer {self.tokens[user]}")
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=BOUND) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def audit(self, **wanted: Any) -> list[dict[str, Any]]:
+        """The audit's lines that have these values."""
+        lines = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+
+
+@pytest.fixture(scope="module")
+def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(list(cluster.workers), tmp_path_factory.mktemp("users"))
+    yield made
+    made.gateway.close()
+
+
+@pytest.fixture
+def job(house: House) -> Iterator[loom.Job]:
+    """A session of ann's."""
+    with house.connect("ann") as opened:
+        yield opened
+
+
+# -- what is not shared -------------------------------------------------------------------------------------
+
+
+def test_a_session_is_listed_for_its_user_and_for_an_admin(house: House, job: loom.Job) -> None:
+    assert job.session in house.sees("ann")
+    assert job.session in house.sees("root")
+    assert house.sees("bob") == set()
+    assert house.rest("bob").status()["sessions"] == 0
+    (own,) = [one for one in house.rest("ann").sessions() if one["name"] == job.session]
+    assert (own["user"], own["shared"]) == ("ann", {})
+
+
+REQUESTS: list[tuple[str, str, object]] = [
+    ("DELETE", "", None),
+    ("GET", "/logs", None),
+    ("GET", "/logs?follow=1", None),
+    ("PUT", "/shares/bob", {"scope": "drive"}),
+    ("DELETE", "/shares/bob", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+def test_another_users_session_answers_as_one_that_does_not_exist(
+    house: House, job: loom.Job, method: str, path: str, body: object
+) -> None:
+    one, other = (
+        house.answer("bob", method, f"/api/v1/sessions/{name}{path}", body)
+        for name in (job.session, "nothing-here")
+    )
+
+    assert one[0] == 404
+    assert (one[0], one[1].replace(job.session, "nothing-here")) == other
+    assert job.run(len, "abc") == 3
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"mode": "watch"},
+        {"mode": "drive"},
+        {"mode": "drive", "take_over": True},
+        {"mode": "drive", "persist": True},
+        {"mode": "drive", "lane": "bulk"},
+        {"mode": "watch", "lane": "bulk"},
+    ],
+)
+def test_another_users_session_cannot_be_joined(house: House, job: loom.Job, hello: dict[str, Any]) -> None:
+    stream = job._connection.stream_name if hasattr(job._connection, "stream_name") else "guess"
+    said = []
+    for name in (job.session, "nothing-here"):
+        for more in ({}, {"stream": stream}):
+            with websocket(house.url, house.tokens["bob"]) as client:
+                error = refusal(client, session=name, **hello, **more)
+                assert type(error) is loom.UnknownSession
+                said.append(str(error).replace(job.session, "nothing-here"))
+
+    assert len(set(said)) == 1
+    assert job.session not in said[0]
+    assert job.run(len, "abc") == 3
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+def test_who_is_refused_gets_the_names_of_own_sessions_only(
+    house: House, job: loom.Job, transport: Transport
+) -> None:
+    with house.connect("bob", transport=transport) as own:
+        with pytest.raises(loom.UnknownSession) as refused:
+            house.connect("bob", job.session, transport=transport)
+        text = str(refused.value)
+    assert f"no session named {job.session!r}; living sessions: {own.session!r}" in text
+    await_true(lambda: house.audit(event="refused", user="bob", code="unknown_session"))
+
+
+def test_an_ended_session_and_its_log_are_its_users_too(house: House) -> None:
+    with house.connect("ann") as job:
+        job.run(print, "for ann's eyes")
+        job.flush_logs()
+    await_true(lambda: job.session in {one["name"] for one in house.rest("ann").ended_sessions()})
+
+    assert job.session in {one["name"] for one in house.rest("root").ended_sessions()}
+    assert job.session not in {one["name"] for one in house.rest("bob").ended_sessions()}
+    assert "for ann's eyes" in {line["text"] for line in house.rest("ann").logs(job.session, follow=False)}
+    with pytest.raises(loom.UnknownSession, match="has ended: the client closed it"):
+        house.connect("ann", job.session)
+    with pytest.raises(loom.UnknownSession, match="no session named") as refused:
+        list(house.rest("bob").logs(job.session, follow=False))
+    assert "ended:" not in str(refused.value)
+    with pytest.raises(loom.UnknownSession, match="no session named"):
+        house.connect("bob", job.session)
+
+
+def test_two_tokens_of_one_user_reach_the_same_sessions(house: House, job: loom.Job) -> None:
+    _, text = house.file.create("phone", "view", user="ann")
+    watcher = loom.connect(house.url, text, job.session, mode="watch")
+    assert watcher.runs() == {}
+    watcher.detach()
+
+
+def test_an_admin_reaches_every_session(house: House) -> None:
+    job = house.connect("ann")
+    watcher = house.watch("root", job.session)
+    watcher.detach()
+
+    house.rest("root").end_session(job.session)
+
+    await_true(lambda: job.session not in house.sees("ann"))
+
+
+# -- what is shared -----------------------------------------------------------------------------------------
+
+
+def test_who_may_view_sees_and_watches_and_reads_and_no_more(house: House, job: loom.Job) -> None:
+    job.share("bob", "view")
+    job.run(print, "for both")
+    job.flush_logs()
+
+    (seen,) = house.rest("bob").sessions()
+    assert (seen["name"], seen["user"], seen["shared"]) == (job.session, "ann", {"bob": "view"})
+    assert "for both" in {line["text"] for line in house.rest("bob").logs(job.session, follow=False)}
+    watcher = house.watch("bob", job.session)
+    watcher.detach()
+    with pytest.raises(loom.ScopeError, match="'ann' shares session .* with you for view"):
+        house.connect("bob", job.session, take_over=True)
+    with pytest.raises(loom.ScopeError, match="is for 'ann'"):
+        house.rest("bob").end_session(job.session)
+    with pytest.raises(loom.ScopeError, match="is for 'ann'"):
+        watcher.share("carol")
+    assert job.run(len, "abc") == 3
+
+
+def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) -> None:
+    job.share("bob", "drive")
+
+    with house.connect("bob", job.session, take_over=True) as guest:
+        assert guest.run(len, "abcd") == 4
+        with pytest.raises(loom.ScopeError, match="is for 'ann'"):
+            house.rest("bob").end_session(job.session)
+
+    with house.connect("ann", job.session, take_over=True) as again:  # the guest's close left it running
+        assert again.run(len, "abc") == 3
+
+
+def test_a_token_of_a_smaller_scope_than_the_share_is_still_of_that_scope(house: House, job: loom.Job) -> None:
+    job.share("bob", "drive")
+    _, text = house.file.create("bob's phone", "view", user="bob")
+    with pytest.raises(loom.ScopeError, match="needs a token of scope drive"):
+        loom.connect(house.url, text, job.session, take_over=True)
+
+
+def test_nobody_shares_more_than_his_token_allows(house: House, job: loom.Job) -> None:
+    _, text = house.file.create("ann's panel", "operate", user="ann")
+    Rest(house.url, text).share_session(job.session, "bob", "operate")
+    with pytest.raises(loom.ScopeError, match="to share a session for drive"):
+        Rest(house.url, text).share_session(job.session, "bob", "drive")
+
+
+@pytest.mark.parametrize(
+    ("user", "scope", "match"), [("bob", "admin", "scope"), ("ann", "view", "own"), ("a\nb", "view", "printable")]
+)
+def test_a_share_that_makes_no_sense_is_refused(
+    house: House, job: loom.Job, user: str, scope: Any, match: str
+) -> None:
+    with pytest.raises(loom.WrongArguments, match=match):
+        job.share(user, scope)
+    assert house.rest("ann").sessions()[0]["shared"] == {}
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+@pytest.mark.parametrize("then", [lambda job: job.unshare("bob"), lambda job: job.share("bob", "view")])
+def test_a_share_that_is_taken_back_or_made_smaller_disconnects(
+    house: House, job: loom.Job, transport: Transport, then: Callable[[loom.Job], None]
+) -> None:
+    job.share("bob", "drive")
+    guest = house.connect("bob", job.session, transport=transport, take_over=True)
+
+    owner = house.watch("ann", job.session)
+    then(owner)
+
+    assert guest._connection.ended.wait(BOUND)
+    with pytest.raises(loom.ScopeError, match="is not shared with you for drive any more"):
+        guest.run(len, "abc")
+    await_true(lambda: house.audit(event="cut off", user="bob"))
+    owner.detach()
+    with house.connect("ann", job.session, take_over=True) as again:
+        assert again.run(len, "abc") == 3
+
+
+def test_a_watcher_and_a_follower_of_logs_lose_a_share_that_is_taken_back(house: House, job: loom.Job) -> None:
+    job.share("bob")
+    watcher = house.watch("bob", job.session)
+    request = urllib.request.Request(
+        f"{house.url.replace('ws:', 'http:')}/api/v1/sessions/{job.session}/logs?follow=1",
+        headers={"Authorization": f"Bearer {house.tokens['bob']}"},
+    )
+    with urllib.request.urlopen(request, timeout=BOUND) as following:
+        job.unshare("bob")
+        following.read()  # ends
+    assert watcher._connection.ended.wait(BOUND)
+    with pytest.raises(loom.NotFound, match="is not shared with 'bob'"):
+        job.unshare("bob")
+    assert house.sees("bob") == set()
+
+
+def test_shares_outlive_the_gateway(house: House) -> None:
+    job = house.connect("ann")
+    job.share("bob")
+    job.detach()
+
+    house.gateway.end(signal.SIGKILL)
+    house.gateway.start()
+
+    assert house.sees("bob") == {job.session}
+    with house.connect("ann", job.session, take_over=True) as again:
+        again.unshare("bob")
+
+
+def test_a_session_of_an_older_gateway_belongs_to_the_user_of_its_token(house: House) -> None:
+    job, own = house.connect("ann"), house.gateway.connect()
+    job.detach()
+    own.detach()
+    house.gateway.end(signal.SIGKILL)
+    for path in house.gateway.state.glob("driver-*.json"):
+        record = json.loads(path.read_text())
+        del record["user"], record["shared"]
+        path.write_text(json.dumps(record))
+
+    house.gateway.start()
+
+    assert job.session in house.sees("ann")
+    assert house.sees("bob") == set()
+    assert {one["name"]: one["user"] for one in house.rest("root").sessions()} == {
+        job.session: "ann",
+        own.session: "admin",
+    }
+    house.connect("ann", job.session, take_over=True).close()
+    house.gateway.connect(own.session).close()
+
+
+def test_sharing_is_in_the_audit_with_the_user(house: House, job: loom.Job) -> None:
+    job.share("bob", "operate")
+    job.unshare("bob")
+
+    (shared,) = house.audit(event="shared", session=job.session)
+    assert (shared["user"], shared["with"], shared["for"], shared["status"]) == ("ann", "bob", "operate", 200)
+    (unshared,) = house.audit(event="unshared", session=job.session)
+    assert (unshared["user"], unshared["with"], unshared["status"]) == ("ann", "bob", 200)
+
+
+def test_sessions_are_shared_from_a_terminal(house: House, job: loom.Job) -> None:
+    def sessions(*words: str) -> str:
+        ended = run("-c", LOOM, "sessions", *words, "--url", house.url, "--token", house.tokens["ann"])
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert "for operate" in sessions("share", job.session, "bob", "--scope", "operate")
+    assert "bob: operate" in sessions("list")
+    assert "any more" in sessions("unshare", job.session, "bob")
+    assert house.sees("bob") == set()
