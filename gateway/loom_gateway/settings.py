@@ -48,7 +48,7 @@ class Limits:
     """The limits of a gateway; 0 means no limit."""
 
     max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
-    max_sessions: int = _option(32, "Sessions of one token; 0: no limit.", min=0)
+    max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
     max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
     connection_rate: float = _option(100.0, "Connections and requests a second from one address.", min=0)
     login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)

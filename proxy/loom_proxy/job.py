@@ -344,9 +344,9 @@ class Job:
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the session and stop its meshes on every host, waiting ``timeout`` seconds at most.
 
-        A job that only watches leaves the session as it is.
+        A job that only watches, or whose session another user has shared, leaves the session as it is.
         """
-        if self._calls.watching:
+        if self._calls.watching or not self._connection.welcome.may_end:
             self.detach()
         if self._closed:
             return

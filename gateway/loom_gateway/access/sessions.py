@@ -154,6 +154,11 @@ class SessionAccess:
         self._manager.share(session, user, None)
         return session
 
+    def guest(self, principal: Principal, session: Session) -> str | None:
+        """Return a principal's user if a session is shared with the user, and not the user's own or an admin's."""
+        who = principal.identity
+        return None if who.is_admin or who.user == session.user else who.user
+
     def check_shared(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
         """Raise `ScopeError` if a principal has not a scope in a session any more."""
         right = principal.identity.right(session.user, session.shared)

@@ -60,7 +60,7 @@ class Relay:
                     return
                 hello = _read_hello(hello_frame)
                 session = self._access.check_hello(principal, hello) or await self._open(principal)
-                link = await _connect(session, hello_frame)
+                link = await _connect(session, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):
                     return
             await self._relay(session, link, hello, principal, socket, receive, send)
@@ -174,8 +174,8 @@ def _read_hello(frame: bytes) -> Hello:
     return hello
 
 
-async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
-    """Connect to a session's driver, and pass on the client's hello."""
+async def _connect(session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
+    """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
     connecting = asyncio.get_running_loop().create_unix_connection(
         lambda: DriverLink(session.traffic), session.driver.files.socket
     )
@@ -184,7 +184,7 @@ async def _connect(session: Session, hello_frame: bytes) -> DriverLink:
     except OSError:
         await _await_exit(session)
         raise session.ended().error() from None
-    link.write(b"".join(unnumbered_frame(OpenSession(session.name).message())))
+    link.write(b"".join(unnumbered_frame(OpenSession(session.name, guest).message())))
     link.write(hello_frame)
     return link
 

@@ -95,6 +95,8 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     """Bytes of the largest message that the driver accepts."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The indexes of each named mesh's worker hosts; empty from a driver that knows no names."""
+    may_end: bool = True
+    """Whether the client may end the session; not one with whose user it is only shared."""
 
 
 def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:

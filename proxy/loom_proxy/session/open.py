@@ -62,7 +62,7 @@ def connect(
         UntrustedGateway: no trusted authority vouches for the gateway's certificate.
         AuthenticationError: the token is missing or wrong; `TokenRevoked` if it was revoked or has expired.
         ScopeError: the token's scope does not allow it.
-        LimitReached: the token has as many sessions as it may; `RateLimited` if too many requests come from here.
+        LimitReached: the user has as many sessions as one may; `RateLimited` if too many requests come from here.
         UnknownSession: no living session has the name.
         SessionInUse: the session has a client already.
         WorkerUnreachable: the gateway's workers do not answer.

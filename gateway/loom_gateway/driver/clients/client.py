@@ -38,6 +38,7 @@ class Client:
     Args:
         number: 0 for the driving client; watching clients count from 1.
         lanes: whether the client knows lanes; see `loom.wire.stream`.
+        guest: the client's user, if the session is another user's: a guest does not end it.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Client:
         operations: Dispatcher,
         max_message: int = MAX_MESSAGE,
         lanes: bool = False,
+        guest: str | None = None,
     ) -> None:
         self.number = number
         self.first_id = first_id
@@ -55,7 +57,8 @@ class Client:
         self.operations = operations
         self.stream = Stream(max_message, _PASSED_ON, lanes)
         self.sender = FrameSender(self.stream, "client-writer")
-        start = operations.read if number else operations.start
+        self.guest = guest
+        start = operations.read if number else operations.start if guest is None else operations.start_for_guest
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
         self.turn = threading.Lock()  # held by the thread that receives from the client's connection
         self.left = threading.Event()  # set while the client has no connection

@@ -87,7 +87,7 @@ class ClientConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, frames: Iterator[Buffer]) -> None:
-        session = _read_open(frames)
+        opened = _read_open(frames)
         frame = next(frames, None)
         if frame is None:
             return
@@ -95,8 +95,8 @@ class ClientConnection:
         if message.kind != Kind.HELLO:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
-        self._session = self._open_session(hello, session)
-        self._client, is_new = self._session.admit(self, hello)
+        self._session = self._open_session(hello, opened.session)
+        self._client, is_new = self._session.admit(self, hello, opened.guest)
         if hello.lane:
             self._serve_bulk(self._client, hello, frames)
             return
@@ -270,11 +270,11 @@ def _begins_with_frame(data: bytes, position: int) -> bool:
     return left >= LENGTH.size and left >= LENGTH.size + LENGTH.unpack_from(data, position)[0]
 
 
-def _read_open(frames: Iterator[Buffer]) -> str:
+def _read_open(frames: Iterator[Buffer]) -> OpenSession:
     frame = next(frames, None)
     if frame is None:
         raise ConnectionResetError("a gateway that only looked who listens here")
     (message,) = Stream().receive(frame)
     if message.kind != Kind.OPEN:
         raise ProtocolMismatch(f"a connection to a driver begins with OPEN, not with message {message.kind}")
-    return OpenSession.from_body(message.body).session
+    return OpenSession.from_body(message.body)

@@ -43,8 +43,13 @@ class Clients:
         self._watching: dict[int, Client] = {}
         self._watchers = 0  # how many there have ever been
 
-    def admit(self, connection: Carrier, hello: Hello, operations: Dispatcher) -> tuple[Client, bool]:
+    def admit(
+        self, connection: Carrier, hello: Hello, operations: Dispatcher, guest: str | None = None
+    ) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is new.
+
+        Args:
+            guest: the client's user, if the session is another user's.
 
         Raises:
             SessionInUse: another client drives.
@@ -66,12 +71,12 @@ class Clients:
                 self._let_watchers_go()
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = Client(self._watchers, first_id, operations, self._max_message, lanes)
+                client = Client(self._watchers, first_id, operations, self._max_message, lanes, guest)
                 self._watching[self._watchers] = client
             else:
                 if self._driving is not None:
                     self._disconnect(self._driving, hello)
-                client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes)
+                client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes, guest)
             client.carry_by(connection)
             return client, not hello.stream
 

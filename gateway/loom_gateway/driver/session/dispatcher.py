@@ -79,6 +79,11 @@ class Dispatcher:
             return
         self._start(message)
 
+    def start_for_guest(self, message: Message) -> None:
+        """Start an operation of a client whose user's session it is not, unless it ends the session."""
+        if message.kind != Kind.END:
+            self.start(message)
+
     def read(self, message: Message) -> None:
         """Start an operation of a watching client. Safe on any thread."""
         if message.kind in READING:

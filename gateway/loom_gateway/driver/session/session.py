@@ -85,9 +85,13 @@ class Session:
         reports = self._context.weaver.report_calls(self._context.replies.latencies)
         self._reporting = self._loop.create_task(reports)
 
-    def admit(self, connection: Carrier, hello: Hello) -> tuple[Client, bool]:
-        """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused."""
-        admitted = self._clients.admit(connection, hello, self._dispatcher)
+    def admit(self, connection: Carrier, hello: Hello, guest: str | None) -> tuple[Client, bool]:
+        """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused.
+
+        Args:
+            guest: the client's user, if the session is another user's.
+        """
+        admitted = self._clients.admit(connection, hello, self._dispatcher, guest)
         if not hello.lane:  # the second connection of a client does not keep a session alive
             self._lifetime.client_came(connection)
         return admitted
@@ -100,11 +104,12 @@ class Session:
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
             next_id=client.first_id,
-            linger=self._lifetime.opened(hello.persist),
+            linger=self._lifetime.opened(hello.persist and client.guest is None),
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
             max_message=self._max_message,
+            may_end=client.guest is None,
             received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )
 

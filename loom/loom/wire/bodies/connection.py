@@ -28,6 +28,8 @@ class OpenSession(Body, kind=Kind.OPEN):
     """Name the session that the connection is for. From gateway to driver, before the client's first frame."""
 
     session: str
+    guest: str | None = None
+    """The user of the client, if the session is another user's who shares it: a guest cannot end it."""
 
 
 @dataclass(frozen=True, slots=True)
