@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import WrongArguments
 from loom.extras import require
@@ -24,6 +23,7 @@ from loom.token_file import TokenFile, default_path, generate_token
 from loom.wire.frames import MAX_FRAME
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
+from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import Issuer, TokenAuthority
@@ -35,24 +35,6 @@ from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
-
-REQUEST_TIMEOUT = 10.0  # seconds from the connection to the end of the first request's head
-
-
-class TimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP, and closes a connection on which no request arrives: silent connections would pile up."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._time_out)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _time_out(self) -> None:
-        if self.scope is None:
-            self.transport.close()
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -162,7 +144,7 @@ class _Server(uvicorn.Server):
                 ws_ping_interval=20.0,
                 ws_ping_timeout=60.0,  # a laptop may be busy for some time
                 ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it
-                http=TimeoutProtocol,
+                http=HttpProtocol,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
                 proxy_headers=bool(settings.trusted_proxy),
@@ -177,14 +159,24 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        await super().startup([])
         assert sockets
+        settings = self._settings
+        connections = Connections(
+            settings.max_connections, settings.max_connections_per_address, settings.trusted_proxy
+        )
+        self.servers.append(Acceptor(sockets[0], connections, self._protocol, self.config.ssl))  # type: ignore[arg-type]
         host, port = sockets[0].getsockname()[:2]
         scheme = "wss" if self._settings.tls_cert else "ws"
         url = f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}"
         # A token that was given is known to whom it concerns, and this line ends up in a log.
         generated = {} if self._settings.token else {"token": self._token}
         announce(url=url, **generated)
+
+    def _protocol(self, connection: Connection) -> HttpProtocol:
+        return HttpProtocol(
+            connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Ctrl-C comes from a user who is done. SIGTERM may be an upgrade, and the next gateway finds the sessions.

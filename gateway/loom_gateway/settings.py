@@ -50,7 +50,13 @@ class Limits:
     max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
     max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
     max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
-    connection_rate: float = _option(100.0, "Connections and requests a second from one address.", min=0)
+    max_connections: int = _option(0, "Connections; 0: as many as there are descriptors for.", min=0)
+    max_connections_per_address: int = _option(
+        512, "Connections of one address on which no good token has come; 0: no limit.", min=0
+    )
+    connection_rate: float = _option(
+        100.0, "REST requests a second of a user, and requests without a good token, from one address.", min=0
+    )
     login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)
     login_window: float = _option(60.0, metavar="SECONDS", min=0)
 

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import AuthenticationError, LoomError, RateLimited
+from loom_gateway.access.connections import admit
 from loom_gateway.access.control import AccessControl
 
 DONE = "loom.done"
@@ -36,6 +37,7 @@ class AccessMiddleware:
         reads = scope["type"] == "websocket" or scope["method"] in _READS or path == _TUNNEL or in_tunnel
         try:
             principal = scope["loom.principal"] = await self._access.enter(scope, counts=not in_tunnel)
+            admit(scope)
             if scope["type"] == "http":
                 self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:

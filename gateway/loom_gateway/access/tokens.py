@@ -110,6 +110,13 @@ class TokenAuthority:
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
+    def needs_signature(self, shown: str, text: str) -> bool:
+        """Return whether only the signature of an issuer can tell whether a token is good."""
+        if self._issuer is None or not _may_be_signed(text) or hmac.compare_digest(shown, self._own.sha256):
+            return False
+        self.reload()
+        return shown not in self._by_digest
+
     def check(self, shown: str, text: str = "") -> Token:
         """Return the record of the token with a digest, or of one that the issuer signed, given its text.
 
@@ -123,7 +130,7 @@ class TokenAuthority:
         self.reload()
         # The time of the look-up may depend on the digest, but reveals nothing about a token.
         token = self._by_digest.get(shown)
-        if token is None and self._issuer is not None and text.count(".") == 2:
+        if token is None and self._issuer is not None and _may_be_signed(text):
             return self._issuer.check(text)
         if token is None:
             raise AuthenticationError(
@@ -163,6 +170,10 @@ class TokenAuthority:
             name = "" if token is None else f" ({token.name!r})"
             how = "has expired" if state == "expired" else "was revoked"
             raise TokenRevoked(f"the token {ident}{name} {how}: ask for a new one and connect with it")
+
+
+def _may_be_signed(text: str) -> bool:
+    return text.count(".") == 2
 
 
 def _openid_name(token: Token) -> str | None:

@@ -317,36 +317,6 @@ def test_who_attacks_another_machine_with_the_benchmark_is_refused() -> None:
         asyncio.run(attack("ws://10.0.0.5:8470", 1, 1))
 
 
-def test_a_connection_on_which_no_request_comes_is_closed() -> None:
-    import uvicorn
-    from uvicorn.server import ServerState
-
-    from loom_gateway import server as gateway_server
-
-    async def nothing(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError("there was a request")
-
-    async def wait_for_the_end(patience: float) -> bytes:
-        config = uvicorn.Config(nothing)
-        config.load()
-        state = ServerState()
-        loop = asyncio.get_running_loop()
-        gateway_server.REQUEST_TIMEOUT = patience
-        server = await loop.create_server(lambda: gateway_server.TimeoutProtocol(config, state, {}), "127.0.0.1", 0)
-        async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(b"GET / HTTP/1.1\r\nHost: ")  # and never more
-            received = await asyncio.wait_for(reader.read(), BOUND)
-            writer.close()
-            return received
-
-    before = gateway_server.REQUEST_TIMEOUT
-    try:
-        assert asyncio.run(wait_for_the_end(0.1)) == b""
-    finally:
-        gateway_server.REQUEST_TIMEOUT = before
-
-
 @pytest.mark.slow
 def test_a_session_works_while_200_bad_handshakes_and_tokens_come_in_a_second() -> None:
     plan = doors_benchmark.DoorPlan(rounds=1, seconds=10.0, per_second=200)

@@ -1,0 +1,199 @@
+"""The connections to a gateway's port: real sockets on loopback, and an application in place of the gateway's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from loom.process.listen import listen
+from loom_gateway.access import connections as module
+from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol, admit
+
+BOUND = 30.0
+
+GOOD = b"GET /good HTTP/1.1\r\nHost: gateway\r\n\r\n"
+OPEN = b"GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n"
+
+
+class Client(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, request: bytes) -> bytes:
+        """The body of the answer."""
+        self.writer.write(request)
+        await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), BOUND)
+        return await asyncio.wait_for(self.reader.readexactly(2), BOUND)
+
+    async def is_cut(self) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(self.reader.read(), BOUND) == b""
+
+
+class Door(NamedTuple):
+    connections: Connections
+    port: int
+
+    async def come(self, address: str = "127.0.0.1") -> Client:
+        before = len(self.connections)
+        streams = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        await until(lambda: len(self.connections) != before or self.connections.waiting > 0)
+        return Client(*streams)
+
+
+async def until(condition: Any) -> None:
+    """Wait for something of which nothing tells."""
+    deadline = asyncio.get_running_loop().time() + BOUND
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never was so"
+        await asyncio.sleep(0.001)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Admits requests of one path, and holds back the answer of another until its client leaves."""
+    if scope["path"] in ("/good", "/held"):
+        admit(scope)
+    if scope["path"] == "/held":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()) -> AsyncIterator[Door]:
+    config = uvicorn.Config(app, timeout_keep_alive=3600)
+    config.load()
+    state = ServerState()
+    connections = Connections(most, of_address, proxies)
+
+    def protocol(connection: Connection) -> HttpProtocol:
+        return HttpProtocol(connection, config=config, server_state=state, app_state={})
+
+    listener = listen("127.0.0.1", 0)
+    acceptor = Acceptor(listener, connections, protocol)
+    try:
+        yield Door(connections, listener.getsockname()[1])
+    finally:
+        acceptor.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await until(lambda: not len(connections))
+
+
+def run(work: Any) -> None:
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("first", [b"", OPEN, GOOD], ids=["at the beginning", "after /healthz", "after a good one"])
+def test_a_connection_on_which_a_request_comes_byte_by_byte_is_closed(
+    monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    async def trickle() -> None:
+        async with door() as gateway:
+            client = await gateway.come()
+            if first:
+                assert await client.ask(first) == b"ok"
+
+            async def send_slowly() -> None:
+                for byte in b"GET / HTTP/1.1\r\nHost: " + b"x" * 10_000:
+                    client.writer.write(bytes([byte]))
+                    await asyncio.sleep(0.01)
+
+            sending = asyncio.ensure_future(send_slowly())
+            await client.is_cut()
+            sending.cancel()
+
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 0.3)
+    run(trickle())
+
+
+def test_a_request_with_a_good_token_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take_long() -> None:
+        async with door() as gateway:
+            held, silent = await gateway.come(), await gateway.come()
+            held.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            await silent.is_cut()
+            await until(lambda: gateway.connections.waiting == 0)
+            assert len(gateway.connections) == 1
+
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 0.3)
+    run(take_long())
+
+
+def test_the_oldest_waiting_connection_of_an_address_goes_for_a_newcomer() -> None:
+    async def come() -> None:
+        async with door(of_address=3) as gateway:
+            first, second, third = [await gateway.come() for _ in range(3)]
+            other = await gateway.come("127.0.0.2")
+            assert await first.ask(GOOD) == b"ok"  # it is the newest now
+
+            newcomer = await gateway.come()
+
+            await second.is_cut()
+            for client in (newcomer, first, third, other):
+                assert await client.ask(OPEN) == b"ok"
+
+    run(come())
+
+
+def test_a_connection_whose_request_is_under_way_never_goes_for_a_newcomer() -> None:
+    async def come() -> None:
+        async with door(most=3) as gateway:
+            held = [await gateway.come() for _ in range(2)]
+            for client in held:
+                client.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            await until(lambda: gateway.connections.waiting == 0)
+
+            for _ in range(20):  # each is closed for the next
+                last = await gateway.come()
+            assert await last.ask(OPEN) == b"ok"
+
+            last.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            await until(lambda: gateway.connections.waiting == 0)
+            streams = await asyncio.open_connection("127.0.0.1", gateway.port)
+            await Client(*streams).is_cut()  # there is no room, and nobody goes
+            assert len(gateway.connections) == 3
+
+    run(come())
+
+
+def test_a_trusted_proxy_has_the_connections_of_all_its_clients() -> None:
+    async def come() -> None:
+        async with door(of_address=2, proxies=("127.0.0.0/30",)) as gateway:
+            through = [await gateway.come("127.0.0.2") for _ in range(5)]
+            for client in through:
+                assert await client.ask(OPEN) == b"ok"
+
+    run(come())
+
+
+def test_2000_silent_connections_keep_nobody_out() -> None:
+    async def come() -> None:
+        async with door(of_address=100) as gateway:
+            silent = []
+            for _ in range(2000):
+                sock = socket.socket()
+                sock.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", gateway.port))
+                silent.append(sock)
+            newcomer = await gateway.come()
+            assert await newcomer.ask(GOOD) == b"ok"
+            assert len(gateway.connections) <= 101
+            for sock in silent:
+                sock.close()
+
+    run(come())
