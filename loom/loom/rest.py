@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
+import os
 import select
 import socket
 import ssl
@@ -27,6 +29,8 @@ from loom.weaver.serving.operations import OPERATIONS, takes
 
 WEBSOCKET_PATH = "/ws/v1"  # path of the gateway's WebSocket
 
+_TRUE = ("1", "true", "yes", "on")
+
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 IDLE = 4.0
@@ -43,14 +47,22 @@ class Gateway:
         token: the token to show.
         timeout: seconds that each call may take.
         ca: as `loom.tls.client_context`.
+        insecure: as `safe_url`.
 
     A call raises `GatewayUnreachable` if nothing answers, `NotAGateway` if something else answers, and the
     gateway's own error, such as `AuthenticationError`, if the gateway refuses.
     """
 
-    def __init__(self, url: str, token: str | None, timeout: float = 10.0, ca: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout: float = 10.0,
+        ca: str | None = None,
+        insecure: bool = False,
+    ) -> None:
         self.url = url
-        self._base = "http" + normalise_url(url).removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
+        self._base = "http" + safe_url(url, insecure).removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
@@ -234,6 +246,33 @@ def normalise_url(url: str) -> str:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     prefix = parts.path.rstrip("/").removesuffix(WEBSOCKET_PATH)
     return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{prefix}{WEBSOCKET_PATH}"
+
+
+def safe_url(url: str, insecure: bool) -> str:
+    """Return the WebSocket URL for a gateway's URL, as `normalise_url`.
+
+    Raises:
+        InvalidAddress: it has no TLS and leads to another machine, without ``insecure`` or ``LOOM_INSECURE``.
+    """
+    normal = normalise_url(url)
+    host = urlsplit(normal).hostname or ""
+    if normal.startswith("wss:") or insecure or is_loopback(host) or os.environ.get("LOOM_INSECURE") in _TRUE:
+        return normal
+    raise InvalidAddress(
+        f"{url} has no TLS: whoever is on the way to {host} could read the token and everything that is sent, and "
+        f"run code with it. Use wss:// (docs/deploy/tls.md) or kube://; or, in a network that you trust, say so: "
+        f"insecure=True, --insecure or LOOM_INSECURE=1"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine itself."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class Job:
         ca = self._connection.address.ca
         transport = "http" if self.transport == "http" else "auto"
         session = None if self._calls.watching else self._calls
-        return WeaverProxy(self._gateway_url, self.token, ca, transport, session)
+        # `connect` has decided about the URL.
+        return WeaverProxy(self._gateway_url, self.token, ca, transport, session, insecure=True)
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""
@@ -328,7 +329,7 @@ class Job:
         self._gateway().unshare_session(self.session, user)
 
     def _gateway(self) -> Gateway:
-        return Gateway(self._gateway_url, self.token, ca=self._connection.address.ca)
+        return Gateway(self._gateway_url, self.token, ca=self._connection.address.ca, insecure=True)
 
     def _reach_by(self, forward: PortForward, url: str) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""

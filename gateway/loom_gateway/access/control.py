@@ -131,7 +131,7 @@ class AccessControl(SessionAccess):
             self._failures.count(address)
             raise
         # Clients that come back to their sessions, perhaps hundreds after a restart, are never refused.
-        if scope["type"] == "http" and scope["path"] != TUNNELS:
+        if scope["type"] == "http" and scope.get("path") != TUNNELS:
             self._check_rate(f"{address} {token.user}", counts)
         return token
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loom.bridge.envelopes import Format
-from loom.cli.options import Ca, Token, Url
+from loom.cli.options import Ca, Insecure, Token, Url
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.lifeline import when_parent_ends
@@ -33,6 +33,7 @@ def bridge(
     url: Url,
     token: Token = None,
     ca: Ca = None,
+    insecure: Insecure = False,
     prefix: Annotated[str, typer.Option(help="The beginning of the subjects.")] = "torchLoom",
     format: Annotated[
         Format, typer.Option(help="Format of the bridge's messages; it takes both, and replies in the sender's.")
@@ -67,9 +68,9 @@ def bridge(
     from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
-        messages = WeaverWatch(url, token, ca).messages_async()
+        messages = WeaverWatch(url, token, ca, insecure).messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
-        gateway = Gateway(url, token, ca=ca)
+        gateway = Gateway(url, token, ca=ca, insecure=insecure)
         await _until_ended(Bridge(gateway, messages, nats, login, prefix, format))
 
     if exit_with_parent:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
+from loom.cli.options import Ca, Insecure, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -54,6 +54,7 @@ def check(
     ] = None,
     token: Token = None,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Check that a plan makes sense; change nothing."""
     from loom.chaos.plans.files import read_plan
@@ -61,7 +62,7 @@ def check(
 
     read = read_plan(plan)
     if url is not None:
-        Run(read, weaver_of(url, token, ca)).check()
+        Run(read, weaver_of(url, token, ca, insecure)).check()
     typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 
@@ -76,6 +77,7 @@ def run(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
     from dataclasses import replace
@@ -87,7 +89,7 @@ def run(
     read = read_plan(plan)
     if seed is not None:
         read = replace(read, seed=seed)
-    running = Run(read, weaver_of(url, token, ca), lambda line: typer.echo(line, err=True))
+    running = Run(read, weaver_of(url, token, ca, insecure), lambda line: typer.echo(line, err=True))
     running.run()
     found = Report(running)
     written = found.write(report or Path(f"{read.name}-{read.seed}-report"))
@@ -116,6 +118,7 @@ def once(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
@@ -127,7 +130,7 @@ def once(
         read_assignments(params or [], "NAME=VALUE, such as seconds=0.5"),
         None if duration is None else parse_time(duration),
     )
-    weaver = weaver_of(url, token, ca)
+    weaver = weaver_of(url, token, ca, insecure)
     target: Any = session or "*"
     if kind.place is not Place.GATEWAY:
         wanted = Target(replica, mesh, rank, host, session, pick)
@@ -157,9 +160,10 @@ def remove(
     timeout: Timeout = 10.0,
     token: Token = None,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Remove a fault before its time is over. Exits with 1 if no replica could."""
-    command = weaver_of(url, token, ca).remove_injection(injection)
+    command = weaver_of(url, token, ca, insecure).remove_injection(injection)
     outcomes = acknowledgements(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]
     typer.echo(

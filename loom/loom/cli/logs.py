@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Token, Url
+from loom.cli.options import Ca, Insecure, Token, Url
 from loom.errors import UnknownSession, WrongArguments
 from loom.rest import Gateway
 
@@ -32,6 +32,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Show the output of a session's processes, also of a session that ended recently.
 
@@ -39,7 +40,7 @@ def logs(
     """
     if rank is not None and mesh is None:
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
-    gateway = Gateway(url, token, ca=ca)
+    gateway = Gateway(url, token, ca=ca, insecure=insecure)
     session = session or _only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
     with suppress(KeyboardInterrupt):

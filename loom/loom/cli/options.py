@@ -22,15 +22,19 @@ Ca = Annotated[
     str | None,
     typer.Option("--ca", envvar="LOOM_CA", metavar="FILE", help="Certificate of your own authority, for wss://."),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", envvar="LOOM_INSECURE", help="Go without TLS to another machine, for ws://."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
 
 
-def weaver_of(url: str, token: str | None, ca: str | None) -> WeaverProxy:
+def weaver_of(url: str, token: str | None, ca: str | None, insecure: bool) -> WeaverProxy:
     """Return a proxy for the weaver behind a gateway. No request is sent yet."""
     from loom_proxy.weaver.client import WeaverProxy
 
-    return WeaverProxy(url, token, ca)
+    return WeaverProxy(url, token, ca, insecure=insecure)
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

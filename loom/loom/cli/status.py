@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Json, Token, Url
+from loom.cli.options import Ca, Insecure, Json, Token, Url
 from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
 from loom.rest import Gateway
@@ -25,9 +25,9 @@ class SharedScope(str, Enum):
     drive = "drive"
 
 
-def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
+def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False) -> None:
     """Show a gateway's version, its workers, sessions and replicas, and why the last sessions ended."""
-    gateway = Gateway(url, token, ca=ca)
+    gateway = Gateway(url, token, ca=ca, insecure=insecure)
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
     try:
@@ -80,9 +80,11 @@ def _goodput_line(job: dict[str, Any]) -> str:
 
 
 @sessions_app.command("list")
-def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
+def list_sessions(
+    url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False
+) -> None:
     """List your living sessions and those that are shared with you; with a token of scope admin, all."""
-    sessions = Gateway(url, token, ca=ca).sessions()
+    sessions = Gateway(url, token, ca=ca, insecure=insecure).sessions()
     columns = ["name", "user", "shared with", "state", "client", "created", "pid", "operations"]
     rows = [
         [
@@ -102,10 +104,14 @@ def list_sessions(url: Url, token: Token = None, as_json: Json = False, ca: Ca =
 
 @sessions_app.command("end")
 def end_session(
-    name: Annotated[str, typer.Argument(help="Name of the session.")], url: Url, token: Token = None, ca: Ca = None
+    name: Annotated[str, typer.Argument(help="Name of the session.")],
+    url: Url,
+    token: Token = None,
+    ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """End a session, with its meshes and their processes."""
-    Gateway(url, token, ca=ca).end_session(name)
+    Gateway(url, token, ca=ca, insecure=insecure).end_session(name)
     typer.echo(f"ended session {name}")
 
 
@@ -117,9 +123,10 @@ def share_session(
     scope: Annotated[SharedScope, typer.Option(help="What the user may do.")] = SharedScope.view,
     token: Token = None,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
-    Gateway(url, token, ca=ca).share_session(name, user, scope.value)
+    Gateway(url, token, ca=ca, insecure=insecure).share_session(name, user, scope.value)
     typer.echo(f"session {name} is shared with {user} for {scope.value}")
 
 
@@ -130,7 +137,8 @@ def unshare_session(
     url: Url,
     token: Token = None,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Take a share back. The user's connections to the session are closed."""
-    Gateway(url, token, ca=ca).unshare_session(name, user)
+    Gateway(url, token, ca=ca, insecure=insecure).unshare_session(name, user)
     typer.echo(f"session {name} is not shared with {user} any more")

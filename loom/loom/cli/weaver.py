@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
+from loom.cli.options import Ca, Insecure, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
 from loom.cli.output import print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -39,11 +39,12 @@ def watch(
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Show every replica and device as they change, until Ctrl-C."""
     from loom.cli.weaver_display import json_line, live
 
-    proxy = weaver_of(url, token, ca)
+    proxy = weaver_of(url, token, ca, insecure)
     with suppress(KeyboardInterrupt):
         if as_json:
             for update in proxy.watch():
@@ -61,13 +62,16 @@ def config_set(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Change the configuration of replicas while they train, and show at which step each took it.
 
     Exits with 1 unless every replica did.
     """
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
-    command = weaver_of(url, token, ca).command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
+    command = weaver_of(url, token, ca, insecure).command(
+        "update_config", config, replica, wait=min(timeout, FIRST_WAIT)
+    )
     _report(command, replica, timeout, as_json)
 
 
@@ -81,8 +85,9 @@ def _command(kind: str, text: str) -> Callable[..., None]:
         token: Token = None,
         as_json: Json = False,
         ca: Ca = None,
+        insecure: Insecure = False,
     ) -> None:
-        command = weaver_of(url, token, ca).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
+        command = weaver_of(url, token, ca, insecure).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
         _report(command, replica, timeout, as_json)
 
     give.__name__, give.__doc__ = kind, text
@@ -98,17 +103,19 @@ COMMANDS = (
 """``loom pause``, ``resume``, ``stop`` and ``drain``."""
 
 
-def weaver(url: Url, token: Token = None, ca: Ca = None) -> None:
+def weaver(url: Url, token: Token = None, ca: Ca = None, insecure: Insecure = False) -> None:
     """Print LOOM_WEAVER=…, with which a training script that Loom does not spawn finds the weaver.
 
     The address contains the key of the weaver: keep it secret, as you keep a token.
     """
-    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca).address()}")
+    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca, insecure).address()}")
 
 
-def devices(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None) -> None:
+def devices(
+    url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False
+) -> None:
     """List the devices, and the replicas on them."""
-    found = weaver_of(url, token, ca).devices()
+    found = weaver_of(url, token, ca, insecure).devices()
     from loom.cli.weaver_display import device_row
 
     columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
@@ -123,9 +130,10 @@ def fail_device(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Report that a device has failed: its replicas are notified, and their groups' policies are carried out."""
-    event = weaver_of(url, token, ca).report_device_failure(device, reason)
+    event = weaver_of(url, token, ca, insecure).report_device_failure(device, reason)
     chain = event.data.get("replicas") or []
     show(
         as_json,
@@ -143,9 +151,10 @@ def policy(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Choose the action for a group's replicas when a device of theirs fails; without arguments, show them."""
-    proxy = weaver_of(url, token, ca)
+    proxy = weaver_of(url, token, ca, insecure)
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
     found = proxy.policies() if group is None or action is None else proxy.set_policy(group, action)
@@ -163,19 +172,20 @@ def events(
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Show the events of replicas and devices, the oldest first."""
     from loom.cli.weaver_display import event_line
 
-    found = weaver_of(url, token, ca).events(after, follow, limit=limit, kind=kind, replica=replica)
+    found = weaver_of(url, token, ca, insecure).events(after, follow, limit=limit, kind=kind, replica=replica)
     with suppress(KeyboardInterrupt):
         for event in found:
             typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
 
 
-def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None) -> None:
+def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None, insecure: Insecure = False) -> None:
     """Show the stacks of a replica's threads."""
-    typer.echo(weaver_of(url, token, ca).stacks(replica))
+    typer.echo(weaver_of(url, token, ca, insecure).stacks(replica))
 
 
 def metrics(
@@ -190,9 +200,10 @@ def metrics(
     token: Token = None,
     as_json: Json = False,
     ca: Ca = None,
+    insecure: Insecure = False,
 ) -> None:
     """Show the history of a metric of a replica, or the names of its metrics."""
-    proxy = weaver_of(url, token, ca)
+    proxy = weaver_of(url, token, ca, insecure)
     if metric is None:
         newest = proxy.replica(replica).metrics
         known = {name: newest.get(name) for name in proxy.metrics(replica)}

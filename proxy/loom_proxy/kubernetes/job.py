@@ -173,8 +173,11 @@ class KubernetesJob:
             DeploymentFailed: pods cannot be deployed or do not become ready; the text says which, and why.
             PythonVersionMismatch: the pods' Python has another minor version.
             ProtocolMismatch: the pods' Loom has another major version.
-            LoomError: an error of `loom.connect`.
+            LoomError: an error of `loom.connect`, such as `InvalidAddress` if ``KT_API_URL`` has no TLS and this is
+                not the cluster.
         """
+        from kubetorch.serving.utils import is_running_in_kubernetes
+
         if self._job is not None and not self._job.closed:
             return self
         self._detached = False
@@ -185,7 +188,11 @@ class KubernetesJob:
         start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
         with pods_shown(lambda: start.doing, lambda: [pod for mesh in self._meshes for pod in mesh.pods()]):
             start.wait()
-        job = self._job = connect(self.service_url, self.token, self._session, transport=self._transport)
+        # Within the cluster Kubetorch's nginx has no TLS.
+        in_cluster = is_running_in_kubernetes()
+        job = self._job = connect(
+            self.service_url, self.token, self._session, transport=self._transport, insecure=in_cluster
+        )
         look_after_pods(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
         return self

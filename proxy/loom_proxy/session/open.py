@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
-from loom.rest import normalise_url
+from loom.rest import safe_url
 from loom.wire.handshake import Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
@@ -30,6 +30,7 @@ def connect(
     reconnect_timeout: float | None = None,
     ca: str | None = None,
     transport: str | None = None,
+    insecure: bool = False,
 ) -> Job:
     """Open a session on a gateway, or attach to a living one.
 
@@ -53,9 +54,11 @@ def connect(
             default ``LOOM_CA``, else the authorities that this machine trusts.
         transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
             ``"auto"``: HTTP if only that can be opened. Default ``LOOM_TRANSPORT``, or auto.
+        insecure: connect without TLS to another machine, where whoever is on the way could read the token and send
+            code with it: only in a network that you trust. Default ``LOOM_INSECURE``.
 
     Raises:
-        InvalidAddress: there is no URL, or it is not one.
+        InvalidAddress: there is no URL, it is not one, or it is without TLS and leads to another machine.
         UnknownTransport: ``transport`` is none of these.
         GatewayUnreachable: no program answers at the URL.
         NotAGateway: the program that answers is not a Loom gateway.
@@ -84,7 +87,7 @@ def connect(
             url, token, session, mode=mode, take_over=take_over, persist=persist, timeout=timeout,
             reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
         )  # fmt: skip
-    address = Address(normalise_url(url), token, reconnect_timeout, ca, transport)
+    address = Address(safe_url(url, insecure), token, reconnect_timeout, ca, transport)
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:

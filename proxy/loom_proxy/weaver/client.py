@@ -59,6 +59,7 @@ class WeaverProxy:
         transport: transport of updates for `watch` and `events`: ``"websocket"``; ``"http"``, which polls every
             second; or ``"auto"``: HTTP if there is no WebSocket.
         session: the session that carries requests to the weaver; None uses REST.
+        insecure: whether a URL without TLS may lead to another machine; see `loom.connect`.
     """
 
     def __init__(
@@ -68,10 +69,11 @@ class WeaverProxy:
         ca: str | None = None,
         transport: str = "auto",
         session: Calls | None = None,
+        insecure: bool = False,
     ) -> None:
-        self._gateway = Gateway(url, token, ca=ca)
+        self._gateway = Gateway(url, token, ca=ca, insecure=insecure)
         self._ask: Ask = self._gateway.ask if session is None else SessionWeaver(session, self._gateway).ask
-        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look)
+        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look, insecure)
 
     @property
     def aio(self) -> AsyncWeaverProxy:

@@ -33,8 +33,9 @@ class WeaverFeed:
         transport: str,
         ask: Ask,
         look: Callable[[], Snapshot],
+        insecure: bool,
     ) -> None:
-        self._url, self._token, self._ca = url, token, ca
+        self._url, self._token, self._ca, self._insecure = url, token, ca, insecure
         self._transport = transport
         self._ask = ask
         self._look = look
@@ -93,7 +94,7 @@ class WeaverFeed:
     def _socket(self) -> WeaverWatch:
         from loom_proxy.weaver.watch import WeaverWatch  # imported late: it takes a while, and few programs need it
 
-        return WeaverWatch(self._url, self._token, self._ca)
+        return WeaverWatch(self._url, self._token, self._ca, self._insecure)
 
 
 class _Reader:

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import connect
 
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
-from loom.rest import normalise_url
+from loom.rest import safe_url
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import RECONNECT
@@ -65,11 +65,18 @@ class _Attempts:
         return (None if time.monotonic() + wait > self._until else Away(str(error))), wait
 
 
+class _Connect(connect_async):
+    """`websockets`' connection, without following redirects: it would show the token to wherever one leads."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 class WeaverWatch:
     """A watch of the weaver of one gateway."""
 
-    def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
-        self.url = _watch_url(url)
+    def __init__(self, url: str, token: str | None, ca: str | None = None, insecure: bool = False) -> None:
+        self.url = _watch_url(url, insecure)
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._options: dict[str, Any] = {
             "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
@@ -141,7 +148,7 @@ class WeaverWatch:
 
     async def _open_async(self) -> Any:
         try:
-            return await connect_async(self.url, **self._options)
+            return await _Connect(self.url, **self._options)
         except (OSError, InvalidHandshake, EOFError) as error:
             raise self._not_opened(error) from error
 
@@ -157,8 +164,8 @@ class WeaverWatch:
         return GatewayUnreachable(f"no gateway at {self.url}: {error or type(error).__name__}")
 
 
-def _watch_url(url: str) -> str:
-    parts = urlsplit(normalise_url(url))
+def _watch_url(url: str, insecure: bool) -> str:
+    parts = urlsplit(safe_url(url, insecure))
     return urlunsplit(parts._replace(path=f"{parts.path}/weaver"))
 
 

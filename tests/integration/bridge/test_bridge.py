@@ -450,7 +450,7 @@ def test_a_wrong_token_ends_it_at_once(cluster: LocalCluster, server: NatsServer
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "nobody.invalid"])
 def test_a_gateway_that_is_not_there_ends_it_at_once(server: NatsServer, host: str) -> None:
-    ended = run_bridge(f"ws://{host}:{free_port()}", "a token", server.url)
+    ended = run_bridge(f"ws://{host}:{free_port()}", "a token", server.url, "--insecure")
 
     assert ended.returncode == 5
     assert host in ended.stderr

@@ -29,6 +29,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+import pytest
+
 from loom.process.child import Child, python
 from tests.support.network.netns import run, why_not
 
@@ -258,6 +260,7 @@ class FarCluster:
         self.url = f"ws://{Hosts.address('gateway')}:{GATEWAY_PORT}"
         self._options = list(gateway_options)
         self._children: list[Child] = []
+        self._insecure = pytest.MonkeyPatch()
 
     def _start(self) -> None:
         options = ["--host", Hosts.address("gateway"), "--port", str(GATEWAY_PORT), *self._options]
@@ -280,6 +283,7 @@ class FarCluster:
         return [child.pid for child in self._children]
 
     def __enter__(self) -> FarCluster:
+        self._insecure.setenv("LOOM_INSECURE", "1")  # nobody else is on this network
         try:
             self.hosts.__enter__()
             self._start()
@@ -295,6 +299,7 @@ class FarCluster:
                 child.ask_to_end()
                 child.end(GRACE)
         finally:
+            self._insecure.undo()
             self.hosts.close()
 
     def __exit__(

@@ -13,8 +13,10 @@ import pytest
 
 import loom
 from loom import rest
-from loom.rest import Gateway
+from loom.rest import Gateway, safe_url
 from loom.weaver.serving.operations import OPERATIONS
+from loom_proxy.weaver.client import WeaverProxy
+from loom_proxy.weaver.watch import WeaverWatch
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -153,10 +155,44 @@ def test_each_operation_of_the_weaver_has_its_place(
         calls.append(call)
         return {str(call[2]): "its value"}
 
-    gateway = Gateway("ws://gateway", None)
+    gateway = Gateway("ws://localhost", None)
     monkeypatch.setattr(gateway, "_call", call)
 
     found = gateway.ask(operation, **arguments)
 
     assert calls == [asked]
     assert found == ("its value" if OPERATIONS[operation].only else {OPERATIONS[operation].has: "its value"})
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://gateway:8470", "http://10.0.0.5:8470", "ws://[2001:db8::1]:8470", "ws://127.example"]
+)
+def test_a_url_without_tls_to_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.delenv("LOOM_INSECURE", raising=False)
+    for refuse in (
+        lambda: loom.connect(url, "a token"),
+        lambda: Gateway(url, "a token"),
+        lambda: WeaverProxy(url, "a token"),
+        lambda: WeaverWatch(url, "a token"),
+    ):
+        with pytest.raises(loom.InvalidAddress, match="insecure=True, --insecure or LOOM_INSECURE=1"):
+            refuse()
+    assert WeaverWatch(url, "a token", insecure=True).url.startswith("ws://")
+    monkeypatch.setenv("LOOM_INSECURE", "1")
+    assert safe_url(url, insecure=False).startswith("ws://")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ws://127.0.0.1:8470",
+        "ws://localhost",
+        "ws://[::1]:8470",
+        "http://127.9.9.9",
+        "wss://gateway",
+        "https://gateway/x",
+    ],
+)
+def test_loopback_and_tls_need_no_such_word(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.delenv("LOOM_INSECURE", raising=False)
+    assert safe_url(url, insecure=False)

@@ -25,7 +25,7 @@ class Answers:
 
 
 def weaver_that_answers(answer: Mapping[str, Any]) -> tuple[WeaverProxy, Answers]:
-    weaver, answers = WeaverProxy("ws://gateway", None), Answers(answer)
+    weaver, answers = WeaverProxy("ws://localhost", None), Answers(answer)
     weaver._ask = answers.ask
     return weaver, answers
 
@@ -34,7 +34,7 @@ DONE = {"id": "c-1", "replicas": ["train_0"], "done": True, "outcomes": {"train_
 
 
 def test_every_public_method_has_a_twin() -> None:
-    weaver = WeaverProxy("ws://gateway", None)
+    weaver = WeaverProxy("ws://localhost", None)
     methods = {name for name in dir(weaver) if not name.startswith("_")} - {"aio"}
 
     assert {"command_of", "remove_injection", "on_respawn", "watch", "events"} <= methods
@@ -46,7 +46,7 @@ def test_every_public_method_has_a_twin() -> None:
 
 
 def test_what_the_weaver_has_not_its_twin_has_not() -> None:
-    aio = WeaverProxy("ws://gateway", None).aio
+    aio = WeaverProxy("ws://localhost", None).aio
 
     for name in ("aio", "restart", "_gateway"):
         with pytest.raises(AttributeError, match=f"no attribute '{name}'"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
+import loom
 from loom.weaver.views import Away
 from loom_proxy.weaver.watch import WeaverWatch
 
@@ -44,3 +47,38 @@ def test_a_connection_that_is_lost_is_an_update_and_prints_nothing(
     assert isinstance(first, Away)
     assert "keepalive ping timeout" in first.reason
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool) -> None:
+    shown: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(str(self.headers["Authorization"]))
+            self.send_error(404)
+
+        def log_message(self, *what: object) -> None:
+            pass
+
+    class Redirecting(Elsewhere):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Location", f"ws://localhost:{elsewhere.server_port}/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere, HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        for each in (elsewhere, server):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        watch = WeaverWatch(f"ws://127.0.0.1:{server.server_port}", "a secret")
+
+        async def first() -> object:
+            return await anext(watch.updates_async(timeout=BOUND))
+
+        with pytest.raises(loom.NotAGateway, match=str(code)):
+            asyncio.run(first()) if is_async else next(watch.updates(timeout=BOUND))
+        for each in (elsewhere, server):
+            each.shutdown()
+    assert shown == []
