@@ -85,6 +85,8 @@ class ActorMeshProxy(MeshProxy):
         Returns:
             A future that is done when the actors have stopped.
         """
+        if self._shape == self._whole.shape:
+            self._whole.caller.note_stopped(self._whole.ident)
         self._whole.caller.states.stopped(self._ident)
         return self._whole.caller.ask(StopMesh(self._ident, reason))
 

@@ -7,6 +7,7 @@ that id. If the operation fails, all operations that depend on it fail with the 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any, ClassVar, TypeVar
 
 from loom.errors import UnpicklableError
@@ -37,6 +38,7 @@ class WholeMesh:
         self._lock = threading.Lock()  # held while a part is added to `_views`
         caller.wholes[ident] = self
         caller.states.add(ident, name, shape, procs)
+        weakref.finalize(self, caller.states.forget, self._views).atexit = False
 
     def ident_of(self, shape: Shape) -> int:
         """Return the id of a part of the mesh. The first time, choose the id and send it to the driver."""

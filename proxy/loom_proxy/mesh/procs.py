@@ -115,6 +115,7 @@ class HostMeshProxy(MeshProxy):
             raise WrongState(
                 f"{self!r} is a part of the hosts: stop its proc meshes one by one", code="hosts_not_owned"
             )
+        self._whole.caller.note_stopped()
         return self._whole.caller.ask(StopHosts())
 
     def shutdown(self) -> FutureProxy[None]:
@@ -264,5 +265,6 @@ class ProcMeshProxy(MeshProxy):
         """
         if self._shape == self._whole.shape:
             self._whole.stopped = True
+            self._whole.caller.note_stopped(self._whole.ident)
         self._whole.caller.states.stopped(self._ident)
         return self._whole.caller.ask(StopMesh(self._ident, reason))

@@ -7,6 +7,7 @@ stops. So it may be behind, and an element without any news is `RankState.STARTI
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ UNLOGGED = frozenset({_STARTED, _STOPPED})
 LONGEST_REASON = 300  # characters of a failure's text that are kept
 
 _HOSTS = 0
+
+MOST_UNKNOWN = 1000
+"""Meshes without a proxy here whose events are kept, such as those of functions that run in the driver."""
 
 
 class RankState(enum.Enum):
@@ -86,18 +90,26 @@ class MeshStates:
 
     def __init__(self) -> None:
         self._wholes: dict[int, _Whole] = {}
-        """The whole meshes by id, and those that events have named before they are added."""
+        """The whole meshes by id."""
+        self._unknown: OrderedDict[int, _Whole] = OrderedDict()
+        """Meshes that events have named before they are added, the oldest first."""
         self._parts: dict[int, _Part] = {}
         self.unseen: set[int] = set()
         """Ids of meshes and parts of meshes that have not answered as a whole yet."""
 
     def _whole(self, ident: int) -> _Whole:
-        # Events about a mesh may come before this client knows it, as for meshes of an earlier client.
-        return self._wholes.setdefault(ident, _Whole())
+        whole = self._wholes.get(ident)
+        if whole is None:
+            # Events about a mesh may come before this client knows it, as for meshes of an earlier client.
+            whole = self._unknown.setdefault(ident, _Whole())
+            if len(self._unknown) > MOST_UNKNOWN:
+                self._unknown.popitem(last=False)
+        return whole
 
     def add(self, ident: int, name: str, shape: Shape, procs: int | None = None) -> None:
         """Add a whole mesh; ``procs`` is the id of the proc mesh that an actor mesh is on."""
-        whole = self._whole(ident)
+        whole = self._wholes[ident] = self._whole(ident)
+        self._unknown.pop(ident, None)
         whole.procs = None if procs is None else self._whole(procs)
         self._parts[ident] = _Part(name, whole, shape)
         self.unseen.add(ident)
@@ -109,11 +121,12 @@ class MeshStates:
         self._parts[ident] = self._parts[of]._replace(shape=shape)
         self.unseen.add(ident)
 
-    def forget(self, ident: int) -> None:
-        """Drop a mesh whose proxies are garbage."""
-        self._wholes.pop(ident, None)
-        self._parts.pop(ident, None)
-        self.unseen.discard(ident)
+    def forget(self, views: Mapping[Shape, int]) -> None:
+        """Drop a mesh whose proxies are garbage, given the ids of the mesh and of its parts."""
+        for ident in views.values():
+            self._wholes.pop(ident, None)
+            self._parts.pop(ident, None)
+            self.unseen.discard(ident)
 
     def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
         """Return the state of each given rank of a whole mesh, and the reason if it has failed."""

@@ -33,6 +33,9 @@ from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.waits import Waits
 
+KEPT_STOPPED = 64
+"""Meshes that were stopped here which `Job.meshes` still names."""
+
 
 class Calls(Waits):
     """The sender of one client's operations, which completes their futures."""
@@ -54,6 +57,8 @@ class Calls(Waits):
         """The whole meshes that have proxies, by id."""
         self.meshes: dict[str, Any] = {}
         """Proxies of the session's meshes by name."""
+        self._stopped: list[Any] = []
+        """Proxies from `meshes` of meshes that were stopped here, the oldest first."""
         self.ended = threading.Event()
         self._events = events
         self._ids = itertools.count(welcome.next_id)
@@ -151,13 +156,27 @@ class Calls(Waits):
             self._waiting.pop(ident, None)
         return bool(withdrawn)
 
+    def note_stopped(self, ident: int | None = None) -> None:
+        """Note that a whole mesh was stopped, with the actors on it; without an id, that all were.
+
+        `meshes` drops those that were stopped first, beyond `KEPT_STOPPED`.
+        """
+        for mesh in list(self.meshes.values()):
+            stopped = ident is None or ident in (mesh._whole.ident, mesh._whole.procs)
+            if stopped and mesh not in self._stopped:
+                self._stopped.append(mesh)
+        # A newer mesh may have taken the name of an older one.
+        named: list[Any] = [mesh for mesh in self._stopped if self.meshes.get(mesh._whole.name) is mesh]
+        for oldest in named[:-KEPT_STOPPED]:
+            self.meshes.pop(oldest._whole.name, None)
+        self._stopped = named[-KEPT_STOPPED:]
+
     def forget(self, mesh: int) -> None:
         """Release a mesh that came in a result; the driver learns of it with the next operation.
 
         Nothing is sent here, since the garbage collector may call this in the middle of any other code.
         """
         self._forgotten.append(mesh)
-        self.states.forget(mesh)
 
     def _send_forgotten(self) -> None:
         if self.watching:

@@ -112,13 +112,18 @@ class MeshOperations:
     def _stop(self, message: Message, started: float) -> None:
         request = StopMesh.from_body(message.body)
         mesh = request.mesh
+        known = self._context.meshes.known(mesh)
+        if known is not None and known.stopped and known.failure is not None:
+            self._context.replies.succeed(message.id, started, None)  # it has stopped already
+            return
         entry = self._context.meshes.entry(mesh)
         entry.stopped = True
         self._context.channels.break_off(lambda called: mesh in (called.root, called.procs))
-        future = entry.mesh.stop(request.reason)
-        self._context.futures.whenever(
-            self._context.replies.expect(message, started, convert=lambda _: None), future
-        )
+        stopping = entry.mesh.stop(request.reason)
+        self._context.replies.answer_with(message, started, self._await_stop(mesh, stopping))
+
+    async def _await_stop(self, mesh: int, stopping: Any) -> None:
+        await self._context.retire(mesh, stopping.as_asyncio())
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
@@ -158,10 +163,13 @@ class MeshOperations:
 
     async def stop_all(self) -> None:
         """Stop every proc mesh of the session, newest first."""
-        running = [entry for _, entry in self._context.meshes.whole("procs") if not entry.stopped]
-        for entry in running:
+        running = [(ident, entry) for ident, entry in self._context.meshes.whole("procs") if not entry.stopped]
+        for _, entry in running:
             entry.stopped = True
-        stops = (stop_quietly(entry.mesh, entry.name, "the session has ended") for entry in reversed(running))
+        stops = [
+            self._context.retire(ident, stop_quietly(entry.mesh, entry.name, "the session has ended"))
+            for ident, entry in reversed(running)
+        ]
         await asyncio.gather(self._syncs.stop(), *stops)
 
 

@@ -39,6 +39,7 @@ class Ports:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._readers: dict[int, _PortReader] = {}
+        self._left: list[int] = []  # ports of the client before the present one
         self.handlers: dict[int, Handler] = {
             Kind.PORT_OPEN: self._open,
             Kind.PORT_SEND: self._send,
@@ -59,6 +60,10 @@ class Ports:
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()
+        # Operations of the client that has just left may still name its ports, so the next one's end drops them.
+        for ident in self._left:
+            self._context.meshes.ports.pop(ident, None)
+        self._left = list(self._context.meshes.ports)
 
     def _open(self, message: Message, started: float) -> None:
         request = OpenPort.from_body(message.body)

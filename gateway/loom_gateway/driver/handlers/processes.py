@@ -24,6 +24,7 @@ class Processes:
         self._started: dict[int, set[int]] = defaultdict(set)  # ranks that run, by proc mesh
         self._unreported: dict[tuple[str, int], list[int]] = defaultdict(list)
         self._lost: dict[tuple[int, int], None] = {}  # a dict, because it keeps the order
+        context.on_retired.append(self._forget_stopped)
 
     def started(self, procs: int, rank: int) -> None:
         self._started[procs].add(rank)
@@ -44,6 +45,7 @@ class Processes:
     def gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone. It is lost unless it was stopped."""
         self._started[procs].discard(rank)
+        self._forget_stopped(procs)
         weaver = self._context.weaver
         if self._was_stopped(procs, rank):
             self._report_soon("processes_stopped", procs, rank)
@@ -60,7 +62,20 @@ class Processes:
         for procs, rank in self._lost:
             send(notice("process_lost", self._loss(procs, rank)))
 
+    def _forget_stopped(self, procs: int) -> None:
+        """Forget the processes of a proc mesh that was stopped, once all of them are gone."""
+        if not self._started[procs]:
+            del self._started[procs]
+            if self._is_retired(procs):
+                self._lost = {place: None for place in self._lost if place[0] != procs}
+
+    def _is_retired(self, procs: int) -> bool:
+        whole = self._context.meshes.known(procs)
+        return whole is None or (whole.stopped and whole.failure is not None)
+
     def _was_stopped(self, procs: int, rank: int) -> bool:
+        if self._is_retired(procs):
+            return True
         meshes = self._context.meshes.of_procs(procs)
         return any(mesh.stopped and mesh.kind == "procs" and rank in mesh.ranks for mesh in meshes)
 

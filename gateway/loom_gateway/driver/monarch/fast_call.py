@@ -14,7 +14,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,12 @@ class ReplyChannels:
         oldest.close()
         return True
 
+    def retire(self, meshes: Collection[int]) -> None:
+        """Close the channels to meshes that were stopped."""
+        with self._changing:
+            for mesh in self._channels.keys() & meshes:
+                self._channels.pop(mesh).retire()
+
     def break_off(self, to: Callable[[Entry], bool]) -> None:
         """Stop using the channels to some actors. Monarch's own way reports at once what is wrong with them."""
         for mesh, channel in self._channels.copy().items():
@@ -115,6 +121,7 @@ class ReplyChannel:
         self._received = 0  # replies so far
         self._watched = False  # whether the loop checks for late replies
         self._closed = False
+        self._retired = False  # whether the channel closes as soon as it is idle
         self.broken = False  # whether the actor is dead as far as the channel knows; then it takes no calls
         self.used = time.monotonic()  # time of the last use (``time.monotonic``)
         _start_thread(self._receive)
@@ -161,9 +168,17 @@ class ReplyChannel:
             self._loop.call_soon_threadsafe(self._watch)
 
     def close(self) -> None:
-        """End the thread. The channel has to be `idle`, and cannot be used again."""
+        """End the thread. The channel cannot be used again, and replies that come later are dropped."""
+        if self._closed:
+            return
         self._closed = True
         self._receiver.port.send(None)  # the thread waits for a message
+
+    def retire(self) -> None:
+        """Close the channel once every call has been answered. On the event loop."""
+        self.broken = self._retired = True
+        if self.idle:
+            self.close()
 
     def _receive(self) -> None:
         with passing_on():
@@ -173,7 +188,7 @@ class ReplyChannel:
     def _receive_next(self) -> None:
         # A method of its own, so that a large reply is freed while the thread waits for the next one.
         message = self._receiver.wait()
-        if not self._waiting:
+        if self._closed or not self._waiting:
             return  # this message only wakes the thread, so that it ends
         reply, _ = self._waiting.popleft()
         self._received += 1
@@ -192,6 +207,9 @@ class ReplyChannel:
             self._watch()
         elif not self._waiting:
             self._watched = False
+            if self._retired:
+                self.close()
+                return
             if self._waiting:  # a call came in between and relied on the watch
                 self._watched = True
                 self._watch()
@@ -211,6 +229,8 @@ class ReplyChannel:
         for reply, name in self._waiting.copy():
             text = about_endpoint(str(error), _SENTINEL, name)
             self._replies.answer(reply, None, type(error)(text), True)
+        if self._retired:
+            self.close()
 
 
 _starting = threading.Lock()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,14 +14,16 @@ from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._src.actor.shape import NDSlice, Shape
 from monarch.actor import as_endpoint
 
-from loom.errors import LoomError, NoSuchMesh
+from loom.errors import LoomError, NoSuchMesh, SupervisionError
 from loom.wire.bodies import MakeView
+from loom_gateway.driver.monarch.release import release
 
 logger = logging.getLogger(__name__)
 
 NAME_TIMEOUT = 1.0  # seconds to report Monarch's name of a mesh; one that is being made has none
 STOP_TIMEOUT = 5.0  # seconds for stopping the processes of a mesh
 HOST_MESH = 0  # id of the session's host mesh, which exists from the start
+KEPT_NAMES = 1024  # meshes that were stopped or not made whose names are kept, for the errors of late calls
 
 
 MeshShape: TypeAlias = tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
@@ -56,6 +59,8 @@ class MeshTable:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}  # iterated as a copy, because other threads change it
         self._endpoints: dict[tuple[int, str], Any] = {}  # by mesh and name
+        self._unusable: deque[int] = deque()  # ids of meshes that were stopped or not made, the oldest first
+        self._forgetting = threading.Lock()  # guards `_unusable`
         self.ports: dict[int, Any] = {}  # Monarch's, which the client opened, with ids as meshes have
         self._resolved = threading.local()  # a count for each thread
 
@@ -65,6 +70,7 @@ class MeshTable:
     def fail(self, ident: int, kind: str, failure: LoomError) -> None:
         """Note that the mesh of this id could not be made. Every operation on it fails with the same cause."""
         self._entries[ident] = Entry(kind, "", None, ident, failure)
+        self._keep_names([ident])
 
     @staticmethod
     def shape(entry: Entry) -> MeshShape:
@@ -99,7 +105,8 @@ class MeshTable:
         entry = self._entries.get(ident)
         if entry is None:
             raise NoSuchMesh(
-                f"this session has no mesh with the id {ident}; it may have been made in another session"
+                f"this session has no mesh with the id {ident}; it may have been stopped long ago, or made in "
+                f"another session"
             )
         if entry.failure is not None:
             raise entry.failure
@@ -171,6 +178,30 @@ class MeshTable:
             del self._entries[key]
             for called in [called for called in self._endpoints.copy() if called[0] == key]:
                 del self._endpoints[called]
+
+    def retire(self, ident: int) -> Collection[int]:
+        """Release a whole mesh that was stopped, with its parts and the actors on it. Return the ids of all.
+
+        Only their names are kept. Every operation on them fails.
+        """
+        ids = {key for key, entry in self._entries.copy().items() if ident in (entry.root, entry.procs)}
+        release([self._entries[key].mesh for key in sorted(ids, reverse=True)])
+        for key in ids:
+            entry = self._entries[key]
+            failure = SupervisionError(f"mesh {entry.name!r} was stopped")
+            self._entries[key] = Entry(
+                entry.kind, entry.name, None, entry.root, failure, entry.procs, entry.ranks, stopped=True
+            )
+        for called in [called for called in self._endpoints.copy() if called[0] in ids]:
+            self._endpoints.pop(called, None)
+        self._keep_names(sorted(ids))
+        return ids
+
+    def _keep_names(self, idents: Sequence[int]) -> None:
+        with self._forgetting:
+            self._unusable.extend(idents)
+            while len(self._unusable) > KEPT_NAMES:
+                self._entries.pop(self._unusable.popleft(), None)
 
     def of_procs(self, procs: int) -> list[Entry]:
         """Return the entries of a proc mesh, of the actor meshes on it, and of the parts of all of them."""

@@ -101,6 +101,7 @@ class LogCollector:
         self._unsent = 0  # lines that were skipped since the last note
         self._levels: dict[int, int] = {}  # of the processes' loggers, by proc mesh
         self.handlers: dict[int, Handler] = {Kind.LOG_OPTIONS: self._set_options, Kind.FLUSH_LOGS: self._flush_all}
+        context.on_retired.append(self._forget_stopped)
 
     def _set_options(self, message: Message, started: float) -> None:
         options = SetLogOptions.from_body(message.body)
@@ -169,8 +170,22 @@ class LogCollector:
             self._processes.pop((procs, rank), None)
             for mark in printer.marks:
                 _resolve(mark)
+            self._forget_stopped(procs)
             if not self._processes:
                 self._none_left.set()
+
+    def _forget_stopped(self, procs: int) -> None:
+        """Forget a proc mesh that was stopped, once the output of all its processes is here."""
+        entry = self._context.meshes.known(procs)
+        stopped = entry is None or (entry.stopped and entry.failure is not None)
+        if stopped and not any(ident == procs for ident, _ in self._processes):
+            source = self._sources.pop(procs, None)
+            self._options.pop(procs, None)
+            self._levels.pop(procs, None)
+            if source is not None:
+                self._flush_window(source)
+                if not any(other.name == source.name for other in self._sources.values()):
+                    self._spool.forget_processes(source.name)
 
     def _source(self, procs: int) -> _Source:
         source = self._sources.get(procs)

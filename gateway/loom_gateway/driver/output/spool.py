@@ -37,6 +37,10 @@ class LogSpool:
             self._processes[mesh] = size
             self.append([_processes_entry(mesh, size)])
 
+    def forget_processes(self, mesh: str) -> None:
+        """Leave a mesh out of the notes of later files: no process of that name will print any more."""
+        self._processes.pop(mesh, None)
+
     def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Write entries. A full disk costs the history and nothing else."""
         data = b"".join(json.dumps(entry, ensure_ascii=False).encode() + b"\n" for entry in entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
@@ -55,3 +55,20 @@ class Context:
         self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures
         self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send)
+        self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
+
+    async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:
+        """Wait until a whole mesh or a part of one has stopped, and release what belongs to a whole one.
+
+        On the event loop.
+        """
+        try:
+            await stopped
+        finally:
+            entry = self.meshes.known(ident)
+            if entry is not None and entry.root == ident and entry.failure is None:
+                ids = self.meshes.retire(ident)
+                self.channels.retire(ids)
+                self.failures.retire(ids)
+                for notify in self.on_retired:
+                    notify(ident)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
@@ -42,6 +42,11 @@ class DeadElements:
         new = [rank for rank in stopped if (ident, rank) not in self._actors]
         self._actors.update(((ident, rank), fault.why) for rank in new)
         return (ident, entry, new) if new else None
+
+    def retire(self, meshes: Collection[int]) -> None:
+        """Forget the elements of meshes that were stopped."""
+        self._processes = {place for place in self._processes if place[0] not in meshes}
+        self._actors = {place: why for place, why in self._actors.copy().items() if place[0] not in meshes}
 
     def why_silent(self, entry: Entry) -> str | None:
         """Return why a mesh, or one of its elements, cannot answer; None if no reason is known."""
@@ -87,10 +92,17 @@ class Failures:
 
     def process_gone(self, procs: int, rank: int) -> None:
         """Note that a process is gone. Fail the calls that wait for it unless Monarch fails them in time."""
-        self._dead.add_process(procs, rank)
+        whole = self._meshes.known(procs)
+        if whole is not None and whole.failure is None:
+            self._dead.add_process(procs, rank)
         for notify in self.on_process_gone:
             notify(procs, rank)
         self._fail_calls(lambda entry: entry.procs == procs and rank in entry.ranks)
+
+    def retire(self, meshes: Collection[int]) -> None:
+        """Fail the calls that wait for meshes that were stopped, and forget their elements."""
+        self._dead.retire(meshes)
+        self._replies.fail_calls(lambda entry: entry.root in meshes)
 
     def host_gone(self, host: int) -> None:
         """Note that every process on a worker host is gone, including those that were being spawned."""

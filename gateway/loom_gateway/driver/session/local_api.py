@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ class LocalSession:
         self._context = context
         self._syncs = syncs
         self._ids = itertools.count(FIRST_ID)
-        self._on_gone: dict[int, Callable[[int], object]] = {}
+        self._on_gone: dict[int, Callable[[int], object]] = {}  # until all processes of a proc mesh are gone
+        self._running: dict[int, set[int]] = {}  # ranks that are not gone, by the same ids
         self.name = context.weaver.session
 
     def hosts(self) -> list[int]:
@@ -35,6 +37,7 @@ class LocalSession:
         context = self._context
         context.hosts.check([host])
         ident = next(self._ids)
+        self._running[ident] = set(range(math.prod(per_host.values())))
         self._on_gone[ident] = gone
         replica = ReplicaPlace(context.weaver.session, name)
         bootstrap = bootstrap_on(context.lifeline, ident, None, self._syncs.on_path(), replica)
@@ -51,8 +54,12 @@ class LocalSession:
     def gone(self, procs: int, rank: int) -> None:
         """Report the end of a process to its spawner. On the event loop."""
         notify = self._on_gone.get(procs)
-        if notify is not None:
-            notify(rank)
+        if notify is None:
+            return
+        self._running[procs].discard(rank)
+        if not self._running[procs]:
+            del self._on_gone[procs], self._running[procs]
+        notify(rank)
 
     def weaver_address(self) -> str:
         return asyncio.run_coroutine_threadsafe(self._context.weaver.address(), self._context.loop).result()
@@ -75,4 +82,5 @@ class SpawnedHere:
     def stop(self, reason: str) -> None:
         if not self._entry.stopped:
             self._entry.stopped = True
-            asyncio.run_coroutine_threadsafe(stop_quietly(self.mesh, self.name, reason), self._context.loop)
+            stopping = self._context.retire(self._entry.root, stop_quietly(self.mesh, self.name, reason))
+            asyncio.run_coroutine_threadsafe(stopping, self._context.loop)

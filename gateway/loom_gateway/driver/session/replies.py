@@ -191,7 +191,8 @@ class Replies:
 
     def _fail_if_pending(self, reply: ReplyId, pending: _Pending) -> None:
         if self._pending.get(reply) is pending and pending.entry is not None:
-            error = SupervisionError(self._why_silent(pending.entry) or "it is gone")
+            why = self._why_silent(pending.entry) or f"mesh {pending.entry.name!r} was stopped"
+            error = SupervisionError(why)
             self.answer(reply, None, error, eager=True)
 
 

@@ -70,4 +70,5 @@ def test_after_a_full_disk_the_next_line_begins_a_new_one(tmp_path: Path) -> Non
     spool.append([line("lost")])
     spool._file = whole
     spool.append([line("after")])
+    spool.close()
     assert [entry["text"] for entry in read(path, LogQuery())][::2] == ["before", "after"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
-from loom_proxy.mesh.rank_states import MeshStates, RankState
+from loom_proxy.mesh.rank_states import MOST_UNKNOWN, MeshStates, RankState
 from loom_proxy.mesh.values import ValueMeshProxy
 from tests.unit.loom_proxy.session.silence import Silence
 
@@ -38,6 +39,8 @@ class Connection(Silence):
 
     def send(self, *_: Any) -> int:
         return next(self._ids)
+
+    def note_stopped(self, ident: int) -> None: ...
 
     def ask(self, *_: Any) -> FutureProxy[Any]:
         return FutureProxy(self)  # type: ignore[arg-type]
@@ -220,12 +223,21 @@ def test_a_mesh_that_could_not_be_made_has_failed(connection: Any) -> None:
     assert states(procs) == ["failed"] * 4
 
 
-def test_a_forgotten_mesh_leaves_nothing_behind(connection: Any) -> None:
+def test_a_mesh_whose_proxies_are_garbage_leaves_nothing_behind(connection: Any) -> None:
     procs = proc_mesh(connection)
-    connection.states.forget(PROCS)
+    assert procs.slice(hosts=0)._ident in connection.states.unseen
+    del procs
+    gc.collect()
     connection.states.answered(Call(PROCS, "echo"))
-    assert states(procs) == ["starting"] * 4
+    assert connection.states.name_and_shape(PROCS) is None
     assert connection.states.unseen == set()
+
+
+def test_events_of_meshes_without_a_proxy_are_kept_of_the_last_ones_only(connection: Any) -> None:
+    for ident in range(PROCS, PROCS + MOST_UNKNOWN + 1):
+        connection.states.event("processes_started", {"id": ident, "ranks": [0]})
+    assert connection.states.of(PROCS + 1, [0]) == [(RankState.ALIVE, "")]
+    assert connection.states.of(PROCS, [0]) == [(RankState.STARTING, "")]
 
 
 # -- the grid of a mesh -------------------------------------------------------------------------------------

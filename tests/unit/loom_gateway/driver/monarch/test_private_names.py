@@ -35,6 +35,9 @@ ATTRIBUTES = {
 
 INSTANCE_ATTRIBUTES = {
     "monarch._src.actor.actor_mesh.ActorMesh": {"_inner", "_shape", "_mesh_name", "_class", "_proc_mesh"},
+    "monarch._src.actor.actor_mesh.Instance": {"_children"},
+    "monarch._src.actor.host_mesh.HostMesh": {"_pending_spawns", "_proc_meshes"},
+    "monarch._src.actor.proc_mesh.ProcMesh": {"_host_mesh", "_pending_actor_spawns"},
     "monarch._src.actor.actor_mesh.Port": {"_port_ref", "_rank"},
     "monarch._src.actor.actor_mesh.PortReceiver": {"_receiver"},
 }

@@ -1,0 +1,121 @@
+"""A session that makes and stops meshes for days holds no more than at its beginning."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import Counter as Counts
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import loom
+from tests.support.actors import Counter, Hang
+
+BOUND = 60.0
+
+WARM = 70
+"""Meshes that are made first: the names of the last 64 stopped ones are kept."""
+
+
+def held() -> Counts[str]:
+    """Count the objects of Loom and Monarch in this process, its threads and descriptors."""
+    gc.collect()
+    living = [kind for kind in map(type, gc.get_objects()) if str(kind.__module__).startswith(("loom", "monarch"))]
+    counts = Counts(f"{kind.__module__}.{kind.__qualname__}" for kind in living)
+    # What a driver keeps of a mesh that was stopped: its name, of the last thousand.
+    del counts["loom_gateway.driver.monarch.mesh_table.Entry"], counts["loom.errors.SupervisionError"]
+    counts["threads"] = threading.active_count()
+    counts["descriptors"] = len(os.listdir("/proc/self/fd"))
+    return counts
+
+
+def grown(before: Counts[str], most: int) -> dict[str, tuple[int, int]]:
+    now = held()
+    return {name: (before[name], count) for name, count in now.items() if count >= before[name] + most}
+
+
+def await_no_growth(of: Callable[[], dict[str, tuple[int, int]]]) -> None:
+    """Wait until nothing has grown: the last processes of a stopped mesh may still be ending."""
+    until = time.monotonic() + BOUND
+    while found := of():
+        assert time.monotonic() < until, found
+        threading.Event().wait(0.2)
+
+
+def make_and_stop(procs: Any, name: str) -> None:
+    actors = procs.spawn(name, Counter)
+    assert actors.slice(hosts=0).add.call_one(1).get(timeout=BOUND) == 1  # by a reply channel
+    assert len(actors.add.call(1).get(timeout=BOUND)) == len(procs)
+    actors.stop().get(timeout=BOUND)
+
+
+def remake_processes(job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs(name="processes")
+    counters = procs.spawn("counters", Counter)
+    assert len(counters.add.call(1).get(timeout=BOUND)) == len(procs)
+    assert counters.slice(hosts=0).add.call_one(1).get(timeout=BOUND) == 2
+    procs.stop().get(timeout=BOUND)
+
+
+def check_that_nothing_grows(job: loom.Job, actors: int, processes: int) -> None:
+    standing = job.hosts.spawn_procs(name="standing")
+    for number in range(WARM):
+        make_and_stop(standing, f"warm {number}")
+    for _ in range(2):
+        remake_processes(job)
+    await_no_growth(lambda: {"processes": (1, 2)} if len(job.run(running)) > 1 else {})
+    there, here = job.run(held), held()
+    most = max(processes // 2, 1)
+    for number in range(actors):
+        make_and_stop(standing, f"actors {number}")
+    for _ in range(processes):
+        remake_processes(job)
+    await_no_growth(lambda: job.run(grown, there, most))
+    await_no_growth(lambda: grown(here, most))
+
+
+def running() -> list[int]:
+    """Return the ids of the proc meshes whose processes live, as the session's driver knows them."""
+    from loom_gateway.driver.handlers.processes import Processes
+
+    gc.collect()
+    (processes,) = (found for found in gc.get_objects() if type(found) is Processes)
+    return [ident for ident, ranks in processes._started.items() if ranks]
+
+
+def test_a_session_that_makes_and_stops_meshes_does_not_grow(job: loom.Job) -> None:
+    check_that_nothing_grows(job, actors=50, processes=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_session_that_makes_and_stops_2000_meshes_does_not_grow(job: loom.Job) -> None:
+    check_that_nothing_grows(job, actors=1940, processes=60)
+
+
+def test_a_stopped_mesh_says_so_and_may_be_stopped_again(job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs(name="brief")
+    counters = procs.spawn("counters", Counter)
+    part = counters.slice(hosts=0)
+    assert part.add.call_one(1).get(timeout=BOUND) == 1
+    procs.stop().get(timeout=BOUND)
+    for call in (lambda: counters.add.call(1), lambda: part.add.call_one(1)):
+        with pytest.raises(loom.SupervisionError, match="mesh 'counters' was stopped"):
+            call().get(timeout=BOUND)
+    procs.stop().get(timeout=BOUND)
+    counters.stop().get(timeout=BOUND)
+
+
+def test_a_call_under_way_when_its_mesh_is_stopped_fails(job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs(name="brief")
+    busy = procs.spawn("busy", Hang)
+    assert len(busy.pid.call().get(timeout=BOUND)) == 2
+    one, everyone = busy.slice(hosts=0).forever.call_one(), busy.forever.call()
+    procs.stop().get(timeout=BOUND)
+    for future in (one, everyone):
+        with pytest.raises(loom.SupervisionError):
+            future.get(timeout=BOUND)
