@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(0.5, 15.0)  # seconds before the process is started again
 STEADY = 15.0  # seconds after which an end of the process does not count as early, so that the pauses start anew
-GRACE = 10.0  # seconds that the process has to end after a signal
+GRACE = 28.0  # seconds that the process has to end: more than a worker gives what trains, less than a pod has
 
 
 def who_listens(port: int) -> psutil.Process | None:

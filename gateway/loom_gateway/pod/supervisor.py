@@ -104,8 +104,11 @@ class PodSupervisor:
             self._looking.cancel()
             await asyncio.wait([self._looking])
         await self._forwarder.close()
-        await self.gateway.end(signal.SIGINT if end_sessions else signal.SIGTERM)
-        await self.worker.end()
+        if end_sessions:
+            await self.gateway.end(signal.SIGINT)
+            await self.worker.end()
+        else:  # at the same time: what trains on the worker saves its state, within the pod's grace
+            await asyncio.gather(self.worker.end(), self.gateway.end(signal.SIGTERM))
 
     async def configure(self, settings: PodSettings) -> None:
         """Take new settings. The worker goes on unchanged. A gateway is started again, and its sessions live on."""

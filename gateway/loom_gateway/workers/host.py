@@ -6,7 +6,9 @@ a client can connect, it prints one line of JSON::
     {"event": "listening", "address": "tcp://127.0.0.1:26601", "pid": 4242}
 
 It ends on SIGTERM, on SIGINT and, with ``--exit-with-parent``, when its standard input is closed. All its
-descendants end with it. After a SIGKILL only the processes of sessions end: Monarch has asked the kernel for that.
+descendants end with it. On SIGTERM those that train have ``--grace`` seconds to save their state; see
+`loom_gateway.workers.end_notice`. SIGINT or a second signal ends them at once. After a SIGKILL only the processes
+of sessions end: Monarch has asked the kernel for that.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from loom.extras import WORKER_MODULES, require
 from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen
+from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -37,7 +40,10 @@ if TYPE_CHECKING:
     from monarch.actor import MeshFailure
 
 
-GRACE = 0.5  # seconds that the descendants have between SIGTERM and SIGKILL, and the longest wait after SIGKILL
+GRACE = 25.0
+"""Default seconds for which processes may go on after the worker's SIGTERM: Kubernetes kills all after 30 s."""
+
+AT_ONCE = 0.5  # seconds between SIGTERM and SIGKILL without a grace, and the longest wait after SIGKILL
 LOOK_AGAIN = 0.05  # seconds between two searches for descendants at the end
 
 _ending = threading.Event()
@@ -122,17 +128,25 @@ def _resolve(address: WorkerAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Ad
     return ip
 
 
-def _end_with_descendants(why: str) -> NoReturn:
-    """End every descendant, then this process, without unwinding other threads."""
+def _end_with_descendants(why: str, grace: float = AT_ONCE, notice: EndNotice | None = None) -> NoReturn:
+    """End every descendant, then this process, without unwinding other threads.
+
+    Args:
+        grace: seconds until SIGKILL.
+        notice: given first; processes that heed it get no signal before SIGKILL, and their children none before
+            they have ended. None: everything gets SIGTERM.
+    """
     _ending.set()
     _write_error(f"the worker ends: {why}\n")
     import psutil
 
+    if notice is not None:
+        notice.give()
     with contextlib.suppress(psutil.Error):
         told: set[psutil.Process] = set()
-        kill_at = time.monotonic() + GRACE
+        kill_at = time.monotonic() + grace
         looks_in_vain = 0
-        while looks_in_vain < 2 and time.monotonic() < kill_at + GRACE:
+        while looks_in_vain < 2 and time.monotonic() < kill_at + AT_ONCE:
             descendants = _living_descendants()
             # A search misses processes that are adopted during it, after their parent has ended. The next one finds
             # them.
@@ -141,14 +155,22 @@ def _end_with_descendants(why: str) -> NoReturn:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if time.monotonic() >= kill_at:
                         process.kill()
-                    elif process not in told:
+                    elif process not in told and (notice is None or _is_to_be_told(process, notice)):
                         process.terminate()
-            told.update(descendants)
+                        told.add(process)
             if descendants:
                 psutil.wait_procs(descendants, timeout=LOOK_AGAIN)
             else:
                 time.sleep(LOOK_AGAIN)
     os._exit(0)
+
+
+def _is_to_be_told(process: psutil.Process, notice: EndNotice) -> bool:
+    """Return whether a process gets SIGTERM now. A training process ends its own children when it is ready to.
+
+    The children of a process that has ended become this one's (on Linux), and are told then.
+    """
+    return not notice.heeded_by(process) and (sys.platform != "linux" or process.ppid() == os.getpid())
 
 
 def _living_descendants() -> list[psutil.Process]:
@@ -190,9 +212,19 @@ def _reap_orphans() -> None:
         time.sleep(REAP_EVERY)
 
 
-def _on_signal(number: int, _frame: FrameType | None) -> None:
-    # Monarch raises SIGINT too, for a fault that it can report to no client.
-    _end_with_descendants(signal.Signals(number).name)
+def _end_on_signals(grace: float, notice: EndNotice) -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        # Monarch raises SIGINT too, for a fault that it can report to no client.
+        if number != signal.SIGTERM or grace <= 0 or _ending.is_set():
+            _end_with_descendants(name)
+        _ending.set()
+        # On a thread, because this one goes on with Monarch's work, and hears a second signal.
+        why = f"{name}; what trains may go on for {grace:g} s"
+        threading.Thread(target=_end_with_descendants, args=(why, grace, notice), name="end").start()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
 
 
 def _write_error(line: str) -> None:
@@ -230,13 +262,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="end when standard input, a pipe that the parent holds, is closed",
     )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE,
+        metavar="SECONDS",
+        help="how long processes that train may go on after SIGTERM, to save their state; default: %(default)g",
+    )
     options = parser.parse_args(arguments)
     try:
         require(WORKER_MODULES, "a worker")
         address = parse_worker_address(options.address)
         _adopt_orphans()
-        signal.signal(signal.SIGTERM, _on_signal)
-        signal.signal(signal.SIGINT, _on_signal)
+        _end_on_signals(options.grace, EndNotice())
         if options.exit_with_parent:
             _exit_with_parent()
         serve(address)

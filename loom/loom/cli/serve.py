@@ -50,10 +50,18 @@ def worker(
         str, typer.Option(metavar="tcp://HOST:PORT", help="The address to listen on, as the gateway will name it.")
     ],
     exit_with_parent: ExitWithParent = False,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long processes that train may go on after SIGTERM, to save their state.",
+        ),
+    ] = 25.0,
 ) -> None:
     """Offer this machine as a Monarch host. Prints one line of JSON when it listens."""
     require(WORKER_MODULES, "a worker")
-    arguments = ["--address", address]
+    arguments = ["--address", address, "--grace", f"{grace:g}"]
     if exit_with_parent:
         arguments.append("--exit-with-parent")
     _become("loom_gateway.workers.host", arguments)

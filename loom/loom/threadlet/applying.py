@@ -61,6 +61,7 @@ class CommandApplier(StatusReporter):
         self._applying = threading.RLock()
         self._paused = False
         self._stop = False
+        self._evicted = False
         self._drain_published: int | None = None  # `_published` when a drain was applied
         self._deferring: dict[str, _Application] = {}  # by the command's id; guarded by `_applying`
         self._inbox = CommandInbox()
@@ -161,8 +162,19 @@ class CommandApplier(StatusReporter):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end: a stop was applied, or a drain at an earlier boundary."""
+        """Whether the loop should end: a stop was applied, a drain at an earlier boundary, or it is `evicted`."""
         return self._stop
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the machine is about to be taken away: save the state now, and end."""
+        return self._evicted
+
+    def evict(self) -> None:
+        """Let `should_stop` and `evicted` be true, and end a pause. Any thread may call."""
+        self._evicted = self._stop = True
+        self._paused = False
+        self._inbox.wake()
 
     def _apply_and_wait(self) -> None:
         self.check_and_apply_updates()
@@ -193,6 +205,8 @@ class CommandApplier(StatusReporter):
             match command.kind:
                 case CommandKind.UPDATE_CONFIG:
                     self._update(made)
+                case CommandKind.PAUSE if self._evicted:
+                    made.reason = "its worker is about to end, and it saves its state"
                 case CommandKind.PAUSE:
                     self._paused = True
                 case CommandKind.RESUME:

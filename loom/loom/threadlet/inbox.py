@@ -24,7 +24,7 @@ class CommandInbox:
         self._changed = threading.Condition()
         self._begun: set[str] = set()  # the ids of commands that came and were not finished
         self._acknowledged: dict[str, Acknowledged] = {}  # the last ones by command id, the oldest first
-        self.arrived = 0  # the number of commands that have come, for `wait`
+        self.arrived = 0  # the number of commands that have come and of calls of `wake`, for `wait`
         self._closed = False
 
     def receive(self, command: Command) -> Acknowledged | None:
@@ -67,6 +67,12 @@ class CommandInbox:
         with self._changed:
             self._changed.wait_for(lambda: self.arrived > arrived or self._closed)
             return not self._closed
+
+    def wake(self) -> None:
+        """End the waits as if a command had come."""
+        with self._changed:
+            self.arrived += 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

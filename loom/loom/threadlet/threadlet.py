@@ -44,6 +44,7 @@ from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, local_devices
 from loom.errors import WrongArguments
+from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
@@ -107,6 +108,7 @@ class Threadlet(CommandApplier):
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         super().__init__(dict(config or {}), address is not None, injectable)
+        evictions.add(self)
         if address is None:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
         else:
@@ -236,6 +238,7 @@ class Threadlet(CommandApplier):
         Args:
             error: the error that ended the training; None if it ended normally.
         """
+        evictions.discard(self)
         if self._ended.is_set():
             return
         self._refuse_deferred()
@@ -256,6 +259,8 @@ class Threadlet(CommandApplier):
             return Bye(f"exit code {error.code}", Ending.FAILED)
         if error is not None:
             return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
+        if self._evicted:
+            return Bye("its worker was told to end", Ending.STOPPED)
         if self._stop:
             return Bye("it was told to stop", Ending.STOPPED)
         return Bye("it came to its end", Ending.FINISHED)

@@ -34,6 +34,7 @@ class Ending(str, Enum):
     FINISHED = "finished"  # the trainer made its last step
     LEFT = "left"  # the job told the trainer to leave
     STOPPED = "stopped"  # the weaver told the trainer to stop, with ``stop`` or ``drain``
+    EVICTED = "evicted"  # the trainer's worker was told to end; the state is with other groups, or in a checkpoint
     NO_PEERS = "no_peers"  # no group was left that had the state to take over; the processes are healthy
     FAILED = "failed"
 

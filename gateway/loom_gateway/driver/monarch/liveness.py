@@ -24,6 +24,7 @@ from loom.control.address import ADDRESS_VARIABLE
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.driver.output.capture import capture_output
+from loom_gateway.workers.end_notice import heed_end_notice
 from loom_gateway.workers.sources import WorkerAddress
 
 CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer a new process
@@ -169,6 +170,7 @@ def _hold_on(
 ) -> None:
     from monarch.config import configure
 
+    heed_end_notice()
     rank, weaver = hold_on(address, procs)
     if weaver and replica is not None:
         os.environ.update(replica.environment(procs, rank, weaver))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 SPARE_RETRY = 1.0  # seconds between two attempts to start a spare
+
+EVICTED_FOR = 60.0
+"""Seconds for which no group is started on a host that was told to end: longer than its grace."""
 
 
 @dataclass
@@ -34,15 +38,17 @@ class GroupPool:
         self._numbers = itertools.count()
         self._groups: list[ReplicaGroup] = []
         self._spares_due = 0.0
+        self._evicted: dict[
+            int, float
+        ] = {}  # until when no group is started on a host that still seems to be there
 
     def hosts(self) -> list[int]:
         """Return the numbers of the hosts on which groups may be started."""
-        wanted = self.job.hosts
-        return [
-            host
-            for host in self.session.hosts()
-            if host not in self.draining and (wanted is None or host in wanted)
-        ]
+        wanted, there, now = self.job.hosts, self.session.hosts(), time.monotonic()
+        # A host that was lost and is there again has another worker.
+        self._evicted = {host: until for host, until in self._evicted.items() if host in there and now < until}
+        left_out = self.draining | self._evicted.keys()
+        return [host for host in there if host not in left_out and (wanted is None or host in wanted)]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
         """Start a group on the host with the fewest groups, but on ``rather_not`` only if there is no other."""
@@ -98,9 +104,17 @@ class GroupPool:
     def drain(self, host: int) -> None:
         """Stop starting groups on a host, and stop its spares."""
         self.draining.add(host)
+        self._stop_spares(host, f"host {host} is drained")
+
+    def evict(self, host: int) -> None:
+        """Start no groups on a host that is about to end until another worker is there; stop its spares."""
+        self._evicted[host] = time.monotonic() + EVICTED_FOR
+        self._stop_spares(host, f"host {host} is about to end")
+
+    def _stop_spares(self, host: int, why: str) -> None:
         for spare in [spare for spare in self.spares if spare.host == host]:
             self.spares.remove(spare)
-            spare.stop(f"host {host} is drained")
+            spare.stop(why)
 
     def close(self) -> None:
         for group in self._groups:

@@ -12,6 +12,7 @@ from loom.actor import Actor, endpoint
 from loom.control.address import own_address
 from loom.errors import MissingDependency
 from loom.process.listen import bracketed
+from loom.threadlet import evictions
 from loom.train.settings import Timeouts
 
 QUORUM_TICK_MS = 20
@@ -23,6 +24,10 @@ class LighthouseActor(Actor):
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._server: Any = None
+        evictions.add(self)
+
+    def evict(self) -> None:
+        """Go on: the groups whose host is about to end too need the lighthouse for their last step."""
 
     @endpoint
     async def open(self, port: int = 0) -> str:

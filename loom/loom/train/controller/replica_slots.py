@@ -209,6 +209,9 @@ class ReplicaSlots:
         if report.ending is not Ending.NO_PEERS:
             self._take_report(slot, group, report)
         group.stop("its training has ended")
+        if report.ending is Ending.EVICTED:
+            self._take_eviction(slot, group)
+            return
         if slot.leaving and report.ending in (Ending.LEFT, Ending.NO_PEERS):
             self._departed(slot, slot.state)
             return
@@ -216,6 +219,17 @@ class ReplicaSlots:
         slot.end(report.ending)
         if report.ending is Ending.STOPPED:
             self.events.record("group_stopped", slot.replica, step=report.step)
+
+    def _take_eviction(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
+        self.pool.evict(group.host)
+        self._record("group_evicted", slot, group, step=slot.last.step)
+        if slot.leaving:
+            self._departed(slot, slot.state)
+        else:
+            slot.lost_at = time.time()
+            slot.vacate(time.monotonic())
+        if all(one.group is None or one.group.host != group.host for one in self.training()):
+            self.support.evict(group.host)
 
     def _stuck(self, now: float) -> list[ReplicaSlot]:
         """Return the slots whose groups have made no step for too long, while others did."""

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 OPEN_TIMEOUT = 60.0
+
+OPEN_AGAIN_AFTER = 1.0
+"""Seconds between two attempts to start a lighthouse while there is no host that can run it."""
 
 
 class HostAgent(Actor):
@@ -52,14 +56,19 @@ class Support:
         self._procs: SpawnedProcs | None = None  # the lighthouse's
         self._host: int | None = None  # number of the host that runs the lighthouse, or ran the last one
         self._closed = False
+        self._reopen_at: float | None = None  # when to try to start another lighthouse; None while there is one
         self.lighthouse = ""  # its URL
         self.key = secrets.token_hex(32)  # by which the job's processes know each other
         self.moved: Callable[[], None] = lambda: None  # called when the lighthouse has a new URL
 
-    def open(self) -> None:
-        """Start the lighthouse on a host that can run it; the last one's host, which may be lost, is tried last."""
+    def open(self, hosts: Sequence[int] | None = None) -> None:
+        """Start the lighthouse on a host that can run it; the last one's host, which may be lost, is tried last.
+
+        Args:
+            hosts: numbers of the hosts that may run it; None: of all.
+        """
         reasons = []
-        for host in sorted(self._session.hosts(), key=lambda host: host == self._host):
+        for host in sorted(self._session.hosts() if hosts is None else hosts, key=lambda host: host == self._host):
             try:
                 self._open_on(host)
                 return
@@ -88,11 +97,24 @@ class Support:
         if self._closed or procs is not self._procs:
             return
         self._events.record("lighthouse_lost", url=self.lighthouse)
-        self.open()
-        self.moved()
+        self._procs, self._reopen_at = None, 0.0
+
+    def evict(self, host: int) -> None:
+        """End the lighthouse if it is on a host that is about to end, where no group needs it any more."""
+        if self._procs is not None and host == self._host:
+            self._procs.stop("its host is about to end")
 
     def tick(self, hosts: Sequence[int]) -> None:
-        """Start an agent on each host that has none."""
+        """Start another lighthouse if it was lost, and an agent on each host that has none."""
+        if self._reopen_at is not None and time.monotonic() >= self._reopen_at and hosts:
+            try:
+                self.open(hosts)
+            except LoomError as error:
+                _log.warning("the job waits for a host: %s", error)
+                self._reopen_at = time.monotonic() + OPEN_AGAIN_AFTER
+            else:
+                self._reopen_at = None
+                self.moved()
         for host in hosts:
             if host not in self._agents:
                 self._start_agent(host)

@@ -29,7 +29,11 @@ KEPT_HASHES = 200  # the newest hashes of the parameters that a report keeps
 
 
 class _Leave(BaseException):
-    """Raised in the wait for other groups if the job told the process to leave."""
+    """Raised in the wait for other groups if the process has to end its training."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
 
 
 class TrainingLoop:
@@ -43,6 +47,7 @@ class TrainingLoop:
         job = assignment.job
         self._config = AgreedConfig(job.config, job.averaging, trainer.optimizers)
         self._report = TrainerReport()
+        self._checkpoints: Checkpointing | None = None
         self._membership: Membership | None = None
         self._threadlet: Threadlet | None = None
 
@@ -68,8 +73,8 @@ class TrainingLoop:
         report = self._report
         try:
             report.ending = self._train()
-        except _Leave:
-            report.ending = Ending.LEFT
+        except _Leave as leave:
+            report.ending = leave.ending
         except NoPeers as error:
             report.ending, report.error = Ending.NO_PEERS, str(error)
         except Exception:  # noqa: BLE001 - the job decides what follows
@@ -83,7 +88,7 @@ class TrainingLoop:
     def _train(self) -> Ending:
         assignment, report, steps = self._assignment, self._report, self._assignment.job.steps
         state = TrainingState(self._trainer, assignment, self._rank, self._config, report)
-        checkpoints = Checkpointing(state)
+        self._checkpoints = checkpoints = Checkpointing(state)
         if assignment.restore is Restore.CHECKPOINT:
             checkpoints.restore()
         self._membership = membership = Membership(state, self._check_leave)
@@ -103,8 +108,9 @@ class TrainingLoop:
                     step.number = report.step
                     step.metrics.update(self._published(clock))
                 if (end := exchange.agreed_end) is not None:
-                    # Another group may have the state, unless the job ends before its last step.
-                    if exchange.is_first and (end is Ending.STOPPED or report.participants == 1):
+                    # Another group has the state, unless the job ends before its last step. On an eviction the
+                    # other group may be evicted too.
+                    if exchange.is_first and (end is not Ending.LEFT or report.participants == 1):
                         with clock.saving():
                             checkpoints.save_and_wait()
                     return end
@@ -141,13 +147,21 @@ class TrainingLoop:
         return {**report.metrics, **clock.take(), **counts}
 
     def _wanted_end(self) -> Ending | None:
+        threadlet = self._threadlet
+        if threadlet is not None and threadlet.evicted:
+            return Ending.EVICTED
         if self._leaving.is_set():
             return Ending.LEFT
-        return Ending.STOPPED if self._threadlet is not None and self._threadlet.should_stop else None
+        return Ending.STOPPED if threadlet is not None and threadlet.should_stop else None
 
     def _check_leave(self) -> None:
-        if self._leaving.is_set():
-            raise _Leave
+        """Raise `_Leave` if there is no point in waiting for other groups."""
+        end = self._wanted_end()
+        if end is Ending.EVICTED and self._assignment.job.members == 1 and self._checkpoints is not None:
+            # No other group may have this state. The members of a group save together, which they cannot here.
+            self._checkpoints.save_and_wait()
+        if end in (Ending.LEFT, Ending.EVICTED):
+            raise _Leave(end)
 
     def _new_threadlet(self, membership: Membership) -> Threadlet:
         """Return the threadlet of this process; only the first process of a group takes changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,9 @@ class Pool:
     def drain(self, host: int) -> None:
         self.draining.add(host)
 
+    def evict(self, host: int) -> None:
+        self.draining.add(host)
+
     def start(self, name: str, rather_not: int | None = None) -> Group:
         hosts = self.hosts()
         self.started.append(Group(hosts[len(self.started) % len(hosts)]))
@@ -86,7 +90,10 @@ class Job:
         pool: Any = Pool(2)
         self.pool = pool
         self.killed: list[Group] = []
-        support: Any = SimpleNamespace(lighthouse="http://lighthouse", key="key", kill=self.killed.append)
+        self.evicted: list[int] = []
+        support: Any = SimpleNamespace(
+            lighthouse="http://lighthouse", key="key", kill=self.killed.append, evict=self.evicted.append
+        )
         self.slots = ReplicaSlots(spec, pool, support, events)
         for _ in range(spec.groups):
             self.slots.add()
@@ -206,6 +213,33 @@ def test_a_group_that_moves_trains_until_its_successor_is_ready_which_takes_its_
     assert slot.state is SlotState.TRAINING
     assert [one.restore for one in successor.assignments] == [Restore.PEERS]
     assert job.of("group_moved") == [("train_0", {"reason": "host 0 is drained", "host": 1})]
+
+
+def test_an_evicted_group_goes_to_another_host_and_is_no_failure() -> None:
+    job = Job()
+    group, other = job.train()
+    slot = job.slots.all()[0]
+
+    job.end(group, Ending.EVICTED, step=7, first_step_at=1.0)
+    (successor,) = job.prepare()
+
+    assert successor.host == other.host != group.host
+    assert slot.state is SlotState.TRAINING
+    assert (slot.failures, job.slots.failures) == (0, 0)
+    assert [(replica, data["step"]) for replica, data in job.of("group_evicted")] == [("train_0", 7)]
+    assert job.evicted == [group.host]
+
+
+def test_a_job_whose_groups_are_all_evicted_begins_again_with_the_checkpoint(tmp_path: Path) -> None:
+    job = Job(checkpoints=str(tmp_path))
+    for group in job.train():
+        job.end(group, Ending.EVICTED, step=7, first_step_at=1.0)
+    assert not job.slots.are_over
+    job.pool.draining.clear()  # there are new workers
+
+    began = job.prepare()
+
+    assert Restore.CHECKPOINT in [one.restore for group in began for one in group.assignments]
 
 
 def test_a_group_that_finishes_while_it_moves_needs_no_successor() -> None:

@@ -17,8 +17,8 @@ Gone = Callable[[int], object]
 class Procs:
     """Processes of a host that starts none, where there is a reason."""
 
-    def __init__(self, host: int, reason: Exception | None, gone: Gone) -> None:
-        self.name, self.host, self.reason, self.gone = "lighthouse", host, reason, gone
+    def __init__(self, name: str, host: int, reason: Exception | None, gone: Gone) -> None:
+        self.name, self.host, self.reason, self.gone = name, host, reason, gone
         self.stopped = ""
         self.mesh = self
 
@@ -52,7 +52,7 @@ class Hosts:
     def spawn_procs(
         self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
     ) -> Procs:
-        self.spawned.append(Procs(host, self.reasons[host], gone))
+        self.spawned.append(Procs(name, host, self.reasons[host], gone))
         return self.spawned[-1]
 
 
@@ -89,8 +89,9 @@ def test_the_host_that_lost_the_lighthouse_is_asked_last() -> None:
     support.moved = lambda: moved.append(support.lighthouse)
 
     hosts.spawned[0].gone(0)
+    support.tick([0, 1])
 
-    assert [procs.host for procs in hosts.spawned] == [0, 1]
+    assert [procs.host for procs in hosts.spawned if procs.name == "train_lighthouse"] == [0, 1]
     assert moved == ["http://host1:1"]
     assert [kind for kind, _ in told] == ["lighthouse", "lighthouse_lost", "lighthouse"]
 
@@ -102,3 +103,30 @@ def test_where_no_host_takes_the_lighthouse_every_reason_is_told() -> None:
         support.open()
     with pytest.raises(LoomError, match=r"no host is there for the job's lighthouse$"):
         support_of(Hosts())[0].open()
+
+
+def test_a_lost_lighthouse_waits_for_a_host() -> None:
+    hosts = Hosts(None)
+    support, _ = support_of(hosts)
+    support.open()
+    moved: list[str] = []
+    support.moved = lambda: moved.append(support.lighthouse)
+
+    hosts.spawned[0].gone(0)
+    support.tick([])
+    assert moved == []
+    support.tick([0])
+
+    assert moved == ["http://host0:1"]
+
+
+def test_the_lighthouse_leaves_a_host_that_is_about_to_end() -> None:
+    hosts = Hosts(None, None)
+    support, _ = support_of(hosts)
+    support.open()
+
+    support.evict(1)
+    assert not hosts.spawned[0].stopped
+    support.evict(0)
+
+    assert hosts.spawned[0].stopped
