@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 
+from loom.process.capabilities import forbid_new_privileges, keep_only
 from loom.process.listen import announce
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifetime import Lifetime
@@ -42,21 +43,21 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             options.workers_file,
             loop,
             lifetime,
-            LogSpool(files.log),
+            LogSpool(files.log, mode=files.mode),
             options.max_message,
             options.max_in_flight,
         )
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(files.socket)
-        os.chmod(files.socket, 0o600)
+        os.chmod(files.socket, 0o600 if options.gateway_uid == os.geteuid() else 0o660)
         listener.listen()
-        server = DriverServer(listener, lifetime, new_session)
+        server = DriverServer(listener, lifetime, new_session, options.gateway_uid)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.end_on_signal, number)
         announce(socket=files.socket)
         os.dup2(2, 1)  # from now on, standard output goes where standard error does
-        keep_small(files.output, loop)
+        keep_small(loop)
         await server.ended.wait()
     with contextlib.suppress(FileNotFoundError):  # the gateway was faster
         os.unlink(files.socket)
@@ -80,12 +81,19 @@ def main() -> None:
         "--linger", type=float, default=3600.0, help="seconds that a session lives without a client"
     )
     parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
+    parser.add_argument(
+        "--gateway-uid", type=int, default=os.geteuid(), help="user id of the gateway; default: this process's own"
+    )
     parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
     parser.add_argument("--remove-folder", action="store_true", help="then also remove the folder of the socket")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    files = DriverFiles(options.socket.removesuffix(".sock"))
+    alike = options.gateway_uid == os.geteuid()
+    if not alike:
+        keep_only()
+        forbid_new_privileges()
+    files = DriverFiles(options.socket.removesuffix(".sock"), closed=alike)
     lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder)
     lifetime.watch_gateway()
 

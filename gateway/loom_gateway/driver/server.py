@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from loom.wire.handshake import Hello, check_protocol
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import Session
+from loom_gateway.sessions.peer import Peer
+
+logger = logging.getLogger(__name__)
 
 
 class DriverServer:
@@ -20,11 +24,19 @@ class DriverServer:
 
     Args:
         new_session: returns a new session of a given name. Called on the first client's thread.
+        gateway_uid: the user id of the gateway, whose connections alone are accepted.
     """
 
-    def __init__(self, listener: socket.socket, lifetime: Lifetime, new_session: Callable[[str], Session]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        lifetime: Lifetime,
+        new_session: Callable[[str], Session],
+        gateway_uid: int,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        self._gateway_uid = gateway_uid
         self._lifetime = lifetime
         self._new_session = new_session
         self._session: Session | None = None
@@ -40,6 +52,11 @@ class DriverServer:
                 sock, _ = self._listener.accept()
             except OSError:
                 return  # the listener was closed
+            peer = Peer.of(sock)
+            if peer.uid != self._gateway_uid:
+                logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)
+                sock.close()
+                continue
             connection = ClientConnection(self._open, sock)
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 

@@ -6,14 +6,18 @@ All their names begin alike. The gateway removes them when the driver has ended,
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+OWN = "driver"  # the beginning of the names of the files in a driver's own folder
+LAST_WORDS_BYTES = 64 << 10
 OUTPUT_LINES = 50
 OUTPUT_BYTES = 16 << 10  # the limits of a driver's last output in error messages
 
@@ -39,6 +43,10 @@ class DriverRecord:
     """The users with whom the session is shared, each with the scope that they have in it."""
     address: str = ""
     """The address at which threadlets find the weaver."""
+    uid: int | None = None
+    """The driver's user id, if it has one of its own."""
+    boot: str = ""
+    """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +60,25 @@ class LastWords:
 
 
 class DriverFiles:
-    """The files of one driver."""
+    """The files of one driver.
 
-    def __init__(self, base: str) -> None:
+    Args:
+        base: the beginning of their paths.
+        folder: of the files that a driver with a user id of its own makes and the gateway reads. The others stay
+            where only the gateway can change them.
+        closed: whether only this user can open the files, or all who can open their folder.
+    """
+
+    def __init__(self, base: str, folder: str | None = None, closed: bool = True) -> None:
         self.base = base
-        self.socket = f"{base}.sock"  # on which the driver takes the gateway's connections
+        self.folder = folder
+        own = base if folder is None else os.path.join(folder, OWN)
+        self.mode = 0o600 if closed and folder is None else 0o644
+        self.socket = f"{own}.sock"  # on which the driver takes the gateway's connections
         self.record = f"{base}.json"  # of `DriverRecord`
         self.output = f"{base}.out"  # the driver's standard output and error
-        self.last_words = f"{base}.end"  # of `LastWords`
-        self.log = f"{base}.log"  # the session's; see `loom_gateway.driver.output.spool`
+        self.last_words = f"{own}.end"  # of `LastWords`
+        self.log = f"{own}.log"  # the session's; see `loom_gateway.driver.output.spool`
 
     def write_record(self, record: DriverRecord) -> None:
         write_json(self.record, record)
@@ -75,13 +93,15 @@ class DriverFiles:
         """Write the last words. The first reason stays."""
         reason = self.read_last_words().reason or words.reason
         with contextlib.suppress(OSError):  # the folder is gone, and so is the reader
-            write_json(self.last_words, LastWords(reason, words.exit_code))
+            write_json(self.last_words, LastWords(reason, words.exit_code), self.mode)
 
     def read_last_words(self) -> LastWords:
         """Return the last words, or empty ones if there are none."""
         try:
-            words: Any = json.loads(Path(self.last_words).read_text())
-            return LastWords(str(words["reason"]), words["exit_code"])
+            with open_regular(self.last_words) as file:
+                words: Any = json.loads(file.read(LAST_WORDS_BYTES))
+            code = words["exit_code"]
+            return LastWords(str(words["reason"]), code if type(code) is int else None)
         except (OSError, ValueError, TypeError, KeyError):
             return LastWords()
 
@@ -92,6 +112,16 @@ class DriverFiles:
                 return output.read().decode(errors="replace").splitlines()[-OUTPUT_LINES:]
         except OSError:
             return []
+
+    def keep_log(self) -> None:
+        """Move the log out of the driver's folder, which `driver_ids.clear` has emptied, and remove the folder."""
+        assert self.folder is not None
+        log = f"{self.base}.log"
+        for part in ("", ".1"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.log + part, log + part)
+        self.log = log
+        os.rmdir(self.folder)
 
     def remove(self, log: bool = False) -> None:
         """Remove the files; the log only with ``log=True``."""
@@ -104,23 +134,50 @@ class DriverFiles:
 def start_time(pid: int) -> int | None:
     """Return a process's start in ticks since the machine's boot; None without such a process or without Linux."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    return int(status.rpartition(")")[2].split()[19])
 
 
-def write_json(path: str, value: object) -> None:
-    """Write a value, which may contain dataclasses, to a file that only this user can read.
+def boot_id() -> str:
+    """Return an id of the machine's last start; an empty one without Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
-    A reader finds either the old content or the new one, whole.
+
+def open_regular(path: str) -> IO[bytes]:
+    """Open a file for reading that another user id may have made. Raise `OSError` for a link, a pipe and the like."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    # A second name may be that of a file that its owner can name, and not read.
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "it is no file of its own", path)
+    return open(descriptor, "rb")
+
+
+def write_json(path: str, value: object, mode: int = 0o600) -> None:
+    """Write a value, which may contain dataclasses, to a file that by default only this user can read.
+
+    A reader finds either the old content or the new one, whole, also after a power cut.
     """
     folder, name = os.path.split(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
     try:
+        os.fchmod(descriptor, mode)
         with open(descriptor, "w") as file:
             json.dump(value, file, default=asdict)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

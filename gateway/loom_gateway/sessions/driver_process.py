@@ -12,23 +12,23 @@ import os
 import signal
 import socket
 import stat
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, SessionLost
 from loom.process.child import Child
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, boot_id, start_time
+from loom_gateway.sessions.driver_ids import clear_away, environment
+from loom_gateway.sessions.peer import Peer
 
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 10.0  # seconds that a driver has to stop its meshes and exit before it is killed
 CONNECT_TIMEOUT = 2.0  # seconds that a driver's socket has to accept a connection
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class DriverProcess(ABC):
@@ -44,6 +44,11 @@ class DriverProcess(ABC):
         """The last lines of the process's output, once it has ended."""
         self.reason = ""
         """Why the process was told to end; empty if it ended by itself."""
+        self.unreachable = ""
+        """Why no gateway can connect to the process, which lives; empty if one can."""
+        self.cleared = True
+        """Whether, once it has ended, no process and no file of its user id is left."""
+        self._clearing: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -59,8 +64,23 @@ class DriverProcess(ABC):
         self.exit_code = words.exit_code if exit_code is None else exit_code
         self.reason = words.reason
         self.output = self.files.last_output()
+        if self.record.uid is None:
+            self._over()
+        else:
+            self._clearing = asyncio.get_running_loop().create_task(self._clear(self.record.uid))
+
+    async def _clear(self, uid: int) -> None:
+        self.cleared = await asyncio.to_thread(clear_away, self.files, uid)
+        self._over()
+
+    def _over(self) -> None:
         self.files.remove()
         self.exited.set()
+
+    def check_peer(self, sock: socket.socket) -> None:
+        """Raise `NotOurDriver` if another process than the driver is at the other end of its socket."""
+        uid = os.geteuid() if self.record.uid is None else self.record.uid
+        check_peer(sock, Peer(self.pid, uid), self.files.socket)
 
     @property
     def how_it_ended(self) -> str:
@@ -97,15 +117,16 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
 
-    def __init__(self, name: str, files: DriverFiles, command: Sequence[str]) -> None:
-        output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def __init__(self, name: str, files: DriverFiles, command: Sequence[str], uid: int | None = None) -> None:
+        output = os.open(files.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        variables = None if files.folder is None else environment(files.folder)
         try:
             # The child's standard input closes when this process ends; see `driver.lifetime`.
-            self._child = Child(name, command, errors=output)
+            self._child = Child(name, command, variables, errors=output, user=uid, folder=files.folder)
         finally:
             os.close(output)
         pid = self._child.pid
-        super().__init__(files, DriverRecord(pid, start_time(pid) or 0))
+        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id()))
         self.note()
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
@@ -151,11 +172,16 @@ class AdoptedDriver(DriverProcess):
 
     @classmethod
     def adopt(cls, files: DriverFiles) -> AdoptedDriver:
-        """Take over the driver of a record. Raise `NotOurDriver` if it has ended, or another has its place."""
+        """Take over the driver of a record, also if it cannot be reached.
+
+        Raise `NotOurDriver` if it has ended, or another has its place.
+        """
         try:
             record = files.read_record()
         except (OSError, ValueError) as error:
             raise NotOurDriver(f"its record cannot be read: {error}") from error
+        if record.boot not in ("", boot_id()):
+            raise NotOurDriver("the machine was started anew")
         try:
             pidfd = os.pidfd_open(record.pid)
         except (OSError, OverflowError) as error:
@@ -164,11 +190,23 @@ class AdoptedDriver(DriverProcess):
             # The descriptor keeps the process's id from being reused, so the checks below hold from now on.
             if start_time(record.pid) != record.started:
                 raise NotOurDriver(f"process {record.pid} is another one than the record's, which has ended")
-            _check_listener(files.socket, record.pid)
-            return cls(files, record, pidfd)
+            return cls._reached(files, record, pidfd)
         except BaseException:
             os.close(pidfd)
             raise
+
+    @classmethod
+    def _reached(cls, files: DriverFiles, record: DriverRecord, pidfd: int) -> AdoptedDriver:
+        unreachable = ""
+        try:
+            _check_listener(files.socket, record.pid, os.geteuid() if record.uid is None else record.uid)
+        except NotOurDriver as error:
+            if os.fsencode(files.socket) not in _command_line(record.pid):
+                raise
+            unreachable = str(error)
+        driver = cls(files, record, pidfd)
+        driver.unreachable = unreachable
+        return driver
 
     def _gone(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -187,18 +225,31 @@ class AdoptedDriver(DriverProcess):
         self.signal(signal.SIGTERM)
 
 
-def _check_listener(path: str, pid: int) -> None:
-    """Raise `NotOurDriver` unless this process of this user listens on a socket."""
+def _command_line(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _check_listener(path: str, pid: int, uid: int) -> None:
+    """Raise `NotOurDriver` unless this process of a user id listens on a socket."""
     try:
         found = os.lstat(path)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotOurDriver(f"{path} is not a socket of this user")
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
+            raise NotOurDriver(f"{path} is not a socket of user id {uid}")
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(CONNECT_TIMEOUT)
             sock.connect(path)
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            check_peer(sock, Peer(pid, uid), path)
     except OSError as error:
         raise NotOurDriver(f"nobody listens on {path} ({error.strerror or error})") from error
-    peer, uid, _ = _CREDENTIALS.unpack(credentials)
-    if (peer, uid) != (pid, os.geteuid()):
-        raise NotOurDriver(f"process {peer} of user {uid} listens on {path}, not {pid} of {os.geteuid()}")
+
+
+def check_peer(sock: socket.socket, expected: Peer, path: str) -> None:
+    """Raise `NotOurDriver` unless this process is at the other end of a socket."""
+    peer = Peer.of(sock)
+    if peer != expected:
+        raise NotOurDriver(
+            f"process {peer.pid} of user {peer.uid} listens on {path}, not {expected.pid} of {expected.uid}"
+        )

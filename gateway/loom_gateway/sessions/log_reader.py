@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
+from loom_gateway.sessions.driver_files import open_regular
 
 KEEP_ENDED = 16  # the number of ended sessions whose logs are kept, the newest
 LOOK_EVERY = 0.2  # seconds between two reads of a followed file: no event for files works everywhere
@@ -182,8 +183,8 @@ class _LogReader:
 
 def _open_if_there(path: str) -> IO[bytes] | None:
     try:
-        return open(path, "rb")
-    except FileNotFoundError:
+        return open_regular(path)
+    except OSError:  # also of a driver that makes its log unreadable
         return None
 
 

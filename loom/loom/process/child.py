@@ -57,6 +57,8 @@ class Child:
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
         understand: returns the announcement in a line of its standard output, if the line says that it is ready.
         on_line: called with each other line that it prints, on a thread.
+        user: the user id of the process, and the group id, without further groups; by default this process's.
+        folder: in which it starts; by default this process's.
     """
 
     ready: Future[dict[str, Any]]
@@ -75,6 +77,8 @@ class Child:
         errors: int = subprocess.PIPE,
         understand: Callable[[str], dict[str, Any] | None] = announcement,
         on_line: Callable[[str], object] = lambda line: None,
+        user: int | None = None,
+        folder: str | None = None,
     ) -> None:
         self.name = name
         self.ready = Future()
@@ -91,6 +95,10 @@ class Child:
                 stderr=errors,
                 env=environment,
                 start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else (),
+                cwd=folder,
             )
         finally:
             if self._lifeline:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import stat
 from pathlib import Path
 
 from loom.errors import Conflict, UnsafeStateFolder
 
+_log = logging.getLogger("loom.process")
+
+_OPEN_VOLUME = 0o777  # the mode of a new emptyDir of Kubernetes
 _LONGEST_SOCKET_PATH = 107  # bytes, on Linux; elsewhere a few less
 
 
-def hold(path: Path, holder: str, socket: str, advice: str = "") -> int:
+def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool = False) -> int:
     """Create a folder if it is missing, and hold it until this process ends; return the descriptor of its lock.
 
     ``holder`` is the kind of process that holds it, ``socket`` the longest name of a socket in it, and ``advice``
-    says how to choose another folder.
+    says how to choose another folder. With ``passable``, other user ids can open what they know the name of.
     """
     if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
         raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")
@@ -24,6 +28,9 @@ def hold(path: Path, holder: str, socket: str, advice: str = "") -> int:
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         path.mkdir(0o700, exist_ok=True)
         _check_is_ours(path, advice)
+        _check_parents(path.absolute().parent, advice, passable)
+        if passable:
+            path.chmod(0o711)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise UnsafeStateFolder(f"cannot keep state in {path}: {error.strerror}") from error
@@ -53,8 +60,39 @@ def _check_is_ours(path: Path, advice: str) -> None:
             f"the state folder {path} belongs to user {found.st_uid}, not to this one ({os.geteuid()}), and its "
             f"sockets may lead anywhere: choose another{advice}"
         )
-    if found.st_mode & 0o077:
+    if found.st_mode & 0o7777 == _OPEN_VOLUME and not any(path.iterdir()):
+        path.chmod(0o700)  # a new volume of a container, in which nobody has put anything yet
+    elif found.st_mode & 0o066:
         raise UnsafeStateFolder(
             f"others can open the state folder {path} (mode {stat.S_IMODE(found.st_mode):o}): `chmod 700 {path}` "
             f"or choose another{advice}"
         )
+
+
+def _check_parents(parent: Path, advice: str, passable: bool) -> None:
+    """Check that no other user can put another folder in the place of one in ``parent``."""
+    for place in (parent.resolve(), *parent.resolve().parents):
+        found = place.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid not in (0, os.geteuid()):
+            raise UnsafeStateFolder(
+                f"the state folder is in {place}, which belongs to user {found.st_uid}, who can put another in its "
+                f"place: choose one elsewhere{advice}"
+            )
+        # By convention a user has a group of the same number, in which nobody else is.
+        own_group = found.st_gid == os.getegid() == os.geteuid()
+        others = mode & (0o002 if own_group else 0o022)
+        if others and not mode & stat.S_ISVTX:
+            text = (
+                f"others can put another folder in the place of the state folder, because they can write to {place} "
+                f"(mode {mode:o}): `chmod +t {place}`, or choose another folder{advice}"
+            )
+            # A container's volume is often open to all, and all processes in the container are of one user.
+            if passable or not place.is_mount():
+                raise UnsafeStateFolder(text)
+            _log.warning("%s", text)
+        if passable and not mode & 0o001:
+            raise UnsafeStateFolder(
+                f"drivers with user ids of their own cannot reach the state folder, because {place} is closed to "
+                f"them (mode {mode:o}): choose one elsewhere{advice}, such as /var/lib/loom"
+            )

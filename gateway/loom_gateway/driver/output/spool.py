@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 class LogSpool:
     """Writes the log of one session, in two files of ``limit`` bytes. Used by one thread."""
 
-    def __init__(self, path: str, limit: int = LIMIT) -> None:
+    def __init__(self, path: str, limit: int = LIMIT, mode: int = 0o600) -> None:
         self._path = path
+        self._mode = mode
         self._limit = limit
         self._size = 0
         self._file: IO[bytes] | None = None
@@ -59,7 +60,7 @@ class LogSpool:
         if self._file is None:
             # Unbuffered: a reader finds whole entries as soon as they are written.
             self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
-            os.chmod(self._path, 0o600)
+            os.fchmod(self._file.fileno(), self._mode)
             self._size = 0
             heads = [json.dumps(_processes_entry(*item)).encode() + b"\n" for item in self._processes.items()]
             data = b"".join(heads) + data
