@@ -29,6 +29,7 @@ from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
+from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
@@ -42,13 +43,16 @@ def serve(settings: GatewaySettings) -> None:
     if not settings.worker and not settings.workers:
         raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
     hosts = WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
+    ids = DriverIds.of(settings.driver_uids) if settings.driver_uids else None
+    listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
+    if ids is not None:
+        give_up_other_rights()  # before any file is read, so that what cannot be read later fails now
     _check_tls(settings.tls_cert, settings.tls_key)
     token = settings.token or generate_token()
     file = TokenFile(settings.tokens or default_path())
     file.read()
     audit = Audit(settings.audit, settings.audit_size)
     access = AccessControl(TokenAuthority(token, file, _issuer(settings)), settings, audit, settings.allow_origin)
-    listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
     folder = _state_folder(settings, listener.getsockname()[1])
     manager = SessionManager(
         hosts,
@@ -57,6 +61,7 @@ def serve(settings: GatewaySettings) -> None:
         settings.exit_with_parent,
         ["--max-message", str(settings.max_message or MAX_MESSAGE), "--max-in-flight", str(settings.max_in_flight)],
         settings.workers_timeout,
+        ids,
     )
     manager.end_sessions |= settings.end_sessions
     supervisor = WeaverSupervisor(
@@ -66,6 +71,7 @@ def serve(settings: GatewaySettings) -> None:
         settings.weaver_advertise,
         manager.exit_with_gateway,
         settings.session_linger,
+        ids is not None,
     )
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
@@ -107,9 +113,10 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
     """Return the state folder for drivers that outlive this process; None if none should."""
     # Only Linux can tell reliably whether a process is the one that was started.
-    if sys.platform != "linux" or (settings.exit_with_parent and settings.state_dir is None):
+    separate = settings.driver_uids is not None
+    if sys.platform != "linux" or (settings.exit_with_parent and settings.state_dir is None and not separate):
         return None
-    return StateFolder.open(settings.state_dir or default_state_dir(port))
+    return StateFolder.open(settings.state_dir or default_state_dir(port, separate), separate)
 
 
 def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:

@@ -96,8 +96,14 @@ class GatewaySettings(Limits):
     state_dir: str | None = _option(
         None,
         "Folder in which the next gateway finds the sessions of this one. Default: "
-        "$XDG_RUNTIME_DIR/loom/gateway-PORT, or /tmp/loom-UID/gateway-PORT.",
+        "~/.local/state/loom/gateway-PORT, with --driver-uids /var/lib/loom/gateway-PORT.",
         show_default=False,
+    )
+    driver_uids: str | None = _option(
+        None,
+        "User ids for drivers, one for each session, which then cannot reach each other's files and processes. "
+        "Needs the right to change ids.",
+        metavar="LOW-HIGH",
     )
     end_sessions: bool = _option(False, "End the sessions on SIGTERM, too, as Ctrl-C does.")
     drain: float = _option(

@@ -41,6 +41,7 @@ class WeaverSupervisor:
         advertise: the host that threadlets are told, if it differs from that of ``listen``.
         exit_with_gateway: whether the weaver ends with the gateway.
         linger: seconds that the weaver lives without a gateway, drivers and replicas.
+        passable: whether drivers have user ids of their own.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class WeaverSupervisor:
         advertise: str | None = None,
         exit_with_gateway: bool = False,
         linger: float = 3600.0,
+        passable: bool = False,
     ) -> None:
+        self._passable = passable
         self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
         self.client = WeaverClient(self._files.socket)
@@ -142,6 +145,8 @@ class WeaverSupervisor:
             arguments += ["--advertise", self._advertise]
         if self._exit_with_gateway:
             arguments.append("--exit-with-parent")
+        if self._passable:
+            arguments.append("--passable")
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
         process = self._process = OwnDriver("the weaver", self._files, command)
         announced = await process.come_up(START_TIMEOUT)

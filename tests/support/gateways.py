@@ -37,6 +37,7 @@ class Gateway:
         self.state = self.folder / "state"
         self._options = [arg for worker in workers for arg in ("--worker", worker)] + list(options)
         self._process: subprocess.Popen[str] | None = None
+        self.before: Sequence[str] = ()  # the beginning of its command line
         self.url = ""
         self.announced: dict[str, Any] = {}  # what it printed when it listened
 
@@ -44,7 +45,7 @@ class Gateway:
         """Start the gateway, on the port that it had before if there was one."""
         port = self.url.rpartition(":")[2] or "0"
         with (self.folder / "output").open("a") as output:
-            self._process = start(*self.command(port), stderr=output)
+            self._process = start(*self.command(port), before=self.before, stderr=output)
         self.announced = read_json(self._process)
         self.url = self.announced["url"]
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -20,10 +20,10 @@ HIDDEN = "import sys; sys.modules[{module!r}] = None; "
 """Python code that makes a module look as if it were not installed."""
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start this interpreter with pipes for standard input and output."""
+def start(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+    """Start this interpreter with pipes for standard input and output; ``before`` begins the command."""
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [*before, sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=options.pop("stderr", subprocess.DEVNULL),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -24,6 +25,7 @@ from loom_gateway.access.control import AccessControl, scope_of
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import ClientSocket, DriverLink
 from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.driver_process import NotOurDriver
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session, SessionState
 
@@ -60,7 +62,7 @@ class Relay:
                     return
                 hello = _read_hello(hello_frame)
                 session = self._access.check_hello(principal, hello) or await self._open(principal)
-                link = await _connect(session, hello_frame, self._access.guest(principal, session))
+                link = await self._connect(session, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):
                     return
             await self._relay(session, link, hello, principal, socket, receive, send)
@@ -81,6 +83,28 @@ class Relay:
         self._draining.check_open()
         with self._access.opening(principal):
             return await self._manager.create(principal.token.id, principal.identity.user)
+
+    async def _connect(self, session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
+        """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, session.driver.files.socket)
+            # A driver with a user id of its own could lead its socket's name to another driver.
+            session.driver.check_peer(sock)
+            _, link = await loop.create_unix_connection(lambda: DriverLink(session.traffic), sock=sock)
+        except (OSError, NotOurDriver) as error:
+            sock.close()
+            if not await _await_exit(session):
+                await self._manager.end_unreachable(session, str(error))
+            raise session.ended().error() from None
+        except BaseException:
+            sock.close()
+            raise
+        link.write(b"".join(unnumbered_frame(OpenSession(session.name, guest).message())))
+        link.write(hello_frame)
+        return link
 
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
@@ -172,21 +196,6 @@ def _read_hello(frame: bytes) -> Hello:
     hello = Hello.from_body(messages[0].body)
     check_protocol(hello.protocol, ours="gateway", theirs="client")
     return hello
-
-
-async def _connect(session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
-    """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
-    connecting = asyncio.get_running_loop().create_unix_connection(
-        lambda: DriverLink(session.traffic), session.driver.files.socket
-    )
-    try:
-        _, link = await connecting
-    except OSError:
-        await _await_exit(session)
-        raise session.ended().error() from None
-    link.write(b"".join(unnumbered_frame(OpenSession(session.name, guest).message())))
-    link.write(hello_frame)
-    return link
 
 
 async def _await_exit(session: Session) -> bool:

@@ -149,7 +149,7 @@ def boot_id() -> str:
 
 
 def open_regular(path: str) -> IO[bytes]:
-    """Open a file for reading that another user id may have made. Raise `OSError` for a link, a pipe and the like."""
+    """Open a file that another user id may have made, to read it. Raise `OSError` for a link, a pipe, …."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(descriptor)
     # A second name may be that of a file that its owner can name, and not read.

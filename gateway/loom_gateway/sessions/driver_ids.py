@@ -60,13 +60,13 @@ class DriverIds:
 
     @classmethod
     def of(cls, text: str) -> DriverIds:
-        """Parse ``LOW-HIGH``. Raise `WrongArguments` if it is none, or the range has an id of the machine's users."""
+        """Parse ``LOW-HIGH``. Raise `WrongArguments` if it is none, or has an id that is in use."""
         match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text)
         if match is None or not 0 < int(match[1]) <= int(match[2]) <= _LARGEST:
             raise WrongArguments(f"--driver-uids {text!r} is no range of user ids: write LOW-HIGH, as 20000-29999")
         ids = range(int(match[1]), int(match[2]) + 1)
-        taken = {user.pw_uid: f"the user {user.pw_name}" for user in pwd.getpwall()}
-        taken |= {group.gr_gid: f"the group {group.gr_name}" for group in grp.getgrall()}
+        taken = {group.gr_gid: f"the group {group.gr_name}" for group in grp.getgrall()}
+        taken |= {user.pw_uid: f"the user {user.pw_name}" for user in pwd.getpwall()}
         taken |= {os.geteuid(): "the gateway itself", os.getegid(): "the gateway itself"}
         for number, name in sorted(taken.items()):
             if number in ids:
@@ -154,7 +154,7 @@ def clear_away(files: DriverFiles, uid: int) -> bool:
 
 
 def _clear(folder: str, uid: int, kept: Sequence[str]) -> None:
-    """End every process of a user id, remove what it has in its folder except for ``kept``, and take over the rest."""
+    """End every process of a user id, remove its files from its folder except for ``kept``, and take over these."""
     command = [sys.executable, "-I", "-S", "-c", _CLEAR, folder, *kept]
     try:
         subprocess.run(
@@ -172,7 +172,9 @@ def _clear(folder: str, uid: int, kept: Sequence[str]) -> None:
         )
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""
-        raise OSError(f"the processes and files of user id {uid} remain: {error} {said.decode(errors='replace')}") from error
+        raise OSError(
+            f"the processes and files of user id {uid} remain: {error} {said.decode(errors='replace')}"
+        ) from error
     own, group = os.geteuid(), os.getegid()
     os.chown(folder, own, group)
     os.chmod(folder, 0o700)

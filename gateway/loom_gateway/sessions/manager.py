@@ -16,8 +16,9 @@ from loom.errors import LoomError, UnknownSession
 from loom.process.child import python
 from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_ports import FreshPorts
-from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver, OwnDriver
+from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.log_reader import SessionLogs
 from loom_gateway.sessions.session import Session, SessionState
@@ -39,6 +40,7 @@ class SessionManager:
         linger: seconds that a session lives without a client; its driver measures them.
         folder: the state folder, in which the next gateway finds the drivers; a temporary one by default.
         patience: seconds that a new session waits for missing workers.
+        ids: the user ids for drivers, for which the folder is ``separate``; by default drivers have the gateway's.
     """
 
     def __init__(
@@ -49,15 +51,17 @@ class SessionManager:
         exit_with_gateway: bool = False,
         driver_options: Sequence[str] = (),
         patience: float = 60.0,
+        ids: DriverIds | None = None,
     ) -> None:
         self._linger = linger
         self._patience = patience
         self.folder = StateFolder.make_temporary() if folder is None else folder
         hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
-        self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"))
+        self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"), self.folder.separate)
         self.exit_with_gateway = exit_with_gateway or self.folder.temporary
         """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
+        self._ids = ids
         self._sessions: dict[str, Session] = {}
         self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
@@ -116,6 +120,7 @@ class SessionManager:
             except NotOurDriver as reason:
                 self._clear_away(files, str(reason), user_of)
                 continue
+            self._watch_id(driver)
             if driver.record.session:
                 if not driver.record.user:
                     driver.note(user=user_of(driver.record.owner))
@@ -125,8 +130,12 @@ class SessionManager:
         if found:
             self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
-            self._add(Session(driver, SessionState.OPEN))
-            logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
+            session = Session(driver, SessionState.OPEN)
+            self._add(session)
+            if driver.unreachable:
+                self.background(self.end_unreachable(session, driver.unreachable))
+            else:
+                logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
         await asyncio.gather(*spares)
 
     def _clear_away(self, files: DriverFiles, reason: str, user_of: Callable[[str], str]) -> None:
@@ -136,11 +145,21 @@ class SessionManager:
         if record is not None and record.session:
             logger.warning("session %s is not adopted: %s", record.session, reason)
             how = "ended while no gateway ran; its exit code is not known"
+            words, output = files.read_last_words(), files.last_output()
+            self._clear_folder(files)
             record = replace(record, user=record.user or user_of(record.owner))
-            self._note_end(EndedSession.of(record, files.read_last_words(), how, files.last_output(), files.log))
+            self._note_end(EndedSession.of(record, words, how, output, files.log))
             files.remove()
         else:
+            self._clear_folder(files)
             files.remove(log=True)
+
+    def _clear_folder(self, files: DriverFiles) -> None:
+        """End what a driver that has ended left behind, if it had a user id of its own."""
+        with contextlib.suppress(OSError):
+            uid = os.geteuid() if files.folder is None else os.stat(files.folder).st_uid
+            if uid != os.geteuid() and not clear_away(files, uid) and self._ids is not None:
+                self._ids.adopt(uid)
 
     def prepare_spare(self) -> None:
         """Start a warm driver for the next session, unless there is one."""
@@ -160,13 +179,41 @@ class SessionManager:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:
             arguments.append("--remove-folder")
-        driver = OwnDriver("the driver", files, python("loom_gateway.driver", *arguments))
+        arguments += ["--gateway-uid", str(os.geteuid())]
+        driver = self._launch(files, python("loom_gateway.driver", *arguments))
         try:
             await driver.come_up(START_TIMEOUT)
         except asyncio.CancelledError:
             self.background(driver.end("nobody waits for it any more"))
             raise
         return driver
+
+    def _launch(self, files: DriverFiles, command: Sequence[str]) -> OwnDriver:
+        if self._ids is None or files.folder is None:
+            return OwnDriver("the driver", files, command)
+        uid = self._ids.take()
+        try:
+            make_folder(files.folder, uid)
+            driver = OwnDriver("the driver", files, command, uid)
+        except BaseException:
+            self._ids.give_back(uid)
+            raise
+        self._watch_id(driver)
+        return driver
+
+    def _watch_id(self, driver: DriverProcess) -> None:
+        """Let another driver have a driver's user id when no process has it any more."""
+        uid, ids = driver.record.uid, self._ids
+        if uid is None or ids is None:
+            return
+
+        async def await_end() -> None:
+            await driver.exited.wait()
+            if driver.cleared:
+                ids.give_back(uid)
+
+        ids.adopt(uid)
+        self.background(await_end())
 
     async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
         """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
@@ -184,20 +231,19 @@ class SessionManager:
         self.background(self._watch(session))
 
     async def _take_spare(self) -> OwnDriver:
+        if self._spare is not None and self._spare.done() and _is_of_no_use(self._spare):
+            self._spare = None  # why it failed, perhaps hours ago, need not hold now
         self.prepare_spare()
         spare, self._spare = self._spare, None
         assert spare is not None
         try:
-            driver = await asyncio.shield(spare)
+            return await asyncio.shield(spare)
         except asyncio.CancelledError:  # the client is gone, and the next one can have the driver
             if self._spare is None:
                 self._spare = spare
             else:
                 self.background(_end_spare(spare))
             raise
-        if driver.exited.is_set():  # it died while it was a spare
-            driver = await self._start_driver()
-        return driver
 
     async def _watch(self, session: Session) -> None:
         await session.driver.exited.wait()
@@ -232,6 +278,10 @@ class SessionManager:
             session.clients -= 1
             logger.info("session %s: client disconnected", session.name)
 
+    async def end_unreachable(self, session: Session, why: str) -> None:
+        """End a session whose driver lives, but takes no connections: nobody would ever find it."""
+        await self.end(session, f"its driver could not be reached any more: {why}")
+
     async def end(self, session: Session, reason: str) -> None:
         session.begin_to_end()
         await session.driver.end(reason)
@@ -265,5 +315,10 @@ class SessionManager:
 
 
 async def _end_spare(spare: asyncio.Task[OwnDriver]) -> None:
-    with contextlib.suppress(LoomError):  # it has ended
+    with contextlib.suppress(LoomError, OSError):  # it has ended, or never began
         await (await spare).end(STOPPED)
+
+
+def _is_of_no_use(spare: asyncio.Task[OwnDriver]) -> bool:
+    """Return whether a spare, which is done, could not be started, or has died since."""
+    return spare.cancelled() or spare.exception() is not None or spare.result().exited.is_set()

@@ -59,8 +59,8 @@ class StateFolder:
     def open(cls, path: str, separate: bool = False) -> StateFolder:
         """Open a folder, creating it if necessary, and `hold` it until this process ends."""
         path = os.path.abspath(path)
-        socket = os.path.basename(cls(path, None).new_driver().socket)
-        lock = hold(Path(path), "gateway", socket + "/driver", " with --state-dir", passable=separate)
+        socket = os.path.relpath(cls(path, None, separate).new_driver().socket, path)
+        lock = hold(Path(path), "gateway", socket, " with --state-dir", passable=separate)
         for unfinished in Path(path).glob(".*"):  # left by a process that was killed while it wrote
             unfinished.unlink()
         return cls(path, lock, separate)

@@ -17,11 +17,15 @@ LOOK_SOON = 0.5
 
 
 class WorkerWatch:
-    """Keeps the list of workers up to date, and publishes it in the file ``path``."""
+    """Keeps the list of workers up to date, and publishes it in the file ``path``.
 
-    def __init__(self, hosts: WorkerHosts, path: str) -> None:
+    With ``public``, processes of other user ids can read the file.
+    """
+
+    def __init__(self, hosts: WorkerHosts, path: str, public: bool = False) -> None:
         self.hosts = hosts
         self.path = path
+        self._mode = 0o644 if public else 0o600
         self._complete = asyncio.Event()  # set when every host has had a worker
         self._error: WorkerUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +66,7 @@ class WorkerWatch:
         return self.hosts.listed()
 
     def _publish(self) -> None:
-        write_json(self.path, self.hosts.listed())
+        write_json(self.path, self.hosts.listed(), self._mode)
         self._complete.set()
 
     async def _look_on(self) -> None:

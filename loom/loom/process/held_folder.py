@@ -25,7 +25,7 @@ def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool 
     if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
         raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")
     try:
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(0o711 if passable else 0o700, parents=True, exist_ok=True)
         path.mkdir(0o700, exist_ok=True)
         _check_is_ours(path, advice)
         _check_parents(path.absolute().parent, advice, passable)
@@ -84,8 +84,8 @@ def _check_parents(parent: Path, advice: str, passable: bool) -> None:
         others = mode & (0o002 if own_group else 0o022)
         if others and not mode & stat.S_ISVTX:
             text = (
-                f"others can put another folder in the place of the state folder, because they can write to {place} "
-                f"(mode {mode:o}): `chmod +t {place}`, or choose another folder{advice}"
+                f"others can put another folder in the place of the state folder, because they can write to "
+                f"{place} (mode {mode:o}): `chmod +t {place}`, or choose another folder{advice}"
             )
             # A container's volume is often open to all, and all processes in the container are of one user.
             if passable or not place.is_mount():

@@ -46,6 +46,9 @@ def main() -> int:
     parser.add_argument("--linger", type=float, default=math.inf, metavar="SECONDS",
                         help="seconds that it lives without a gateway, a driver or a threadlet")  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    parser.add_argument(
+        "--passable", action="store_true", help="let drivers of other user ids connect to the socket"
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
@@ -53,11 +56,12 @@ def main() -> int:
         # End the same way as on SIGTERM, so that there is one way to stop.
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     _allow_many_connections()
+    os.umask(0o077)
     try:
         host, port = _host_and_port(options.listen)
         if not options.beat > 0:
             raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
-        folder = WeaverFolder(options.folder)
+        folder = WeaverFolder(options.folder, options.passable)
         store = Store(folder.store)
         remembered = folder.remembered()
         tcp = _listen_as_before(host, port, remembered)
@@ -130,7 +134,7 @@ def _listen_unix(folder: WeaverFolder) -> socket.socket:
     folder.socket.unlink(missing_ok=True)  # a killed weaver leaves its socket
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder.socket))
-    folder.socket.chmod(0o600)
+    folder.socket.chmod(0o666 if folder.passable else 0o600)
     listener.listen(128)
     return listener
 

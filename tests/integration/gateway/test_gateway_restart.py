@@ -328,7 +328,7 @@ def test_a_process_that_does_not_listen_is_refused(files: DriverFiles, sleeper: 
     with pytest.raises(NotOurDriver, match="nobody listens"):
         AdoptedDriver.adopt(files)
     Path(files.socket).write_text("no socket")
-    with pytest.raises(NotOurDriver, match="is not a socket of this user"):
+    with pytest.raises(NotOurDriver, match="is not a socket of user id"):
         AdoptedDriver.adopt(files)
 
 
@@ -429,11 +429,105 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         StateFolder.open(str(path))
 
 
-def test_the_default_folder_is_this_users_and_the_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert default_path(8470) == "/run/user/7/loom/gateway-8470"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_path(8470).endswith(f"/loom-{os.geteuid()}/gateway-8470")
+def test_a_place_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(loom.UnsafeStateFolder, match=rf"they can write to {place} \(mode 777\): `chmod \+t"):
+        StateFolder.open(str(place / "state"))
+    with pytest.raises(loom.UnsafeStateFolder, match=f"they can write to {place} "):
+        StateFolder.open(str(place / "loom" / "state"))
+    place.chmod(0o1777)
+    StateFolder.open(str(place / "state"))
+
+
+def test_a_new_volume_of_a_container_is_closed_to_others(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    StateFolder.open(str(volume))
+    assert stat.S_IMODE(volume.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_place_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    with pytest.raises(loom.UnsafeStateFolder, match="belongs to user 65534, who can put another in its place"):
+        StateFolder.open(str(tmp_path / "theirs" / "state"))
+
+
+def test_a_folder_that_drivers_with_other_ids_cannot_reach_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(loom.UnsafeStateFolder, match=rf"{tmp_path} is closed to them \(mode 700\)"):
+        StateFolder.open(str(tmp_path / "state"), separate=True)
+
+
+def test_the_default_folder_is_there_after_a_logout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/state")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_path(8470) == "/home/state/loom/gateway-8470"
+    assert default_path(8470, separate=True) == "/var/lib/loom/gateway-8470"
+
+
+def test_a_folder_where_it_was_before_is_used_while_sessions_are_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/state")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = tmp_path / "loom" / "gateway-8470"
+    before.mkdir(parents=True)
+    assert default_path(8470) == "/home/state/loom/gateway-8470"
+    (before / "driver-1.json").touch()
+    assert default_path(8470) == str(before)
+
+
+def test_a_driver_whose_socket_vanished_is_ended_by_the_next_gateway(gateway: Gateway) -> None:
+    job = gateway.connect()
+    pid = gateway.session(job.session)["pid"]
+    job.detach()
+    gateway.end(signal.SIGKILL)
+    for path in gateway.state.glob("driver-*.sock"):
+        path.unlink()
+
+    gateway.start()
+
+    await_end(pid)
+    ended = gateway.ended(job.session)
+    assert "its driver could not be reached any more: nobody listens on" in ended["reason"]
+    with pytest.raises(loom.UnknownSession, match="could not be reached any more"):
+        gateway.connect(job.session)
+
+
+def test_a_driver_whose_socket_vanished_is_ended_by_the_client_that_looks_for_it(gateway: Gateway) -> None:
+    job = gateway.connect()
+    pid = gateway.session(job.session)["pid"]
+    job.detach()
+    for path in gateway.state.glob("driver-*.sock"):
+        path.unlink()
+
+    with pytest.raises(loom.UnknownSession, match="could not be reached any more"):
+        gateway.connect(job.session)
+    await_end(pid)
+
+
+def test_a_record_of_before_the_machine_started_is_no_drivers(
+    files: DriverFiles, sleeper: subprocess.Popen[bytes]
+) -> None:
+    files.write_record(replace(record_of(sleeper.pid), boot="another start"))
+    with pytest.raises(NotOurDriver, match="the machine was started anew"):
+        AdoptedDriver.adopt(files)
+
+
+def test_a_record_is_on_the_disk_before_it_counts(files: DriverFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    replaced = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(os, "replace", lambda *paths: (synced.append("replaced"), replaced(*paths)))
+    files.write_record(DriverRecord(1, 1))
+    folder = os.path.dirname(files.base)
+    assert synced[0].startswith(f"{folder}/.driver-1.json-")
+    assert synced[1:] == ["replaced", folder]
 
 
 def test_ports_are_not_given_again_by_the_next_gateway(tmp_path: Path) -> None:

@@ -12,11 +12,17 @@ from loom.process.held_folder import hold
 
 
 class WeaverFolder:
-    """A folder that only this user can open, held by this process until it ends, and created if it is missing."""
+    """A folder that only this user can open, held by this process until it ends, and created if it is missing.
 
-    def __init__(self, path: str | Path) -> None:
+    With ``passable``, processes of other user ids can reach the socket, but can neither list nor read anything.
+    """
+
+    def __init__(self, path: str | Path, passable: bool = False) -> None:
         self.path = Path(path).absolute()
-        self._lock = hold(self.path, "weaver", "weaver.sock")
+        self.passable = passable
+        self._lock = hold(self.path, "weaver", "weaver.sock", passable=passable)
+        for file in self.path.glob("weaver.sqlite*"):
+            file.chmod(0o600)  # an earlier version left it to the folder
         self.store = self.path / "weaver.sqlite"
         self.socket = self.path / "weaver.sock"
         self._link = self.path / "link.json"

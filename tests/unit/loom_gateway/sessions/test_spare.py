@@ -1,0 +1,51 @@
+"""The spare driver: what failed for it once does not fail for the next session."""
+
+from __future__ import annotations
+
+import pytest
+
+from loom.errors import SessionLost
+from loom_gateway.sessions import manager as module
+from loom_gateway.sessions.driver_process import OwnDriver
+from loom_gateway.sessions.manager import SessionManager
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why the next drivers fail to start; the others become a driver without a process."""
+    left: list[str] = []
+
+    async def come_up(driver: object, timeout: float) -> dict[str, object]:
+        if left:
+            raise SessionLost(left.pop())
+        return {}
+
+    monkeypatch.setattr(module, "python", lambda *arguments: ["sleep", "60"])
+    monkeypatch.setattr(OwnDriver, "come_up", come_up)
+    return left
+
+
+async def test_a_spare_that_failed_is_started_afresh_for_the_next_session(
+    failures: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = SessionManager(["tcp://127.0.0.1:1"])
+    failures.append("the disk was full")
+    manager.prepare_spare()
+    assert manager._spare is not None
+    with pytest.raises(SessionLost):
+        await manager._spare
+
+    session = await manager.create()
+
+    assert session.name
+    await manager.close()
+
+
+async def test_what_fails_now_is_told(failures: list[str]) -> None:
+    manager = SessionManager(["tcp://127.0.0.1:1"])
+    failures.append("the disk is full")
+
+    with pytest.raises(SessionLost, match="the disk is full"):
+        await manager.create()
+
+    await manager.close()
