@@ -14,7 +14,8 @@ import uvloop
 from loom.token_file import Token
 from loom.wire.handshake import Hello
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.access.control import AccessControl, Principal
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.relay.relay import Relay
@@ -96,9 +97,11 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
     async def come_and_go() -> list[str]:
         driver = SilentDriver(tmp_path / "driver", opened=hello.session is not None)
         server = await asyncio.start_unix_server(driver.serve, driver.path)
-        relay = Relay(driver, AccessControl(TokenAuthority("own")), SimpleNamespace(check_open=lambda: None))  # type: ignore[arg-type]
+        access = AccessControl(TokenAuthority("own"))
+        access.guard(driver)  # type: ignore[arg-type]
+        relay = Relay(driver, access, SimpleNamespace(check_open=lambda: None))  # type: ignore[arg-type]
         client = Client(hello)
-        principal = Principal(Token("gateway", "gateway", "drive", "", 0.0), "")
+        principal = Principal(Token("gateway", "gateway", "drive", "", 0.0, user="admin"), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}
         serving = asyncio.ensure_future(relay(scope, client.events.get, client.send))
         await asyncio.wait_for(driver.greeted.wait(), BOUND)

@@ -1,0 +1,312 @@
+"""Every route and every WebSocket of a gateway, with no token, a wrong one, each scope, and another user's.
+
+`RULES` has a rule for each route. A route that is added without one fails `test_every_route_has_a_rule`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from loom.errors import WeaverUnavailable
+from loom.token_file import SCOPES, TokenFile
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.middleware import AccessMiddleware
+from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.app import create_app
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session
+from loom_gateway.settings import Limits
+from loom_gateway.weaver_process import WeaverSupervisor
+
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
+SESSION = "session-of-ann"
+BOUND = 20.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may use a route."""
+
+    scope: str | None
+    """The scope of token that it needs; None: it needs no token."""
+    body: object = None
+    """A body that makes sense."""
+    whose: str = ""
+    """``session``: the path names a session, which for another user does not exist. ``tunnel``: it names a tunnel.
+    ``weaver``: it is about the caller's own replicas. Empty: the path names nothing of any user."""
+
+
+RULES: dict[str, Rule] = {
+    "GET /healthz": Rule(None),
+    "GET /readyz": Rule(None),
+    "GET /metrics": Rule("view", whose="weaver"),
+    "GET /api/v1/openapi.json": Rule("view"),
+    "GET /api/v1/status": Rule("view"),
+    "GET /api/v1/sessions": Rule("view"),
+    "DELETE /api/v1/sessions/{name}": Rule("operate", whose="session"),
+    "GET /api/v1/sessions/{name}/logs": Rule("view", whose="session"),
+    "PUT /api/v1/sessions/{name}/shares/{user}": Rule("operate", {"scope": "view"}, whose="session"),
+    "DELETE /api/v1/sessions/{name}/shares/{user}": Rule("operate", whose="session"),
+    "POST /api/v1/tunnel": Rule("view"),
+    "DELETE /api/v1/tunnel/{tunnel}": Rule("view", whose="tunnel"),
+    "POST /api/v1/tunnel/{tunnel}/up": Rule("view", whose="tunnel"),
+    "GET /api/v1/tunnel/{tunnel}/down": Rule("view", whose="tunnel"),
+    "GET /api/v1/weaver/status": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/devices": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/events": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/goodput": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}/metrics": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}/metrics/{metric}": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/address": Rule("operate", whose="weaver"),
+    "POST /api/v1/weaver/commands": Rule("operate", {"kind": "pause"}, whose="weaver"),
+    "GET /api/v1/weaver/commands/{command}": Rule("view", whose="weaver"),
+    "POST /api/v1/weaver/inject": Rule("operate", {"fault": "sigkill", "target": "*"}, whose="weaver"),
+    "DELETE /api/v1/weaver/inject/{injection}": Rule("operate", whose="weaver"),
+    "POST /api/v1/weaver/devices/{device}/failure": Rule("operate", {}, whose="weaver"),
+    "GET /api/v1/weaver/policies": Rule("view", whose="weaver"),
+    "POST /api/v1/weaver/policies": Rule("operate", {"group": "a", "action": "notify"}, whose="weaver"),
+    "WS /ws/v1": Rule("view"),  # the hello says what for; `tests/integration/gateway/test_users.py` tries each
+    "WS /ws/v1/weaver": Rule("view", whose="weaver"),
+}
+
+HTTP = [name for name in RULES if not name.startswith("WS ")]
+GUARDED = [name for name in HTTP if RULES[name].scope is not None]
+SOCKETS = [name for name in RULES if name.startswith("WS ")]
+
+
+class Driver(DriverProcess):
+    """A driver that is no process."""
+
+    async def end(self, reason: str, timeout: float = 0.0) -> None:
+        self.reason = reason
+        self.exited.set()
+
+    def signal(self, number: int) -> None:
+        """Nobody is there."""
+
+    def abandon(self) -> None:
+        """Nobody is there."""
+
+
+class AwayWeaver:
+    """A weaver's client whose weaver is away."""
+
+    async def _refuse(self, *args: object, **given: object) -> Any:
+        raise WeaverUnavailable("the weaver is away")
+
+    async def watch(self, *args: object, **given: object) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        yield await self._refuse()
+
+    async def available(self) -> None:
+        await asyncio.Event().wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse
+
+
+class House:
+    """An application with a session of ann's."""
+
+    def __init__(self, folder: Path) -> None:
+        file = TokenFile(folder / "tokens.json")
+        self.tokens = {scope: file.create(f"ann {scope}", scope, user="ann")[1] for scope in SCOPES}
+        self.bob = file.create("bob", "drive")[1]
+        self.manager = SessionManager([])
+        self.access = AccessControl(TokenAuthority("own", file), Limits(login_failures=0, connection_rate=0))
+        self.supervisor = WeaverSupervisor(self.manager.folder.weaver, self.manager.worker_watch.there)
+        self.supervisor.client = AwayWeaver()  # type: ignore[assignment]
+        self.app = create_app(self.manager, self.access, self.supervisor)
+        self.guarded = AccessMiddleware(self.app, self.access)
+        files = DriverFiles(str(folder / "driver"))
+        files.write_record(DriverRecord(1, 0, SESSION, user="ann"))
+        Path(files.log).touch()
+        self.manager._add(Session(Driver(files, files.read_record())))
+
+    async def ask(self, method: str, path: str, token: str | None, body: object = None) -> httpx.Response:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        transport = httpx.ASGITransport(self.guarded, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+            return await asyncio.wait_for(client.request(method, path, json=body), BOUND)
+
+    async def close(self) -> None:
+        self.app.state.tunnels.close()
+        await self.manager.close()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path)
+    yield made
+    await made.close()
+
+
+def listed(routes: Iterable[BaseRoute]) -> Iterator[str]:
+    """The method and path of each route, as in `RULES`."""
+    for route in routes:
+        if (inner := getattr(route, "original_router", None)) is not None:  # what FastAPI has included
+            yield from listed(inner.routes)
+        elif isinstance(route, WebSocketRoute):
+            yield f"WS {route.path}"
+        elif isinstance(route, Route):
+            path = route.path.replace(":path}", "}")
+            yield from (f"{method} {path}" for method in sorted(route.methods or METHODS) if method != "HEAD")
+        else:
+            yield f"no rule is possible for {route!r}"
+
+
+def path_of(rule: str, **given: str) -> str:
+    """The path of a rule, with values for the parts that it leaves open."""
+    path = rule.partition(" ")[2]
+    values = {"name": SESSION, "user": "carol", "tunnel": "nothing", "replica": "train_0", "metric": "loss"}
+    values |= {"command": "c-1", "injection": "i-1", "device": "GPU-0", **given}
+    return path.format_map(values)
+
+
+def code_of(answer: httpx.Response) -> str:
+    """The code of an error; empty for another answer."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(answer.json()["error"]["code"])
+    return ""
+
+
+async def test_every_route_has_a_rule(house: House) -> None:
+    assert sorted(listed(house.app.routes)) == sorted(RULES)
+
+
+@pytest.mark.parametrize("name", HTTP)
+async def test_a_route_without_a_token_or_with_a_wrong_one(house: House, name: str) -> None:
+    rule = RULES[name]
+    for token in (None, "wrong", ""):
+        answer = await house.ask(name.partition(" ")[0], path_of(name), token, rule.body)
+        if rule.scope is None:
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, code_of(answer)) == (401, "authentication")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", GUARDED)
+async def test_a_route_with_a_token_of_each_scope(house: House, name: str, scope: str) -> None:
+    rule = RULES[name]
+    assert rule.scope is not None
+    answer = await house.ask(name.partition(" ")[0], path_of(name), house.tokens[scope], rule.body)
+
+    if SCOPES.index(scope) < SCOPES.index(rule.scope):
+        assert (answer.status_code, code_of(answer)) == (403, "scope")
+    else:
+        assert answer.status_code not in (401, 403, 405, 500)
+        assert code_of(answer) != "unknown_session"
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_another_method_of_a_path_needs_a_token_too(house: House, method: str) -> None:
+    paths = {path_of(name) for name in GUARDED}
+    of_route = {f"{name.partition(' ')[0]} {path_of(name)}" for name in GUARDED}
+    for path in sorted(paths | {"/", "/nothing", "/api/v1", "/api/v1/../v1/status", "/ws/v1"}):
+        if f"{method} {path}" in of_route:
+            continue
+        assert (await house.ask(method, path, None)).status_code == 401, path
+        assert (await house.ask(method, path, house.tokens["admin"])).status_code in (200, 204, 404, 405), path
+        if method not in ("GET", "HEAD", "OPTIONS") and "/tunnel" not in path:
+            assert (await house.ask(method, path, house.tokens["view"])).status_code == 403, path
+
+
+@pytest.mark.parametrize("name", [name for name in GUARDED if RULES[name].whose == "session"])
+async def test_a_session_of_another_user_is_none(house: House, name: str) -> None:
+    method, body = name.partition(" ")[0], RULES[name].body
+    there, nowhere = [
+        await house.ask(method, path_of(name, name=session), house.bob, body) for session in (SESSION, "x")
+    ]
+
+    assert (there.status_code, code_of(there)) == (404, "unknown_session")
+    assert (nowhere.status_code, nowhere.text.replace("'x'", f"'{SESSION}'")) == (404, there.text)
+    assert SESSION in [session.name for session in house.manager.sessions()]
+
+
+@pytest.mark.parametrize("name", [name for name in GUARDED if RULES[name].whose == "tunnel"])
+async def test_a_tunnel_of_another_user_is_none(house: House, name: str) -> None:
+    opened = await house.ask("POST", "/api/v1/tunnel", house.tokens["drive"])
+    method, number = name.partition(" ")[0], "?n=1"
+    there, nowhere = [
+        await house.ask(method, path_of(name, tunnel=tunnel) + number, house.bob)
+        for tunnel in (opened.json()["tunnel"], "nothing")
+    ]
+
+    assert (there.status_code, code_of(there)) == (404, "connection_lost")
+    assert (nowhere.status_code, nowhere.text) == (404, there.text)
+
+
+async def test_lists_and_counts_have_nothing_of_another_user(house: House) -> None:
+    for name in GUARDED:
+        if name.startswith("GET ") and not RULES[name].whose:
+            answer = await house.ask("GET", path_of(name) + "?ended=true", house.bob)
+            assert SESSION not in answer.text, name
+    assert (await house.ask("GET", "/api/v1/status", house.bob)).json()["sessions"] == 0
+    assert (await house.ask("GET", "/api/v1/status", house.tokens["view"])).json()["sessions"] == 1
+
+
+# -- WebSockets ---------------------------------------------------------------------------------------------
+
+
+class Refusals:
+    """What a WebSocket's server is told to refuse."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, str]] = []
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def refuse(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        self.said.append((status, json.loads(text)["error"]["code"]))
+
+
+async def upgrade(house: House, path: str, token: str | None) -> tuple[list[tuple[int, str]], list[str]]:
+    """Return the refusals of a WebSocket, and the types of what the application sends, until its client leaves."""
+    socket, sent = Refusals(), []
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    for event in ("websocket.connect", "websocket.disconnect"):
+        events.put_nowait({"type": event})
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    scope = {
+        "type": "websocket",
+        "path": path,
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "loom.socket": socket,
+    }
+    scope |= {"root_path": "", "query_string": b"", "scheme": "ws", "subprotocols": []}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await asyncio.wait_for(house.guarded(scope, events.get, send), BOUND)
+    return socket.said, sent
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+async def test_a_websocket_without_a_token_or_with_a_wrong_one(house: House, name: str) -> None:
+    for token in (None, "wrong", ""):
+        refused, sent = await upgrade(house, path_of(name), token)
+        assert (refused, sent) == ([(401, "authentication")], [])
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", SOCKETS)
+async def test_a_websocket_with_a_token_of_each_scope(house: House, name: str, scope: str) -> None:
+    refused, sent = await upgrade(house, path_of(name), house.tokens[scope])
+    assert refused == []
+    assert sent[0] == "websocket.accept"
