@@ -59,7 +59,11 @@ def serve(settings: GatewaySettings) -> None:
         settings.session_linger,
         folder,
         settings.exit_with_parent,
-        ["--max-message", str(settings.max_message or MAX_MESSAGE), "--max-in-flight", str(settings.max_in_flight)],
+        [
+            *("--max-message", str(settings.max_message or MAX_MESSAGE)),
+            *("--max-in-flight", str(settings.max_in_flight)),
+            *("--worker-patience", str(settings.worker_patience)),
+        ],
         settings.workers_timeout,
         ids,
     )

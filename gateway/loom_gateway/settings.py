@@ -84,6 +84,12 @@ class GatewaySettings(Limits):
     workers_timeout: float = _option(
         60.0, "How long a new session waits for workers to be found.", metavar="SECONDS", min=0
     )
+    worker_patience: float = _option(
+        60.0,
+        "How long training processes and their session survive without network between them.",
+        metavar="SECONDS",
+        min=1,
+    )
     token: str | None = _option(
         None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
     )

@@ -14,6 +14,7 @@ import sys
 from loom.process.capabilities import forbid_new_privileges, keep_only
 from loom.process.listen import announce
 from loom.wire.mux import MAX_MESSAGE
+from loom_gateway.driver.lifeline.line import PATIENCE
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import keep_small
 from loom_gateway.sessions.driver_files import DriverFiles
@@ -34,7 +35,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     from loom_gateway.driver.weaver_link import WeaverLink
 
     loop = asyncio.get_running_loop()
-    prepare(options.worker, options.port)
+    prepare(options.worker, options.port, options.worker_patience)
 
     def new_session(name: str) -> Session:
         return Session(
@@ -46,6 +47,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             LogSpool(files.log, mode=files.mode),
             options.max_message,
             options.max_in_flight,
+            options.worker_patience,
         )
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -77,6 +79,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
     parser.add_argument("--max-message", type=int, default=MAX_MESSAGE, help="bytes of one message of the client")
     parser.add_argument("--max-in-flight", type=int, default=0, help="unanswered operations; 0: any number")
+    parser.add_argument(
+        "--worker-patience", type=float, default=PATIENCE, help="seconds without network that processes survive"
+    )
     parser.add_argument(
         "--linger", type=float, default=3600.0, help="seconds that a session lives without a client"
     )

@@ -55,9 +55,12 @@ After Monarch's default the host gives up *and exits* (torchmonarch 0.7: ``hyper
 killed root client would then, a minute later, end the host of every other session.
 """
 
-PROCESSES_GIVE_UP_AFTER = "30s"
-"""The same duration for the processes that the host starts, which would otherwise inherit the driver's setting, and
-never give up. It ends a process whose host was killed before the process had begun."""
+PATIENCE = 60.0
+"""Default of ``--patience``, as of the gateway's ``--worker-patience``."""
+
+PROCESSES_GIVE_UP_LATER = 30.0
+"""Seconds after the patience for which the processes that the host starts go on to try. Otherwise they would
+inherit the driver's setting and never give up. Then a process ends whose host was killed before it had begun."""
 
 REAP_EVERY = 0.1  # seconds between two searches for ended orphans while a zombie exists
 
@@ -67,8 +70,11 @@ LISTEN_CHECK = 0.005
 """Seconds between two checks whether Monarch listens. It has no event for that, but takes only milliseconds."""
 
 
-def serve(address: WorkerAddress) -> None:
-    """Run Monarch's worker loop at ``address`` until a client shuts the host down."""
+def serve(address: WorkerAddress, patience: float = PATIENCE) -> None:
+    """Run Monarch's worker loop at ``address`` until a client shuts the host down.
+
+    ``patience``: seconds without network that the processes started here survive.
+    """
     ip = _resolve(address)
     # Report a conflict before Monarch is loaded, which takes a second.
     listen(str(ip), address.port, _PORT_ADVICE).close()
@@ -85,7 +91,8 @@ def serve(address: WorkerAddress) -> None:
     configure(message_delivery_timeout=UNDELIVERABLE_AFTER, enable_dest_actor_reordering_buffer=False)
     # For the processes that are started here. This one has read its configuration already; the variable would
     # override it.
-    os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", PROCESSES_GIVE_UP_AFTER)
+    give_up_after = f"{patience + PROCESSES_GIVE_UP_LATER:g}s"
+    os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", give_up_after)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{bracketed(ip)}:0")
     url = str(address)
     served = start_worker_loop_forever(address=url, ca="trust_all_connections")
@@ -195,7 +202,7 @@ def _adopt_orphans() -> None:
 
 
 def _reap_orphans() -> None:
-    """Reap ended orphans that lead a session, as the pumps of the output do. Monarch reaps the other processes."""
+    """Reap ended orphans that lead a session, as the lifelines' agents do. Monarch reaps the others."""
     import psutil
 
     while True:
@@ -258,6 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--address", required=True, metavar="tcp://HOST:PORT", help="where to listen, as the clients will name it"
     )
     parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help="how long the processes here survive without network, as the gateway's --worker-patience",
+    )
+    parser.add_argument(
         "--exit-with-parent",
         action="store_true",
         help="end when standard input, a pipe that the parent holds, is closed",
@@ -277,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _end_on_signals(options.grace, EndNotice())
         if options.exit_with_parent:
             _exit_with_parent()
-        serve(address)
+        serve(address, options.patience)
     except LoomError as error:
         return report(error)
     return 0

@@ -13,6 +13,12 @@ MONARCH_ENVIRONMENT = {
     "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL": "5ms",
     # A worker may never answer a new root client, probably if an earlier one had its port; see `WorkersSilent`.
     "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "8s",
+    # After a cut, Monarch goes on over a new connection, but only when it has noticed that the old one is broken.
+    # By default that takes a minute if one end was reset, and as long as the cut if the network was silent.
+    "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE": "5s",
+    # For so long it tries, or waits for, a new connection: longer than the patience with a silent host. A lost host
+    # is noticed by other means.
+    "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h",
 }
 """Variables and their values, for those that the user has not set."""
 

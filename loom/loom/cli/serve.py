@@ -49,6 +49,14 @@ def worker(
     address: Annotated[
         str, typer.Option(metavar="tcp://HOST:PORT", help="The address to listen on, as the gateway will name it.")
     ],
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="How long the processes here survive without network, as the gateway's --worker-patience.",
+        ),
+    ] = 60.0,
     exit_with_parent: ExitWithParent = False,
     grace: Annotated[
         float,
@@ -61,7 +69,7 @@ def worker(
 ) -> None:
     """Offer this machine as a Monarch host. Prints one line of JSON when it listens."""
     require(WORKER_MODULES, "a worker")
-    arguments = ["--address", address, "--grace", f"{grace:g}"]
+    arguments = ["--address", address, "--patience", f"{patience:g}", "--grace", f"{grace:g}"]
     if exit_with_parent:
         arguments.append("--exit-with-parent")
     _become("loom_gateway.workers.host", arguments)

@@ -87,6 +87,17 @@ class Kind(enum.IntEnum):
     LOG = 74
     RUN_STATE = 76
 
+    # Between the driver and the processes that it started.
+    TIE = 96
+    TIED = 97
+    UNTIED = 98
+    PROCESS_OUTPUT = 99
+    OUTPUT_SKIPPED = 100
+    FLUSH_OUTPUT = 101
+    OUTPUT_FLUSHED = 102
+    PROCESS_ENDED = 103
+    LINE_HELD = 104
+
 
 ADVERBS = {
     "call": Kind.CALL,

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -20,7 +20,6 @@ import pytest
 import loom
 from loom import Actor, current_rank, endpoint
 from loom.wire.bodies import LogLines
-from loom_gateway.driver.output import pump as log_pump
 from loom_gateway.driver.output.lines import LONGEST_LINE, Aggregator, LineSplitter
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.sessions.log_reader import KEEP_ENDED, LogQuery, SessionLogs
@@ -72,20 +71,17 @@ class Talker(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
     @endpoint
-    def kill_pump(self) -> tuple[int, bool]:
-        """How many there were, and whether the thread that waits for their end still does."""
+    def kill_agent(self) -> int:
+        """The process id of the process's agent, which is killed."""
         # Not by `children`, which leaves out what seems older than its parent, as after a change of the clock.
-        pumps = [
+        (agent,) = [
             process.pid
             for process in psutil.process_iter(["ppid", "cmdline"])
             if process.info["ppid"] == os.getpid()
-            and any(part.endswith("output/pump.py") for part in process.info["cmdline"] or ())
+            and any("lifeline.agent" in part for part in process.info["cmdline"] or ())
         ]
-        for pump in pumps:
-            os.kill(pump, signal.SIGKILL)
-        (thread,) = [thread for thread in threading.enumerate() if thread.name == "loom-log-pump"]
-        thread.join(BOUND / 2)
-        return len(pumps), thread.is_alive()
+        os.kill(agent, signal.SIGKILL)
+        return agent
 
 
 class Lines:
@@ -291,27 +287,32 @@ def test_a_flood_is_cut_and_does_not_starve_calls(job: loom.Job, lines: Lines) -
     assert sum(line.count for line in flooded) < 300_000
 
 
-def test_a_process_prints_on_when_its_pump_is_killed(job: loom.Job) -> None:
+def test_a_process_goes_on_when_its_agent_is_killed(job: loom.Job, lines: Lines) -> None:
     _, talker = talkers(job, gpus=1)
     one = talker.slice(hosts=0)
-    assert one.kill_pump.call_one().get(BOUND) == (1, False)
-    one.say.call_one("where it used to go").get(BOUND)
-    job.flush_logs(BOUND)
+    agent = one.kill_agent.call_one().get(BOUND)
+    until = time.monotonic() + BOUND
+    while "heard again" not in lines.texts():
+        assert time.monotonic() < until
+        one.say.call_one("heard again").get(BOUND)  # or not, as long as the process has no other agent
+        job.flush_logs(BOUND)
+    assert not psutil.pid_exists(agent)
+    assert "process_lost" not in [event.name for event in job.events(timeout=0)]
 
 
-def test_a_process_leaves_no_zombie_of_its_pump(cluster: LocalCluster, job: loom.Job) -> None:
+def test_a_process_leaves_no_zombie_of_its_agent(cluster: LocalCluster, job: loom.Job) -> None:
     workers = [psutil.Process(pid) for pid in cluster.pids[1:]]
     procs, talker = talkers(job, gpus=1)
     talker.level.call().get(BOUND)
-    pumps = [
+    agents = [
         child
         for worker in workers
         for child in worker.children(recursive=True)
         if child.status() != psutil.STATUS_ZOMBIE and "-I" in child.cmdline()
     ]
-    assert len(pumps) >= 2
+    assert len(agents) >= 2
     procs.stop().get(BOUND)
-    assert psutil.wait_procs(pumps, timeout=BOUND)[1] == []
+    assert psutil.wait_procs(agents, timeout=BOUND)[1] == []
 
 
 def test_an_earlier_callback_that_raises_keeps_no_line_from_the_next(
@@ -622,68 +623,3 @@ def test_lines_for_a_terminal_that_is_gone_do_no_harm(monkeypatch: pytest.Monkey
     receiver.take(LogLines().message(parts=[lines]))
     assert seen.wait(BOUND)
     assert receiver.drain(BOUND)
-
-
-@pytest.fixture
-def pump() -> Iterator[tuple[subprocess.Popen[bytes], int, Any]]:
-    """A pump, the writing end of its standard output's pipe, and the driver's end of its line."""
-    import socket
-
-    ours, theirs = socket.socketpair()
-    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-    passed = (out, err, theirs.fileno())
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", log_pump.__file__, *map(str, passed)],
-        pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    for descriptor in (out, err, err_end):
-        os.close(descriptor)
-    theirs.close()
-    ours.settimeout(BOUND)
-    yield process, out_end, ours
-    process.kill()
-    process.wait()
-    ours.close()
-
-
-def read_frames(line: Any) -> list[tuple[int, bytes]]:
-    data = b""
-    while piece := line.recv(1 << 20):
-        data += piece
-    frames = []
-    while data:
-        kind, _, length = log_pump.HEADER.unpack_from(data)
-        start = log_pump.HEADER.size
-        frames.append((kind, data[start : start + length]))
-        data = data[start + length :]
-    return frames
-
-
-def test_a_pump_never_blocks_the_process_while_the_driver_reads_nothing(pump: Any) -> None:
-    process, out_end, line = pump
-    written = 20 << 20
-    text = b"z" * 1023 + b"\n"
-    for _ in range(written // 1024):
-        os.write(out_end, text)  # would hang, and fail by the timeout of the test
-    os.write(out_end, b"the end\n")
-    os.close(out_end)
-    frames = read_frames(line)
-    assert process.wait(BOUND) == 0
-    sent = b"".join(data for kind, data in frames if kind == log_pump.STDOUT)
-    lost = [log_pump.DROPPED.unpack(data) for kind, data in frames if kind == log_pump.DROPPED_STDOUT]
-    assert sent.endswith(b"the end\n")
-    assert len(sent) + sum(size for size, _ in lost) == written + len(b"the end\n")
-    assert sent.count(b"\n") + sum(count for _, count in lost) == written // 1024 + 1
-
-
-def test_a_pump_outlives_signals_and_a_driver_that_goes(pump: Any) -> None:
-    process, out_end, line = pump
-    os.write(out_end, b"ready\n")
-    assert line.recv(64)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    line.close()
-    for _ in range(1000):
-        os.write(out_end, b"z" * 1024)
-    os.close(out_end)
-    assert process.wait(BOUND) == 0

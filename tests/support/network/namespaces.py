@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Literal
 
 import pytest
 
@@ -141,6 +142,35 @@ class Hosts:
         for host, device in (("laptop", "eth0"), ("bridge", "laptop")):
             run("tc", "-n", self.name(host), "qdisc", "add", "dev", device, "root", "tbf",
                  "rate", f"{megabits}mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
+
+    @contextlib.contextmanager
+    def cut(self, host: str, other: str, how: Literal["drop", "reset", "refuse"] = "drop") -> Iterator[None]:
+        """Cut two hosts off from each other meanwhile.
+
+        ``drop``: no packet passes. ``reset``: connections are reset, and new ones can be made. ``refuse``: new ones
+        are reset, too.
+        """
+        verdict, kinds = "drop", ("", "")
+        if how != "drop":
+            verdict = "reject with tcp reset"
+            kinds = (
+                ("meta l4proto tcp ct state established", "tcp flags & syn == 0")
+                if how == "reset"
+                else ("meta l4proto tcp",) * 2
+            )
+        rules = (
+            "add table inet cut\n"
+            "add chain inet cut in { type filter hook input priority 0; }\n"
+            "add chain inet cut out { type filter hook output priority 0; }\n"
+            f"add rule inet cut in ip saddr {self.address(host)} {kinds[0]} {verdict}\n"
+            f"add rule inet cut out ip daddr {self.address(host)} {kinds[1]} {verdict}\n"
+        )
+        inside = ("ip", "netns", "exec", self.name(other), "nft")
+        run(*inside, "-f", "-", given=rules)
+        try:
+            yield
+        finally:
+            run(*inside, "delete", "table", "inet", "cut")
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.monarch.liveness import watch_host
+from loom_gateway.driver.lifeline.host_watch import watch_host
 from loom_gateway.driver.monarch.root_client import unreachable
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, notice
@@ -50,7 +50,7 @@ class HostWatcher:
         self._watches[host] = self._context.loop.create_task(self._await_end(host))
 
     async def _await_end(self, host: int) -> None:
-        await watch_host(parse_worker_address(self._hosts.addresses[host]))
+        await watch_host(parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience)
         self._gone(host)
 
     def _gone(self, host: int) -> None:

@@ -22,8 +22,10 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
+from loom_gateway.driver.lifeline.line import LifelineAddress
+from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError
-from loom_gateway.driver.monarch.liveness import LifelineServer, hold_on
+from loom_gateway.driver.monarch.liveness import hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
@@ -164,7 +166,7 @@ class Syncs:
     async def _start_agents(self) -> None:
         async with self._starting:
             if self._lifeline is None:
-                self._lifeline = LifelineServer(self._context.lifeline[0])
+                self._lifeline = LifelineServer(self._context.lifeline.host, self._context.lifeline.patience)
                 await self._lifeline.start(lambda host, rank: self._agents[host].gone.set())
         for host in self._context.meshes.entry(HOST_MESH).ranks:
             if host not in self._agents:
@@ -243,7 +245,7 @@ class _HostLost(Exception):
 class _HostAgent:
     """The agent of a host, hidden from the session's meshes."""
 
-    def __init__(self, context: Context, host: int, address: tuple[str, int]) -> None:
+    def __init__(self, context: Context, host: int, address: LifelineAddress) -> None:
         self.host = host
         self.host_lost = asyncio.Event()
         if host in context.hosts.lost:

@@ -64,12 +64,27 @@ def address_towards(workers: Sequence[str]) -> str:
     return listen.address_towards(first.host, first.port)
 
 
-def _use_transport(here: str, port: int) -> None:
+_WATCHES = (
+    "actor_spawn_max_idle",
+    "channel_reconnect_timeout",
+    "get_actor_state_max_idle",
+    "get_proc_state_max_idle",
+    "host_spawn_ready_timeout",
+    "mesh_proc_spawn_max_idle",
+    "supervision_watchdog_timeout",
+)
+"""Monarch's own timeouts for a silent host, half a minute to two. After the shortest it stops the actors there
+("no status received from process", torchmonarch 0.7), though they live. So all have to be longer than the patience,
+after which `loom_gateway.driver.lifeline` fails the calls."""
+
+
+def _use_transport(here: str, port: int, patience: float) -> None:
     """Make Monarch listen on ``port``, or any if it is 0 or taken. Call it before any other use of Monarch."""
     from monarch.actor import enable_transport
     from monarch.config import configure
 
-    configure(message_delivery_timeout=UNDELIVERABLE_AFTER)
+    watches = dict.fromkeys(_WATCHES, f"{2 * patience + 60:g}s")
+    configure(message_delivery_timeout=UNDELIVERABLE_AFTER, **watches)
     enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
 
 
@@ -82,11 +97,14 @@ def _is_free(here: str, port: int) -> bool:
     return True
 
 
-def prepare(workers: Sequence[str], port: int) -> None:
-    """Do what a spare driver can do before it has a session: import Monarch and start the root client."""
+def prepare(workers: Sequence[str], port: int, patience: float) -> None:
+    """Do what a spare driver can do before it has a session: import Monarch and start the root client.
+
+    ``patience``: seconds for which a silent host does not count as lost.
+    """
     import monarch.actor
 
-    _use_transport(address_towards(workers), port)
+    _use_transport(address_towards(workers), port, patience)
     monarch.actor.context()
     _keep_source_loaders_out()
 

@@ -13,11 +13,14 @@ from typing import Any
 
 import msgpack
 
-from loom.wire.bodies import LogLines, SetLogOptions
+from loom.errors import ProtocolMismatch
+from loom.wire.bodies import FlushOutput, LogLines, OutputSkipped, ProcessOutput, SetLogOptions
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.output import pump as log_pump
+from loom_gateway.driver.lifeline.server import ProcessLine
 from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
-from loom_gateway.driver.output.pump import Budget
+from loom_gateway.driver.output.pump import BURST as PROCESS_BURST
+from loom_gateway.driver.output.pump import RATE as PROCESS_RATE
+from loom_gateway.driver.output.pump import STDERR, STDOUT, Budget
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
@@ -34,12 +37,7 @@ END_TIMEOUT = 2.0  # seconds after a process's end in which its last lines have 
 _BATCH = 128 << 10  # approximate bytes of text in a message, far below the size at which it is sent in chunks
 _MOST_LINES = 10_000  # maximum number of different lines that are held for aggregation
 
-_STREAMS = {
-    log_pump.STDOUT: "stdout",
-    log_pump.DROPPED_STDOUT: "stdout",
-    log_pump.STDERR: "stderr",
-    log_pump.DROPPED_STDERR: "stderr",
-}
+_STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 @dataclass
@@ -78,10 +76,26 @@ class _Printer:
         self.rank = rank
         self.splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
         self.timer: asyncio.TimerHandle | None = None
-        self.marks: list[asyncio.Future[None]] = []
-        self.writer: asyncio.StreamWriter | None = None
         self.budget: Budget | None = None
         self.left_out = 0
+
+
+class ProcessPrinter(_Printer):
+    """What one process prints, as its lifeline brings it."""
+
+    def __init__(self, collector: LogCollector, source: _Source, line: ProcessLine) -> None:
+        super().__init__(source, line.rank)
+        self._collector = collector
+        self.line = line
+        self.marks: list[asyncio.Future[None]] = []  # flushes that the process has not carried out
+
+    def take(self, message: Message) -> None:
+        """Take a message about the process's output."""
+        self._collector.take(self, message)
+
+    def close(self) -> None:
+        """Note that nothing more will come."""
+        self._collector.close(self)
 
 
 class LogCollector:
@@ -93,7 +107,7 @@ class LogCollector:
         self._spool = spool
         self._sources: dict[int | str, _Source] = {}
         self._options: dict[int, _Options] = {}
-        self._processes: dict[tuple[int, int], _Printer] = {}  # by proc mesh and rank
+        self._processes: dict[tuple[int, int], ProcessPrinter] = {}  # by proc mesh and rank
         self._others: dict[str, _Printer] = {}  # the driver and other sources without processes
         self._none_left = asyncio.Event()  # set while no process is connected
         self._none_left.set()
@@ -139,7 +153,7 @@ class LogCollector:
         if printer is None:
             source = self._sources[name] = _Source(name, options=_Options(stream=False))
             printer = self._others[name] = _Printer(source, 0)
-            printer.budget = Budget(log_pump.RATE, log_pump.BURST)
+            printer.budget = Budget(PROCESS_RATE, PROCESS_BURST)
             self._spool.add_processes(name, 1)
         if printer.budget is not None and not printer.budget.take(len(text)):
             printer.left_out += len(text)
@@ -150,29 +164,24 @@ class LogCollector:
             printer.left_out = 0
         self._feed(printer, stream, text.encode(errors="replace"), time.time())
 
-    async def serve(
-        self, procs: int, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Collect what the pump of one process sends, until the process ends."""
-        printer = _Printer(self._source(procs), rank)
-        printer.writer = writer
-        self._processes[procs, rank] = printer
+    def printer(self, line: ProcessLine) -> ProcessPrinter:
+        """Return what takes the output of a process."""
+        printer = ProcessPrinter(self, self._source(line.procs), line)
+        self._processes[line.procs, line.rank] = printer
         self._none_left.clear()
-        try:
-            while True:
-                kind, when, length = log_pump.HEADER.unpack(await reader.readexactly(log_pump.HEADER.size))
-                self._take(printer, kind, when, await reader.readexactly(length) if length else b"")
-        except (asyncio.IncompleteReadError, OSError):
-            pass  # the process has ended, or its machine is gone
-        finally:
-            writer.close()
-            self._flush_printer(printer)
-            self._processes.pop((procs, rank), None)
-            for mark in printer.marks:
-                _resolve(mark)
-            self._forget_stopped(procs)
-            if not self._processes:
-                self._none_left.set()
+        return printer
+
+    def close(self, printer: ProcessPrinter) -> None:
+        """Note that a process will print nothing more."""
+        self._flush_printer(printer)
+        key = (printer.line.procs, printer.line.rank)
+        if self._processes.get(key) is printer:
+            del self._processes[key]
+        for mark in printer.marks:
+            _resolve(mark)
+        self._forget_stopped(printer.line.procs)
+        if not self._processes:
+            self._none_left.set()
 
     def _forget_stopped(self, procs: int) -> None:
         """Forget a proc mesh that was stopped, once the output of all its processes is here."""
@@ -202,17 +211,24 @@ class LogCollector:
         labels, _, sizes, _ = self._context.meshes.shape(entry)
         return _Source(entry.name, labels, sizes)
 
-    def _take(self, printer: _Printer, kind: int, when: float, data: bytes) -> None:
-        if kind == log_pump.MARK:
-            _resolve(printer.marks.pop(0))
-            return
-        stream = _STREAMS[kind]
-        if kind in (log_pump.STDOUT, log_pump.STDERR):
-            self._feed(printer, stream, data, when)
-            return
-        size, lines = log_pump.DROPPED.unpack(data)
-        note = f"… {lines} lines ({size} bytes) were left out: this process printed more than {_rate_text()} …"
-        self._lines(printer, stream, [*printer.splitters[stream].flush(), note], when)
+    def take(self, printer: ProcessPrinter, message: Message) -> None:
+        """Take a message about the output of a process."""
+        if message.kind == Kind.OUTPUT_FLUSHED:
+            if printer.marks:
+                _resolve(printer.marks.pop(0))
+        elif message.kind == Kind.OUTPUT_SKIPPED:
+            skipped = OutputSkipped.from_body(message.body)
+            stream = _stream(skipped.stream)
+            note = (
+                f"… {skipped.lines} lines ({skipped.size} bytes) were left out: this process printed more than "
+                f"{_rate_text()} …"
+            )
+            self._lines(printer, stream, [*printer.splitters[stream].flush(), note], skipped.time)
+        elif message.kind == Kind.PROCESS_OUTPUT:
+            output = ProcessOutput.from_body(message.body)
+            self._feed(printer, _stream(output.stream), b"".join(message.parts), output.time)
+        else:
+            raise ProtocolMismatch(f"a process sent a message {message.kind}, which is not its to send")
 
     def _feed(self, printer: _Printer, stream: str, data: bytes, when: float) -> None:
         splitter = printer.splitters[stream]
@@ -292,11 +308,10 @@ class LogCollector:
         for printer in [*printers, *(self._others.values() if procs is None else ())]:
             self._flush_printer(printer)
 
-    def _ask(self, printer: _Printer) -> asyncio.Future[None]:
-        assert printer.writer is not None
+    def _ask(self, printer: ProcessPrinter) -> asyncio.Future[None]:
         mark: asyncio.Future[None] = self._loop.create_future()
         printer.marks.append(mark)
-        printer.writer.write(b"f")
+        printer.line.send(FlushOutput().message())
         return mark
 
     def _flush_printer(self, printer: _Printer) -> None:
@@ -322,5 +337,11 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _stream(number: int) -> str:
+    if number not in _STREAMS:
+        raise ProtocolMismatch(f"a process prints on stream 1 or 2, not {number}")
+    return _STREAMS[number]
+
+
 def _rate_text() -> str:
-    return f"{log_pump.RATE >> 10} KiB a second"
+    return f"{PROCESS_RATE >> 10} KiB a second"

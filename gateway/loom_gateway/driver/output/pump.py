@@ -1,39 +1,37 @@
-"""The pump of one process's output: a separate program, ``python -I -S pump.py OUT ERR DRIVER``.
+"""The pump of one process's output: it carries what arrives in the process's pipes to the line to the driver.
 
-The pump reads the pipes that are the process's standard output and error (descriptors ``OUT`` and ``ERR``). It
-sends what arrives to the driver over the connected socket ``DRIVER``. It also copies it to its own standard output
-and error, which are those with which the process was started.
-
-The pump is a process and not a thread, for two reasons. What was printed before a SIGKILL is still in the pipe and
-is sent. And native code that prints while it holds the interpreter's lock would wait for a reader that waits for
-the lock. The pump costs no time while nothing is printed. It imports nothing of Loom, so that it starts in 20 ms.
+The pump runs in the process's agent (`loom_gateway.driver.lifeline.agent`) and not in a thread, for two reasons.
+What was printed before a SIGKILL is still in the pipe and is sent. And native code that prints while it holds the
+interpreter's lock would wait for a reader that waits for the lock. The pump also copies the output to the agent's
+own standard output and error, which are those with which the process was started.
 
 Output above `RATE` is counted and not sent, so that a process that prints without end neither stops nor floods the
-session. The last `TAIL` bytes before a pause or the end are sent. The driver gets frames: `HEADER` (kind, seconds
-since the epoch, length), then ``length`` bytes. Each byte from the driver requests that all output so far is sent,
-followed by a `MARK`.
+session. The last `TAIL` bytes before a pause or the end are sent.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
-import struct
-import sys
 import time
+from collections.abc import Callable
 
-HEADER = struct.Struct(">BdI")
-STDOUT, STDERR, DROPPED_STDOUT, DROPPED_STDERR, MARK = 1, 2, 3, 4, 5
-DROPPED = struct.Struct(">QQ")  # payload of ``DROPPED_…``: the number of bytes and of line ends that were not sent
+from loom.wire.bodies import OutputSkipped, ProcessOutput
+from loom.wire.messages import Message
+
+STDOUT, STDERR = 1, 2
 RATE = 256 << 10  # bytes a second that are sent of one process in the long run
 BURST = 2 << 20  # bytes that are sent of one process at once, after a quiet time
 TAIL = 8 << 10  # last bytes of skipped output that are sent all the same
-BACKLOG = 1 << 20  # bytes that may wait for a driver that does not read; above it, output is only counted
-FAREWELL_TIMEOUT = 5.0  # seconds that the driver has to take the last output
+
+BACKLOG = 16 << 20
+"""Bytes that may wait for a driver that does not read or cannot be reached: a minute at `RATE`. Above it, output is
+counted and not kept."""
 
 _READ = 64 << 10
-_DRAIN = 4 << 20  # bytes to read from one pipe for one `MARK`: a process may print faster than the pump reads
+_DRAIN = 4 << 20
+"""The maximum number of bytes to read from one pipe for one flush: a process may print faster than the pump
+reads."""
 _ATOMIC = 4096  # bytes that a pipe takes whole if it takes any
 
 
@@ -71,10 +69,9 @@ class Budget:
 class Source:
     """Standard output or standard error of the process."""
 
-    def __init__(self, pipe: int, kind: int, copy: int) -> None:
+    def __init__(self, pipe: int, kind: int) -> None:
         self.pipe = pipe
-        self.kind = kind
-        self.copy = copy
+        self.kind = kind  # `STDOUT` or `STDERR`, which is also the descriptor of the original stream
         self.dropping = False
         self.dropped_bytes = 0
         self.dropped_lines = 0
@@ -104,43 +101,64 @@ class Source:
 
 
 class Pump:
-    """Carries the output of a process from its pipes to the driver."""
+    """Carries the output of a process from its pipes, standard output and error, to ``put``.
 
-    def __init__(self, out: int, err: int, driver: int) -> None:
-        self._sources = {out: Source(out, STDOUT, 1), err: Source(err, STDERR, 2)}
-        self._driver = driver
-        self._connected = True  # whether the driver's end is open
+    Args:
+        poll: the poll object of the agent, in which the pump registers its pipes.
+        waiting: returns the bytes that wait for the driver.
+    """
+
+    def __init__(
+        self,
+        pipes: tuple[int, int],
+        poll: select.poll,
+        put: Callable[[Message], None],
+        waiting: Callable[[], int],
+    ) -> None:
+        self._sources = {pipe: Source(pipe, kind) for pipe, kind in zip(pipes, (STDOUT, STDERR), strict=True)}
+        self._poll = poll
+        self._put = put
+        self._waiting = waiting
         self._budget = Budget(RATE, BURST)
-        self._backlog = bytearray()  # what waits to be sent to the driver
-        for descriptor in (out, err, driver):
-            os.set_blocking(descriptor, False)
-        self._poll = select.poll()
-        for pipe in self._sources:
-            self._poll.register(pipe, select.POLLIN)
-        self._poll.register(driver, select.POLLIN)
+        for pipe in pipes:
+            os.set_blocking(pipe, False)
+            poll.register(pipe, select.POLLIN)
 
-    def run(self) -> None:
-        """Pump until every writer has closed its end of both pipes."""
-        while self._sources:
-            for descriptor, _ in self._poll.poll(self._timeout()):
-                if descriptor == self._driver:
-                    self._serve_driver()
-                elif descriptor in self._sources:
-                    self._read(self._sources[descriptor])
-            self._resume()
-        self._send_rest()
+    def __bool__(self) -> bool:
+        """Whether some writer still has its end of a pipe."""
+        return bool(self._sources)
 
-    def _timeout(self) -> int | None:
+    def timeout(self) -> float | None:
+        """Return the seconds after which `resume` may have something to do; None if not before a pipe has."""
         dropping = any(source.dropping for source in self._sources.values())
-        if not dropping or len(self._backlog) >= BACKLOG:  # a full backlog drains when the driver reads
+        if not dropping or self._is_full:  # a full backlog drains when the driver reads
             return None
-        return int(self._budget.seconds_until_worth_it() * 1000) + 1
+        return self._budget.seconds_until_worth_it()
 
-    def _resume(self) -> None:
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting() >= BACKLOG
+
+    def resume(self) -> None:
+        """Go on sending after a pause, when it is worth it."""
         dropping = [source for source in self._sources.values() if source.dropping]
-        if dropping and len(self._backlog) < BACKLOG and self._budget.seconds_until_worth_it() == 0:
+        if dropping and not self._is_full and self._budget.seconds_until_worth_it() == 0:
             for source in dropping:
                 self._settle(source)
+
+    def read(self, pipe: int) -> None:
+        """Read once from a pipe that the poll object has reported, if it is one of the pump's."""
+        source = self._sources.get(pipe)
+        if source is not None:
+            self._read(source)
+
+    def drain(self) -> None:
+        """Send what is in the pipes now."""
+        for source in list(self._sources.values()):
+            left = _DRAIN
+            while left > 0 and (size := self._read(source)) > 0:
+                left -= size
+            self._settle(source)
 
     def _read(self, source: Source) -> int:
         """Read once. Return the number of bytes read; -1 if nothing is there now; 0 at the end."""
@@ -152,7 +170,7 @@ class Pump:
             self._poll.unregister(source.pipe)
             self._settle(source)
             self._sources.pop(source.pipe)
-        elif source.dropping or len(self._backlog) >= BACKLOG or not self._budget.take(len(data)):
+        elif source.dropping or self._is_full or not self._budget.take(len(data)):
             source.drop(data)
         else:
             self._forward(source, data)
@@ -161,62 +179,14 @@ class Pump:
     def _settle(self, source: Source) -> None:
         lost, lines, tail = source.settle()
         if lost:
-            self._send(DROPPED_STDOUT if source.kind == STDOUT else DROPPED_STDERR, DROPPED.pack(lost, lines))
+            self._put(OutputSkipped(source.kind, time.time(), lost, lines).message())
         if tail:
             self._budget.take(len(tail))
             self._forward(source, tail)
 
     def _forward(self, source: Source, data: bytes) -> None:
-        self._send(source.kind, data)
-        _copy(source.copy, data)
-
-    def _send(self, kind: int, data: bytes = b"") -> None:
-        if self._connected:
-            self._backlog += HEADER.pack(kind, time.time(), len(data)) + data
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            while self._backlog:
-                del self._backlog[: os.write(self._driver, self._backlog)]
-        except BlockingIOError:
-            self._poll.modify(self._driver, select.POLLIN | select.POLLOUT)
-        except OSError:
-            self._disconnected()
-        else:
-            self._poll.modify(self._driver, select.POLLIN)
-
-    def _serve_driver(self) -> None:
-        try:
-            asked = os.read(self._driver, 64)
-        except BlockingIOError:
-            self._write()
-            return
-        except OSError:
-            asked = b""
-        if not asked:
-            self._disconnected()
-            return
-        for source in list(self._sources.values()):
-            left = _DRAIN
-            while left > 0 and (size := self._read(source)) > 0:
-                left -= size
-            self._settle(source)
-        for _ in asked:
-            self._send(MARK)
-
-    def _disconnected(self) -> None:
-        # The driver is gone and the process will end. Until then its pipes must not fill.
-        if self._connected:
-            self._connected = False
-            self._poll.unregister(self._driver)
-            self._backlog.clear()
-
-    def _send_rest(self) -> None:
-        until = time.monotonic() + FAREWELL_TIMEOUT
-        while self._connected and self._backlog and (left := until - time.monotonic()) > 0:
-            self._poll.poll(left * 1000)
-            self._write()
+        self._put(ProcessOutput(source.kind, time.time()).message(parts=[data]))
+        _copy(source.kind, data)
 
 
 def _copy(descriptor: int, data: bytes) -> None:
@@ -230,15 +200,3 @@ def _copy(descriptor: int, data: bytes) -> None:
             os.write(descriptor, data[start : start + _ATOMIC])
     except OSError:
         return  # the original stream has no reader
-
-
-def main() -> None:
-    """Run the pump until all ends of its pipes are closed."""
-    # These signals end the printing processes. Their output ends then, and with it this program.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    Pump(*map(int, sys.argv[1:4])).run()
-
-
-if __name__ == "__main__":
-    main()

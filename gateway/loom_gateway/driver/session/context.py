@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
+from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.host_table import HostTable
@@ -21,7 +22,7 @@ class Context:
     """The shared state of one session.
 
     Args:
-        lifeline: host and port to which every process of the session keeps a connection.
+        lifeline: where every process of the session ties itself to the driver.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
         has_room: returns whether printed lines may join what waits for the client.
@@ -31,7 +32,7 @@ class Context:
         self,
         host_mesh: Any,
         addresses: Sequence[str],
-        lifeline: tuple[str, int],
+        lifeline: LifelineAddress,
         weaver: WeaverLink,
         loop: asyncio.AbstractEventLoop,
         send: Send,

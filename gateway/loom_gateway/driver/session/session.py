@@ -16,9 +16,9 @@ from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
+from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch.errors import replace_fault_hook
-from loom_gateway.driver.monarch.liveness import LifelineServer
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
@@ -46,6 +46,7 @@ class Session:
         log_spool: LogSpool,
         max_message: int,
         max_in_flight: int,
+        patience: float,
     ) -> None:
         self.name = weaver.session
         self._workers_file = workers_file
@@ -55,7 +56,7 @@ class Session:
         self._max_message = max_message
         self._clients = Clients(max_message)
         host_mesh = _attach(self._workers.addresses, self.name)
-        self._lifeline = LifelineServer(address_towards(self._workers.addresses))
+        self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience)
         self._context = Context(
             host_mesh,
             self._workers.addresses,
@@ -75,10 +76,11 @@ class Session:
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     async def _start(self) -> None:
+        self._context.failures.on_process_gone.append(self._lifeline.give_up)
         await self._lifeline.start(
             self._context.failures.process_gone,
             self._dispatcher.processes.started,
-            self._dispatcher.logs.serve,
+            self._dispatcher.logs.printer,
             self._context.weaver.address,
         )
         self._dispatcher.hosts.start(self._read_workers)

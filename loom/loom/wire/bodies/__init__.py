@@ -14,6 +14,7 @@ from loom.wire.bodies.base import Body as Body
 from loom.wire.bodies.base import Id as Id
 from loom.wire.bodies.calls import *
 from loom.wire.bodies.connection import *
+from loom.wire.bodies.lifeline import *
 from loom.wire.bodies.meshes import *
 from loom.wire.bodies.ports import *
 from loom.wire.bodies.runs import *

@@ -1,0 +1,247 @@
+"""The driver's end of the lifelines of its processes.
+
+A connection has to show the driver's key before anything else that it sends is believed. When a connection of a
+process breaks, the process counts as living until its agent reports its end, its host is lost, or nothing has come
+for as long as the user has patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from loom.errors import ProtocolMismatch
+from loom.wire.bodies import Tie, Tied, Untied
+from loom.wire.lane import LENGTH
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.lifeline.line import (
+    MAX_GREETING,
+    PATIENCE,
+    LifelineAddress,
+    Line,
+    greeting,
+    read_greeting,
+)
+from loom_gateway.driver.lifeline.silence import break_after
+
+STRANGER_TIMEOUT = 5.0  # seconds that a connection has to show the key
+
+START_GRACE = 5.0
+"""Seconds that a process's agent has to come back if the connection was closed before the agent had taken it over.
+A process that ends in between reports nothing."""
+
+MOST_STRANGERS = 256
+"""The maximum number of connections that have not shown the key. Beyond it, the oldest is cut off."""
+
+_READ = 64 << 10
+
+logger = logging.getLogger(__name__)
+
+
+class Printer(Protocol):
+    """Takes what one process prints. Raises `ProtocolMismatch` for any other message."""
+
+    def take(self, message: Message) -> None:
+        """Take a message about the process's output."""
+
+    def close(self) -> None:
+        """Note that nothing more will come."""
+
+
+class ProcessLine:
+    """The driver's end of one process's line, on one connection after the other."""
+
+    def __init__(self, name: str, procs: int, rank: int) -> None:
+        self.name = name
+        self.procs = procs
+        self.rank = rank
+        self.line = Line()
+        self.writer: asyncio.StreamWriter | None = None
+        self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds
+        self.ended = False  # whether the process is known to have ended
+        self.printer: Printer | None = None
+
+    def send(self, message: Message) -> None:
+        """Send a message, once the process can be reached."""
+        self.line.put(message)
+        self.flush()
+
+    def flush(self, acknowledge: bool = False) -> None:
+        if self.writer is not None and (data := self.line.to_send(acknowledge)):
+            self.writer.write(data)
+
+    def carry_by(self, writer: asyncio.StreamWriter | None) -> None:
+        """Replace the connection, and wait for the process no longer."""
+        if self.writer is not None:
+            self.writer.close()
+        if self.timer is not None:
+            self.timer.cancel()
+        self.writer, self.timer = writer, None
+
+
+async def _no_weaver() -> str:
+    return ""
+
+
+class LifelineServer:
+    """Accepts the connections of processes at ``host``, and reports when a process has ended. On the event loop.
+
+    Args:
+        patience: seconds without network after which a process is given up.
+    """
+
+    def __init__(self, host: str, patience: float = PATIENCE) -> None:
+        self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port: int = self._socket.getsockname()[1]
+        self.address = LifelineAddress(host, port, secrets.token_hex(16), patience)
+        self._patience = patience
+        self._lines: dict[tuple[int, int], ProcessLine] = {}  # by proc mesh and rank
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._server: asyncio.Server
+
+    async def start(
+        self,
+        gone: Callable[[int, int], object],
+        started: Callable[[int, int], object] = lambda procs, rank: None,
+        printer: Callable[[ProcessLine], Printer] | None = None,
+        weaver: Callable[[], Awaitable[str]] = _no_weaver,
+    ) -> None:
+        """Accept connections. Processes are reported by their proc mesh's id and rank.
+
+        Args:
+            printer: returns what takes the output of a process.
+            weaver: returns the weaver's address, which a process gets before it does anything else.
+        """
+        self._gone, self._started, self._printer, self._weaver = gone, started, printer, weaver
+        self._loop = asyncio.get_running_loop()
+        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_READ // 2)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with self._as_stranger(writer):
+                tie = await asyncio.wait_for(_read_tie(reader), STRANGER_TIMEOUT)
+                if not secrets.compare_digest(tie.key.encode(), self.address.key.encode()):
+                    raise ProtocolMismatch("a stranger showed another key than the driver's")
+            held = self._find(tie)
+            if held is None:
+                writer.write(greeting(Untied().message()))
+            else:
+                await self._hold(held, tie, reader, writer)
+        except (OSError, EOFError, asyncio.TimeoutError, ProtocolMismatch) as error:
+            logger.info("a connection to the lifelines' port is cut off: %s", error)
+        finally:
+            writer.close()
+
+    @contextlib.contextmanager
+    def _as_stranger(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        if len(self._strangers) >= MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
+        try:
+            yield
+        finally:
+            self._strangers.pop(writer, None)
+
+    def _find(self, tie: Tie) -> ProcessLine | None:
+        """Return the line that a process's end belongs to; None if the process was given up."""
+        key = (tie.procs, tie.rank)
+        held = self._lines.get(key)
+        if held is not None and held.name == tie.name:
+            return held
+        if tie.again and held is None:
+            return None
+        new = self._lines[key] = ProcessLine(tie.name, *key)
+        if held is not None:
+            self._end(held)  # its agent was killed, and the process has started another
+        if self._printer is not None:
+            new.printer = self._printer(new)
+        if held is None:
+            self._started(*key)
+        return new
+
+    async def _hold(
+        self, held: ProcessLine, tie: Tie, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        held.carry_by(writer)
+        break_after(writer.get_extra_info("socket"), self._patience / 3)
+        silent, clean = 0.0, False
+        try:
+            writer.write(greeting(Tied(held.line.received, await self._weaver()).message()))
+            held.line.connected(tie.received)
+            held.flush()
+            while data := await reader.read(_READ):
+                for message in held.line.feed(data):
+                    self._take(held, message)
+                held.flush(acknowledge=held.ended)
+            clean = True
+        except TimeoutError:
+            silent = self._patience / 3
+        finally:
+            if held.writer is writer:  # else another connection has taken its place
+                self._cut(held, clean, silent)
+
+    def _take(self, held: ProcessLine, message: Message) -> None:
+        if message.kind == Kind.PROCESS_ENDED:
+            self._note_end(held)
+        elif message.kind == Kind.LINE_HELD:
+            pass  # that it has come is enough
+        elif held.printer is not None:
+            held.printer.take(message)
+
+    def _note_end(self, held: ProcessLine) -> None:
+        if not held.ended:
+            held.ended = True
+            if self._lines.get((held.procs, held.rank)) is held:
+                self._gone(held.procs, held.rank)
+
+    def _cut(self, held: ProcessLine, clean: bool, silent: float) -> None:
+        """Note that the connection of a process is gone: closed in order, or broken after some silent seconds."""
+        held.carry_by(None)
+        if held.ended and clean:  # the agent has sent everything
+            self._forget(held)
+            return
+        patience = self._patience if held.line.received else min(START_GRACE, self._patience)
+        held.timer = self._loop.call_later(max(0.0, patience - silent), self._forget, held)
+
+    def _forget(self, held: ProcessLine) -> None:
+        """Give up a process that has ended or was silent for too long."""
+        self._note_end(held)
+        if self._lines.get((held.procs, held.rank)) is held:
+            del self._lines[held.procs, held.rank]
+        self._end(held)
+
+    def _end(self, held: ProcessLine) -> None:
+        held.carry_by(None)
+        if held.printer is not None:
+            held.printer.close()
+            held.printer = None
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        self._server.close()
+        for held in self._lines.values():
+            held.carry_by(None)
+
+    def give_up(self, procs: int, rank: int) -> None:
+        """Give up a process whose host is lost. If it lives all the same, it ends when it comes back."""
+        held = self._lines.get((procs, rank))
+        if held is not None and not held.ended:
+            held.ended = True
+            self._forget(held)
+
+
+async def _read_tie(reader: asyncio.StreamReader) -> Tie:
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if length > MAX_GREETING:
+        raise ProtocolMismatch(f"a greeting of {length} bytes is over the limit of {MAX_GREETING}")
+    message = read_greeting(await reader.readexactly(length))
+    if message.kind != Kind.TIE:
+        raise ProtocolMismatch(f"a process begins with TIE, not with message {message.kind}")
+    return Tie.from_body(message.body)

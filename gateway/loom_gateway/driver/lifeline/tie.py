@@ -1,0 +1,178 @@
+"""The process's part of its lifeline: the first connection to the driver, and the start of the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import msgpack
+
+import loom
+import loom_gateway
+from loom.errors import ProtocolMismatch
+from loom.wire.bodies import Tied
+from loom.wire.messages import Kind
+from loom_gateway.driver.lifeline.agent import Setup, tie
+from loom_gateway.driver.lifeline.line import (
+    MAX_GREETING,
+    FrameSplitter,
+    LifelineAddress,
+    greeting,
+    read_greeting,
+)
+from loom_gateway.driver.lifeline.silence import REFUSED_FOR, RETRY
+
+CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer one greeting of a new process
+
+MOST_AGENTS = 10  # how often an agent that was killed is started again
+
+PIPE_SIZE = 256 << 10
+"""Bytes that a process can print before it waits for its agent to run. Linux limits the sum over all pipes of a
+user."""
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from loom_gateway.driver.lifeline.agent import main; main()"
+
+logger = logging.getLogger(__name__)
+
+
+class DriverGone(Exception):
+    """The driver does not answer any more, or does not know this process."""
+
+
+class Lifeline:
+    """This process's tie to its driver. It ends the process when the driver is gone.
+
+    Args:
+        procs: id of the process's proc mesh.
+        output: whether the driver also gets the output of this process and its children.
+    """
+
+    def __init__(self, address: LifelineAddress, procs: int, rank: int, output: bool) -> None:
+        self._address = address
+        self._procs = procs
+        self._rank = rank
+        self._output = output
+        self.weaver = ""  # the weaver's address, perhaps empty
+        try:
+            agent, originals = self._start(again=False)
+        except DriverGone:
+            os._exit(1)
+        threading.Thread(target=self._keep, args=(agent, originals), name="loom-lifeline", daemon=True).start()
+
+    def _start(self, again: bool) -> tuple[subprocess.Popen[bytes], tuple[int, int] | None]:
+        """Connect and start an agent. Return it, and the original standard output and error if captured."""
+        address, name, pid = self._address, secrets.token_hex(16), os.getpid()
+        setup = Setup(*address[:3], name, address.patience, self._procs, self._rank, pid, -1, None)
+        with contextlib.ExitStack() as opened:
+            driver = opened.enter_context(self._connect(setup, again))
+            passed = [driver.fileno()]
+            ends: tuple[int, int] | None = None
+            pipes: tuple[int, int] | None = None
+            if self._output:
+                (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+                for descriptor in (out, out_end, err, err_end):
+                    opened.callback(os.close, descriptor)
+                _enlarge(out_end, err_end)
+                pipes, ends = (out, err), (out_end, err_end)
+                passed += pipes
+            agent = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_path()],
+                stdin=subprocess.PIPE,
+                pass_fds=passed,
+                start_new_session=True,  # so that Ctrl-C reaches only the process that prints
+            )
+            assert agent.stdin is not None
+            with agent.stdin as given, contextlib.suppress(BrokenPipeError):  # it was killed already
+                told = {**asdict(setup), "connection": driver.fileno(), "pipes": pipes}
+                given.write(json.dumps(told).encode() + b"\n")
+            originals = None
+            if ends is not None:
+                originals = os.dup(1), os.dup(2)
+                _redirect(*ends)
+        return agent, originals
+
+    def _connect(self, setup: Setup, again: bool) -> socket.socket:
+        """Return a connection on which the driver has accepted this process. Raise `DriverGone` if none is."""
+        now = time.monotonic()
+        until, refused_until = now + self._address.patience, now + min(self._address.patience, REFUSED_FOR)
+        while True:
+            try:
+                return self._greet(setup, again)
+            except ConnectionRefusedError:
+                if time.monotonic() >= refused_until:
+                    raise DriverGone from None
+            except (OSError, ProtocolMismatch):
+                if time.monotonic() >= until:
+                    raise DriverGone from None
+            time.sleep(RETRY)
+
+    def _greet(self, setup: Setup, again: bool) -> socket.socket:
+        driver = socket.create_connection((setup.host, setup.port), CONNECT_TIMEOUT)
+        try:
+            driver.sendall(greeting(tie(setup, again)))
+            splitter = FrameSplitter(MAX_GREETING)
+            # One byte at a time: what follows the answer is the agent's.
+            while (frame := next(splitter.feed(driver.recv(1) or _closed()), None)) is None:
+                pass
+            message = read_greeting(frame)
+            if message.kind == Kind.UNTIED:
+                raise DriverGone
+            self.weaver = Tied.from_body(message.body).weaver
+            return driver
+        except BaseException:
+            driver.close()
+            raise
+
+    def _keep(self, agent: subprocess.Popen[bytes], originals: tuple[int, int] | None) -> None:
+        """Start another agent whenever one was killed. Without any, `print` would raise."""
+        for _ in range(MOST_AGENTS):
+            agent.wait()
+            if originals is not None:
+                _redirect(*originals)
+                for descriptor in originals:
+                    os.close(descriptor)
+            logger.warning(
+                "the agent of this process's lifeline has ended with %s: starting another", agent.returncode
+            )
+            try:
+                agent, originals = self._start(again=True)
+            except (DriverGone, OSError):
+                break
+        os._exit(1)
+
+
+def _closed() -> bytes:
+    raise ConnectionResetError("the driver closed the connection")
+
+
+def _import_path() -> list[str]:
+    """Return the folders from which the agent imports: the standard library's, and those of its few packages."""
+    packages = [os.path.dirname(os.path.dirname(module.__file__ or "")) for module in (loom, loom_gateway, msgpack)]
+    library = os.path.dirname(os.__file__)
+    return list(dict.fromkeys([library, os.path.join(library, "lib-dynload"), *packages]))
+
+
+def _enlarge(*pipes: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # the user is over the kernel's limit of pipe memory
+            for pipe in pipes:
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+
+
+def _redirect(out: int, err: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the user may have replaced the stream
+            stream.flush()
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.dup2(out, 1)
+    os.dup2(err, 2)

@@ -1,0 +1,93 @@
+"""Bodies of messages between a driver and the processes that it started; see `loom_gateway.driver.lifeline`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loom.wire.bodies.base import Body, Id
+from loom.wire.messages import Kind
+
+__all__ = [
+    "FlushOutput",
+    "LineHeld",
+    "OutputFlushed",
+    "OutputSkipped",
+    "ProcessEnded",
+    "ProcessOutput",
+    "Tie",
+    "Tied",
+    "Untied",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tie(Body, kind=Kind.TIE):
+    """Greet the driver on a connection. Outside the numbered stream, as are `Tied` and `Untied`."""
+
+    key: str
+    """The driver's secret."""
+    name: str
+    """A name that the process's end has chosen at random, by which its later connections resume the line."""
+    procs: Id
+    """Id of the process's proc mesh."""
+    rank: int
+    again: bool
+    """Whether the driver has answered this process before, and must know it."""
+    received: int
+    """Number of the last frame that this end has received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tied(Body, kind=Kind.TIED):
+    """Accept the process's end. From the driver."""
+
+    received: int
+    """Number of the last frame that the driver has received."""
+    weaver: str
+    """The weaver's address, perhaps empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untied(Body, kind=Kind.UNTIED):
+    """Refuse the process's end: the session has given up the process, which ends at once. From the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineHeld(Body, kind=Kind.LINE_HELD):
+    """Report that the process's agent holds the line from now on, and will report the process's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutput(Body, kind=Kind.PROCESS_OUTPUT):
+    """Report what a process has printed. Payload: the bytes."""
+
+    stream: int
+    """1: standard output; 2: standard error."""
+    time: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSkipped(Body, kind=Kind.OUTPUT_SKIPPED):
+    """Report that a process printed more than is sent."""
+
+    stream: int
+    time: float
+    size: int
+    """Bytes that were left out."""
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushOutput(Body, kind=Kind.FLUSH_OUTPUT):
+    """Send all output so far, then `OutputFlushed`. From the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFlushed(Body, kind=Kind.OUTPUT_FLUSHED):
+    """Report that all output before a `FlushOutput` has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded(Body, kind=Kind.PROCESS_ENDED):
+    """Report that the process has ended. Output of its children may follow."""

@@ -1,0 +1,103 @@
+"""Cuts between a driver and its workers, as a kernel makes them: packets are dropped, and connections reset."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import loom
+from tests.support.actors import Counter
+from tests.support.needs import skipped_if
+from tests.support.network.namespaces import FarCluster, missing
+
+pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(300)]
+
+BOUND = 120.0
+"""Seconds; far over what anything here takes, so that only a hang fails."""
+
+
+class Talker(loom.Actor):
+    """Prints numbered lines until it is told to stop."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    @loom.endpoint
+    def start(self) -> None:
+        threading.Thread(target=self._talk, daemon=True).start()
+
+    def _talk(self) -> None:
+        number = 0
+        while not self._stop.wait(0.01):
+            print("number", number)
+            number += 1
+        print("total", number)
+
+    @loom.endpoint
+    def hush(self) -> None:
+        self._stop.set()
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[FarCluster]:
+    with FarCluster(gateway_options=["--worker-patience", "40"]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(far: FarCluster) -> Iterator[loom.Job]:
+    with far.hosts.on("laptop"), loom.connect(far.url, far.token) as job:
+        job.print_logs = False
+        yield job
+
+
+def lost(job: loom.Job) -> list[str]:
+    return [event.name for event in job.events(timeout=0) if event.name in ("process_lost", "host_lost", "failure")]
+
+
+@pytest.mark.parametrize("how", ["drop", "reset"])
+def test_processes_and_their_output_survive_a_cut_and_what_was_asked_meanwhile_is_answered(
+    far: FarCluster, job: loom.Job, how: Any
+) -> None:
+    numbers: list[str] = []
+    job.on_log(lambda line: numbers.append(line.text))
+    procs = job.hosts.slice(hosts=0).spawn_procs()
+    counter = procs.spawn("counter", Counter)
+    talker = procs.spawn("talker", Talker)
+    talker.start.call_one().get(BOUND)
+    pid = counter.pid.call_one().get(BOUND)
+    assert counter.add.call_one(1).get(BOUND) == 1
+
+    with far.hosts.cut("gateway", "worker0", how):
+        asked = [counter.add.call_one(1) for _ in range(10)]
+        time.sleep(20.0 if how == "drop" else 1.0)  # the length of the cut is what is tested
+
+    assert [one.get(BOUND) for one in asked] == list(range(2, 12))
+    assert counter.pid.call_one().get(BOUND) == pid
+    talker.hush.call_one().get(BOUND)
+    job.flush_logs(BOUND)
+    (total,) = [int(text.split()[1]) for text in numbers if text.startswith("total")]
+    assert numbers == [f"number {number}" for number in range(total)] + [f"total {total}"]
+    assert lost(job) == []
+
+
+def test_a_host_that_is_silent_for_longer_than_the_patience_is_lost_and_its_processes_end(
+    far: FarCluster, job: loom.Job
+) -> None:
+    counters = job.hosts.spawn_procs().spawn("counters", Counter)
+    pids = list(counters.pid.call().get(BOUND).values())
+
+    with far.hosts.cut("gateway", "worker0", "drop"):
+        asked = counters.slice(hosts=0).add.call_one(1)
+        with pytest.raises(loom.SupervisionError):
+            asked.get(BOUND)
+        assert counters.slice(hosts=1).add.call_one(1).get(BOUND) == 1
+        while os.path.exists(f"/proc/{pids[0]}"):  # the processes of a host end by themselves
+            time.sleep(0.1)
+
+    assert os.path.exists(f"/proc/{pids[1]}")

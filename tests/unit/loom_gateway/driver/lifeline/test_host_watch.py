@@ -1,0 +1,108 @@
+"""The watch over a worker host: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from loom_gateway.driver.lifeline import host_watch
+from loom_gateway.driver.lifeline.host_watch import watch_host
+from loom_gateway.workers.sources import parse_worker_address
+from tests.support.network.gate import Gate
+from tests.unit.loom_gateway.driver.lifeline.processes import BOUND
+
+
+class Worker:
+    """What listens in a worker's place."""
+
+    def __init__(self) -> None:
+        self.connections: list[asyncio.StreamWriter] = []
+        self._connected = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        self._connected.set()
+        with contextlib.suppress(OSError):
+            await reader.read()
+
+    async def connected(self, times: int) -> None:
+        while len(self.connections) < times:
+            self._connected.clear()
+            await asyncio.wait_for(self._connected.wait(), BOUND)
+
+
+@contextlib.asynccontextmanager
+async def worker() -> AsyncIterator[tuple[Worker, asyncio.Server, int]]:
+    """A worker, its server and its port."""
+    made = Worker()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    try:
+        yield made, server, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in made.connections:
+            writer.transport.abort()
+
+
+def watched(port: int, patience: float = 10 * BOUND) -> asyncio.Task[None]:
+    return asyncio.ensure_future(watch_host(parse_worker_address(f"tcp://127.0.0.1:{port}"), patience))
+
+
+async def test_a_worker_that_ends_is_gone_at_once() -> None:
+    async with worker() as (made, server, port):
+        watch = watched(port)
+        await made.connected(1)
+        server.close()
+        made.connections[0].close()
+        await asyncio.wait_for(watch, BOUND)
+
+
+async def test_a_worker_outlives_resets_and_closed_connections() -> None:
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            watch = watched(gate.port)
+            await made.connected(1)
+            gate.cut()
+            await made.connected(2)
+            gate.cut()
+            await made.connected(3)
+            made.connections[2].close()
+            await made.connected(4)
+            assert not watch.done()
+            watch.cancel()
+
+
+async def test_a_worker_outlives_a_network_that_is_away_for_less_than_the_patience() -> None:
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            watch = watched(gate.port)
+            await made.connected(1)
+            gate.shut()
+            assert await asyncio.to_thread(gate.knocked.wait, BOUND)
+            gate.open()
+            await made.connected(2)
+            assert not watch.done()
+            watch.cancel()
+
+
+async def test_a_worker_that_refuses_after_a_reset_is_gone_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loom_gateway.driver.lifeline.silence.REFUSED_FOR", 0.3)
+    async with worker() as (made, server, port):
+        watch = watched(port)
+        await made.connected(1)
+        server.close()
+        made.connections[0].transport.abort()
+        await asyncio.wait_for(watch, BOUND)
+
+
+async def test_a_worker_is_gone_when_the_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "RETRY", 0.01)
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            watch = watched(gate.port, patience=1.0)
+            await made.connected(1)
+            gate.shut()
+            await asyncio.wait_for(watch, BOUND)
