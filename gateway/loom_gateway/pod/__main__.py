@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(settings: PodSettings, options: argparse.Namespace, address: str, listener: socket.socket) -> None:
     import uvicorn
 
-    from loom_gateway.pod.app import create_app
+    from loom_gateway.pod.app import KeeperProtocol, create_app
+    from loom_gateway.pod.peers import make_pod_key
     from loom_gateway.pod.supervisor import PodSupervisor
 
     keeper = PodSupervisor(settings, options.folder, address, options.name)
@@ -61,7 +62,15 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
         end_sessions = True
         server.should_exit = True
 
-    config = uvicorn.Config(create_app(keeper, end), log_level="warning", access_log=False, lifespan="off")
+    app = create_app(keeper, end, make_pod_key(options.folder))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        proxy_headers=False,
+        http=KeeperProtocol,
+    )
     server = uvicorn.Server(config)
     if options.exit_with_parent:
         loop = asyncio.get_running_loop()

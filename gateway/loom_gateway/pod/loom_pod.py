@@ -20,7 +20,7 @@ from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
-from loom_gateway.pod.peers import ask_pod
+from loom_gateway.pod.peers import CONFIGURE, ask_pod, pod_key
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MeshPods, PodSettings
 from loom_gateway.workers.sources import MONARCH_PORT
 
@@ -121,7 +121,7 @@ class LoomPod:
 
     def _find_or_start_keeper(self) -> None:
         try:
-            self._ask("POST", "/configure", asdict(self._settings))
+            ask_pod(self._settings, "127.0.0.1", "POST", CONFIGURE, asdict(self._settings), key=pod_key(_folder()))
             return
         except PodUnreachable:
             pass  # there is no keeper yet

@@ -35,7 +35,7 @@ class PodSettings:
     meshes: tuple[MeshPods, ...]
     """All meshes of the job. The pods of the first may have the gateway."""
     token_sha256: str
-    """The SHA-256 of the token that the gateway accepts. Keepers also identify themselves to each other with it."""
+    """The SHA-256 of the token that the gateway accepts. It is also the key by which keepers know each other."""
     monarch_port: int = MONARCH_PORT
     gateway_port: int = GATEWAY_PORT
     keeper_port: int = KEEPER_PORT
