@@ -63,6 +63,7 @@ def serve(settings: GatewaySettings) -> None:
             *("--max-message", str(settings.max_message or MAX_MESSAGE)),
             *("--max-in-flight", str(settings.max_in_flight)),
             *("--worker-patience", str(settings.worker_patience)),
+            *("--keep-results", str(settings.keep_results)),
         ],
         settings.workers_timeout,
         ids,

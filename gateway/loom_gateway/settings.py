@@ -50,6 +50,9 @@ class Limits:
     max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
     max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
     max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
+    keep_results: int = _option(
+        4 << 30, "Bytes of a session's results on the disk for a client that is away; 0: no limit.", min=0
+    )
     max_connections: int = _option(0, "Connections; 0: as many as there are descriptors for.", min=0)
     max_connections_per_address: int = _option(
         512, "Connections of one address on which no good token has come; 0: no limit.", min=0

@@ -252,6 +252,13 @@ class OperationCancelled(LoomError, CancelledError, code="cancelled"):
     """
 
 
+class ResultDropped(LoomError, code="result_dropped"):
+    """An operation has run, but its result was not kept for a program that was away; the text names the operation.
+
+    What is kept is limited by the gateway's ``--keep-results``.
+    """
+
+
 class NoSuchRun(NotFound, code="no_such_run", http_status=500, exit_status=1):
     """The driver has no run with that id or name: it never existed, or was forgotten after it had finished."""
 

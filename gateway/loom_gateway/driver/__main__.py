@@ -28,6 +28,7 @@ meanwhile, which would take 5 ms each with Python's default interval."""
 
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
+    from loom_gateway.driver.clients.results import StoredResults
     from loom_gateway.driver.monarch.root_client import prepare
     from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.server import DriverServer
@@ -48,6 +49,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             options.max_message,
             options.max_in_flight,
             options.worker_patience,
+            StoredResults(os.path.dirname(files.base), options.keep_results),
         )
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="TCP port for Monarch; 0: any")
     parser.add_argument("--max-message", type=int, default=MAX_MESSAGE, help="bytes of one message of the client")
     parser.add_argument("--max-in-flight", type=int, default=0, help="unanswered operations; 0: any number")
+    parser.add_argument("--keep-results", type=int, default=0, help="bytes of results on the disk; 0: any number")
     parser.add_argument(
         "--worker-patience", type=float, default=PATIENCE, help="seconds without network that processes survive"
     )

@@ -70,10 +70,11 @@ def _joined(message: Message) -> Message:
 
 
 class _Transfer:
-    """A large message on its way out. The parts that have left are released."""
+    """A large message on its way out. The parts that have left are released, unless it has to stay ``whole``."""
 
-    def __init__(self, number: int, message: Message, key: OrderKey) -> None:
+    def __init__(self, number: int, message: Message, key: OrderKey, whole: bool = False) -> None:
         self.number = number
+        self.message = message if whole else None
         self.ident = message.id
         self.key = key
         self.total = message.size
@@ -110,10 +111,14 @@ class _Transfer:
 
 
 class ChunkOutbox:
-    """The queue of messages that one side has still to send; chunks may travel ``apart`` from small messages."""
+    """The queue of messages that one side has still to send; chunks may travel ``apart`` from small messages.
 
-    def __init__(self, apart: bool = False) -> None:
+    With ``keeps_whole``, a large message is kept until all of it has been acknowledged, if chunks travel apart.
+    """
+
+    def __init__(self, apart: bool = False, keeps_whole: bool = False) -> None:
         self._apart = apart
+        self._keeps_whole = apart and keeps_whole
         self._small: deque[Message | _Transfer] = deque()
         """Small messages, and large ones that may begin only when the small ones before them have left."""
         self._large: deque[_Transfer] = deque()
@@ -173,7 +178,7 @@ class ChunkOutbox:
             self._small.append(_joined(message) if len(message.parts) > 1 else message)
             return
         self._transfers += 1
-        transfer = _Transfer(self._transfers, message, key)
+        transfer = _Transfer(self._transfers, message, key, self._keeps_whole)
         if key is None:
             self._large.append(transfer)
             return
@@ -242,6 +247,19 @@ class ChunkOutbox:
     def waits(self) -> bool:
         """Whether something waits for a large message to leave, or to arrive."""
         return bool(self._waiting)
+
+    def abandon(self) -> list[Message]:
+        """Take all messages that have not arrived whole. Only if large ones are kept whole."""
+        queues = (self._arriving, self._small, self._large, (message for message, _, _ in self._waiting))
+        items = itertools.chain.from_iterable(queues)
+        left = [item.message if isinstance(item, _Transfer) else item for item in items]
+        for queue in (self._arriving, self._small, self._large, self._waiting):
+            queue.clear()
+        return [message for message in left if message is not None]
+
+    @property
+    def abandons_whole(self) -> bool:
+        return self._keeps_whole
 
     def first_chunk(self, ident: int) -> int:
         """Return the number of a large message's first chunk, if it has left and may not have arrived; else 0."""

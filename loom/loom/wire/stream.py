@@ -47,14 +47,19 @@ class Stream(Lane):
     """One end of the numbered messages of one client, and, as a `Lane`, the lane of its small messages.
 
     One thread may receive while another sends, and a third receives from the connection of the bulk lane. Without
-    ``lanes``, which both sides must know, chunks and small messages share one lane.
+    ``lanes``, which both sides must know, chunks and small messages share one lane. With ``keeps_whole``, `abandon`
+    also returns large messages of which a part has arrived, if there are lanes.
     """
 
     def __init__(
-        self, max_message: int = MAX_MESSAGE, in_pieces: Collection[int] = (), lanes: bool = False
+        self,
+        max_message: int = MAX_MESSAGE,
+        in_pieces: Collection[int] = (),
+        lanes: bool = False,
+        keeps_whole: bool = False,
     ) -> None:
         super().__init__()
-        self.outbox = ChunkOutbox(apart=lanes)
+        self.outbox = ChunkOutbox(lanes, keeps_whole)
         self._inbox = ChunkInbox(max_message, in_pieces)
         self.bulk = BulkLane() if lanes else None
         self.apart = False
@@ -142,6 +147,9 @@ class Stream(Lane):
 
         Nothing may be sent afterwards.
         """
+        outbox = self.outbox
+        if self.bulk is not None:
+            outbox.settle(self.bulk.acknowledged)
         inbox = ChunkInbox(MAX_MESSAGE)
         left: list[Message] = []
 
@@ -152,10 +160,12 @@ class Stream(Lane):
                     if complete is not None:
                         left.append(complete)
 
-        for frame in (*self.kept, *(self.bulk.kept if self.bulk is not None else ())):
+        chunks = () if self.bulk is None or outbox.abandons_whole else self.bulk.kept
+        for frame in (*self.kept, *chunks):
             collect(decode_frame(memoryview(frame)[LENGTH.size :]).messages)
         self.kept.clear()
-        outbox = self.outbox
+        if outbox.abandons_whole:
+            return left + outbox.abandon()
         while outbox or outbox.waits:
             outbox.settle(outbox.chunks)
             collect(outbox.next_frame())

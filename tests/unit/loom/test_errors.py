@@ -42,6 +42,7 @@ NoSuchDimension         no_such_dimension       500 1 TypeError KeyError LookupE
 NoSuchMesh              no_such_mesh            404 1
 NoSuchMethod            no_such_method          500 1 AttributeError
 NoSuchRank              no_such_rank            404 1 IndexError LookupError
+ResultDropped           result_dropped          500 1
 NoSuchRun               no_such_run             500 1 KeyError LookupError
 NotAFolder              not_a_folder            500 1 NotADirectoryError OSError
 NotAGateway             not_a_gateway           500 5 ConnectionError OSError

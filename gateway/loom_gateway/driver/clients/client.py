@@ -17,6 +17,7 @@ from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
 from loom_gateway.driver.clients.backlog import Backlog
 from loom_gateway.driver.session.dispatcher import Dispatcher
+from loom_gateway.driver.session.replies import Request
 
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER  # bytes in memory for a client, connected or not
 TURN_TIMEOUT = 20.0  # seconds that a lost connection has to finish the operation that it is starting
@@ -55,7 +56,7 @@ class Client:
         self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)  # secret by which the client's next connection identifies itself
         self.operations = operations
-        self.stream = Stream(max_message, _PASSED_ON, lanes)
+        self.stream = Stream(max_message, _PASSED_ON, lanes, keeps_whole=True)
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest
         start = operations.read if number else operations.start if guest is None else operations.start_for_guest
@@ -64,6 +65,8 @@ class Client:
         self.left = threading.Event()  # set while the client has no connection
         self._changing = threading.Lock()  # guards `_connection` and `left`
         self._connection: Carrier | None = None
+        self.away = True  # whether there is no connection
+        self.unsent: dict[int, Request | None] = {}  # what was answered while the client was away, by operation
         self.bulk: Carrier | None = None  # separate connection of the client's bulk lane
         self.bulk_turn = threading.Lock()  # held by the thread that receives from the bulk connection
         self.waker = Waker() if lanes else None  # wakes the holder of `turn` for a message on the bulk connection
@@ -78,12 +81,17 @@ class Client:
         with self._changing:
             if instead_of is None or instead_of is self._connection:
                 self._connection = connection
+                self.away = connection is None
+                if self.away and not self.stream.outbox:
+                    self.unsent.clear()
                 (self.left.clear if connection is not None else self.left.set)()
 
     @property
     def crowded(self) -> bool:
-        """Whether so many bytes wait to be sent that large answers belong on the disk."""
-        return self.sender.backlog > (CROWD if self.connection is not None else AWAY_CROWD)
+        """Whether so many bytes wait to be sent that results belong on the disk."""
+        if self.away:
+            return self.stream.outbox.pending_bytes > AWAY_CROWD
+        return self.sender.backlog > CROWD
 
     def take_turn(self) -> None:
         """Acquire `turn`. Wait until a connection that was given up has finished its operation."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 import threading
 
 from loom.errors import ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
@@ -18,7 +19,7 @@ from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
-from loom_gateway.driver.clients.spill import SPILLED_FROM, spilled
+from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.session.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client s
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
 LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
 WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it, the oldest are dropped
+STORED_FROM = 256 << 10  # smallest result, in bytes, that is worth the disk while its client is connected
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
 NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})  # kinds of message that every client gets
 
@@ -36,8 +38,9 @@ ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 class Clients:
     """The clients of one session."""
 
-    def __init__(self, max_message: int = MAX_MESSAGE) -> None:
+    def __init__(self, max_message: int = MAX_MESSAGE, results: StoredResults | None = None) -> None:
         self._max_message = max_message
+        self._results = results or StoredResults(tempfile.gettempdir())
         self._admitting = threading.Lock()  # held while a client is admitted, which may disconnect another
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
@@ -78,6 +81,7 @@ class Clients:
                     self._disconnect(self._driving, hello)
                 client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes, guest)
             client.carry_by(connection)
+            self._results.begin_anew()  # what waits is taken now
             return client, not hello.stream
 
     def _let_watchers_go(self) -> None:
@@ -108,7 +112,7 @@ class Clients:
         client.backlog.add(client.stream.arrived(), 0)
         while client.backlog.start_some():
             pass
-        client.operations.client_left(client.stream.abandon())
+        client.operations.client_left(client.stream.abandon(), client.unsent)
 
     def all(self) -> list[Client]:
         """Return every client, the driving one first."""
@@ -150,10 +154,25 @@ class Clients:
         if message.kind in ANSWERS and message.id < client.first_id:
             client.operations.unclaimed(message)
             return
-        if message.parts and message.size >= SPILLED_FROM and client.crowded:
-            message = spilled(message)
+        if client.away or (message.parts and message.size >= STORED_FROM):
+            message = self._stored(client, message)
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
             client.operations.unclaimed(message)  # the client is being disconnected at this moment
+
+    def _stored(self, client: Client, message: Message) -> Message:
+        """Return a message as it waits for the driving client: on the disk if that takes too little.
+
+        The result of a client that is away is dropped if there is no room, and the client is told which it was.
+        """
+        answers = client.away and message.kind in ANSWERS
+        if answers:
+            client.unsent.setdefault(message.id, client.operations.request_of(message.id))
+        if not client.crowded:
+            return message
+        kept = self._results.keep(message)
+        if kept is None and answers:
+            return client.operations.dropped(message)
+        return kept or message
 
     def has_room(self) -> bool:
         """Whether printed lines may join what waits for the driving client."""

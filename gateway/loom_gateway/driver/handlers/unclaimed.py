@@ -1,28 +1,27 @@
 """Answers that their client never received, kept for the next client of the session.
 
 When a program dies, its calls run on. The next client of the session can list and collect their answers, including
-those that were on their way. A large answer is lost if the dead client had received a part of it.
+those that were on their way, also if a part of them had arrived.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from loom.errors import OperationFailed
+from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult
 from loom.wire.messages import ADVERBS, Kind, Message
+from loom.wire.texts import pack_texts
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, Request
 
 logger = logging.getLogger(__name__)
 
-MOST_CALLS = 10_000
-MOST_BYTES = 256 << 20
-"""The number of calls and bytes of answers to keep. Beyond either, the oldest call goes."""
+MOST_CALLS = 100_000  # calls to note; beyond it, the oldest is forgotten
 
 _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items() if kind != Kind.BROADCAST}
 
@@ -42,27 +41,32 @@ class _Call:
     def endpoint(self) -> str:
         return EndpointCall.fields(self.request[1])[1]
 
-    @property
-    def size(self) -> int:
-        return sum(answer.size for answer in self.answers)
-
 
 class UnclaimedResults:
     """The unclaimed results of one session."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()  # guards `_calls`
+        self._lock = threading.Lock()  # guards `_calls` and `_kept`
         self._calls: dict[int, _Call] = {}
+        self._kept: dict[int, None] = {}  # calls with answers that may be dropped for newer ones, the oldest first
+        context.results.free_some = self._drop_oldest
         self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
 
-    def client_left(self, unsent: Sequence[Message]) -> None:
-        """Keep what was on its way to a disconnected client, and note what it waited for."""
+    def client_left(self, unsent: Sequence[Message], requests: Mapping[int, Request | None]) -> None:
+        """Keep what was on its way to a disconnected client, and note what it waited for.
+
+        ``requests`` has those of operations that were answered while it was away.
+        """
+        answered = {**self._context.replies.answered(), **requests}
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
             for (ident, _), request in self._context.replies.pending().items():
                 self._note(ident, request)
+            for message in unsent:
+                if (asked := answered.get(message.id)) is not None:
+                    self._note(message.id, asked)
         for message in unsent:
             self.take(message)
 
@@ -71,35 +75,68 @@ class UnclaimedResults:
         if ident in self._calls or kind not in _ADVERB_OF:
             return
         entry = self._context.meshes.known(EndpointCall.fields(body)[0])
-        if entry is not None and entry.mesh is not None:
-            self._calls[ident] = _Call(request, entry.name, self._context.meshes.shape(entry))
+        if entry is not None and entry.shape is not None:
+            self._calls[ident] = _Call(request, entry.name, entry.shape)
+        if len(self._calls) > MOST_CALLS:
+            oldest = next(iter(self._calls))
+            call = self._calls.pop(oldest)
+            self._kept.pop(oldest, None)
+            logger.warning("the answer of %s.%s() was never collected and is forgotten", call.mesh, call.endpoint)
 
     def take(self, message: Message) -> None:
+        """Keep an answer to a client that is gone, or pass it on to the client that collects it."""
         with self._lock:
             if message.id not in self._calls:
-                request = self._context.replies.answered().get(message.id)
+                request = self._context.replies.request_of(message.id)
                 if request is not None:
                     self._note(message.id, request)
             call = self._calls.get(message.id)
-            if call is None:
+        if call is None:
+            return
+        kept = self._context.results.keep(message) if call.collector is None else message
+        with self._lock:
+            if self._calls.get(message.id) is not call:
                 return
-            call.answers.append(message)
-            self._make_room()
+            if kept is not None:
+                self._kept[message.id] = None
+            call.answers.append(kept or self.dropped(message, call.request))
             ready = self._ready(message.id, call)
         for answer in ready:
             self._context.send(answer)
 
-    def _make_room(self) -> None:
-        while len(self._calls) > MOST_CALLS or sum(call.size for call in self._calls.values()) > MOST_BYTES:
-            ident, call = next(iter(self._calls.items()))
-            logger.warning("the answer of %s.%s() was never collected and is dropped", call.mesh, call.endpoint)
-            del self._calls[ident]
+    def dropped(self, message: Message, request: Request | None) -> Message:
+        """Return the answer that says that the result of a call, which has run, was not kept."""
+        body = (OperationResult if message.kind == Kind.RESULT else OperationError).from_body(message.body)
+        what = "an operation"
+        if request is not None and request[0] in _ADVERB_OF:
+            mesh, endpoint = EndpointCall.fields(request[1])[:2]
+            entry = self._context.meshes.known(mesh)
+            what = f"{entry.name if entry is not None else mesh}.{endpoint}.{_ADVERB_OF[request[0]]}()"
+        logger.warning("the result of %s, %d bytes, is dropped", what, message.size)
+        text = (
+            f"the result of {what}, {message.size:,} bytes, was not kept while no program took it: there was no "
+            f"room for it (--keep-results {self._context.results.limit:,}). It has run; run it again if you need it"
+        )
+        dropped = OperationError(body.rpc_ms, ResultDropped.code, body.index)
+        return dropped.message(message.id, [pack_texts({"text": text})])
+
+    def _drop_oldest(self) -> bool:
+        """Drop the answers of the call that has waited longest. Return False if none is kept."""
+        with self._lock:
+            if not self._kept:
+                return False
+            ident = next(iter(self._kept))
+            del self._kept[ident]
+            call = self._calls[ident]
+            call.answers = [self.dropped(answer, call.request) for answer in call.answers]
+            return True
 
     def _ready(self, ident: int, call: _Call) -> list[Message]:
         """Return the answers that a call's collector gets now. The caller holds the lock."""
         if call.collector is None:
             return []
         answers, call.answers = call.answers, []
+        self._kept.pop(ident, None)
         ready = []
         for answer in answers:
             body = (OperationResult if answer.kind == Kind.RESULT else OperationError).from_body(answer.body)

@@ -51,6 +51,12 @@ class Entry:
     cls: type | None = None  # actors' class of an actor mesh
     python: str = ""  # interpreter of processes that are started on a host mesh, if it is not the workers' own
     stopped: bool = False
+    last_shape: MeshShape | None = None  # of a mesh that was stopped
+
+    @property
+    def shape(self) -> MeshShape | None:
+        """The mesh's shape, also if it was stopped; None if it was never made."""
+        return self.last_shape if self.mesh is None else shape_of(self.mesh)
 
 
 class MeshTable:
@@ -190,7 +196,15 @@ class MeshTable:
             entry = self._entries[key]
             failure = SupervisionError(f"mesh {entry.name!r} was stopped")
             self._entries[key] = Entry(
-                entry.kind, entry.name, None, entry.root, failure, entry.procs, entry.ranks, stopped=True
+                entry.kind,
+                entry.name,
+                None,
+                entry.root,
+                failure,
+                entry.procs,
+                entry.ranks,
+                stopped=True,
+                last_shape=entry.shape,
             )
         for called in [called for called in self._endpoints.copy() if called[0] in ids]:
             self._endpoints.pop(called, None)

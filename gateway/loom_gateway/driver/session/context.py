@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
+from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.futures import Futures
@@ -26,6 +27,7 @@ class Context:
         send: takes a message for the client.
         flush: sends the messages that were not eager.
         has_room: returns whether printed lines may join what waits for the client.
+        results: keeps results that no client takes now.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Context:
         send: Send,
         flush: Callable[[], None],
         has_room: Callable[[], bool],
+        results: StoredResults,
     ) -> None:
         self.loop = loop
         self.send = send
         self.has_room = has_room
+        self.results = results
         self.weaver = weaver
         self.lifeline = lifeline
         self.hosts = HostTable(addresses)

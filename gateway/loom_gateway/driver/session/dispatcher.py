@@ -7,7 +7,7 @@ order, and its answer follows when its future resolves; see `loom_gateway.driver
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession
 from loom.wire.messages import READING, Kind, Message
@@ -25,7 +25,7 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
-from loom_gateway.driver.session.replies import LIMITED, Handler
+from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
@@ -117,14 +117,25 @@ class Dispatcher:
     def _end_session(self, message: Message, started: float) -> None:
         self._context.loop.call_soon_threadsafe(self._end, "the client closed it")
 
-    def client_left(self, unsent: Sequence[Message]) -> None:
-        """Note that the driving client was disconnected, and which messages it had not received."""
+    def client_left(self, unsent: Sequence[Message], requests: Mapping[int, Request | None]) -> None:
+        """Note that the driving client was disconnected, and which messages it had not received.
+
+        ``requests`` has those of operations that were answered while it was away.
+        """
         self._runs.new_client()
         self._ports.client_gone()
-        self._unclaimed.client_left(unsent)
+        self._unclaimed.client_left(unsent, requests)
 
     def unclaimed(self, message: Message) -> None:
         self._unclaimed.take(message)
+
+    def request_of(self, ident: int) -> Request | None:
+        """Return the request of an operation that was answered only now."""
+        return self._replies.request_of(ident)
+
+    def dropped(self, message: Message) -> Message:
+        """Return the answer that takes the place of one for which there is no room."""
+        return self._unclaimed.dropped(message, self._replies.request_of(message.id))
 
     async def close(self) -> None:
         """Stop accepting operations, stop the session's meshes, and collect the last of their output."""

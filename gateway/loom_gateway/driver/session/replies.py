@@ -26,6 +26,7 @@ GRACE = 0.6  # seconds that Monarch has to explain a process's death before its 
 GATHERED = 0.001  # seconds for which consecutive answers are gathered into one write
 LINGER = 0.005  # seconds after which gathered answers are sent even though the expected next one has not come
 REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers
+JUST_ANSWERED = 256  # answers of other threads that may come between an answer and its way to the client
 
 LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 """The kinds of operation that count as in flight until they are answered, and that a limit applies to."""
@@ -115,6 +116,14 @@ class Replies:
     def answered(self) -> dict[int, Request]:
         """Return the remembered operations with at least one sent answer."""
         return dict(self._answered.copy())
+
+    def request_of(self, ident: int) -> Request | None:
+        """Return the request of an operation that was answered only now; None if it is not remembered."""
+        for back in range(1, min(len(self._answered), JUST_ANSWERED) + 1):
+            known, request = self._answered[-back]
+            if known == ident:
+                return request
+        return None
 
     def answer(self, reply: ReplyId, value: Any, error: BaseException | None, eager: bool) -> None:
         """Answer an operation. After an answer that is not eager, the caller calls `gathered`."""

@@ -16,6 +16,7 @@ from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
+from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch.errors import replace_fault_hook
@@ -47,6 +48,7 @@ class Session:
         max_message: int,
         max_in_flight: int,
         patience: float,
+        results: StoredResults,
     ) -> None:
         self.name = weaver.session
         self._workers_file = workers_file
@@ -54,7 +56,7 @@ class Session:
         self._loop = loop
         self._lifetime = lifetime
         self._max_message = max_message
-        self._clients = Clients(max_message)
+        self._clients = Clients(max_message, results)
         host_mesh = _attach(self._workers.addresses, self.name)
         self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience)
         self._context = Context(
@@ -66,6 +68,7 @@ class Session:
             self._clients.send,
             self._clients.flush,
             self._clients.has_room,
+            results,
         )
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)

@@ -363,6 +363,27 @@ def test_what_was_put_and_has_not_come_is_what_is_left_behind() -> None:
     assert sorted(idents(client.abandon())) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("arrived", [1, 2, 3])
+def test_a_large_message_is_kept_whole_until_all_of_it_has_come(arrived: int) -> None:
+    driver, client = Stream(lanes=True, keeps_whole=True), Stream(lanes=True)
+    driver.apart = True
+    sent = call(1, 3 * CHUNK)
+    driver.put(sent)
+    driver.put(call(2, CHUNK))
+    for number in range(1, 4):
+        framed = driver.next_bulk_frame()
+        if number <= arrived:
+            client.receive_bulk(content(framed))
+    driver.receive_bulk(b"".join(encode_frame(0, arrived, [], lane=1)))
+
+    left = driver.abandon()
+
+    assert sorted(idents(left)) == ([1, 2] if arrived < 3 else [2])
+    if arrived < 3:
+        (kept,) = (message for message in left if message.id == 1)
+        assert kept == sent
+
+
 @pytest.mark.parametrize("lanes", [False, True])
 def test_only_chunks_come_on_the_bulk_lane_and_only_where_it_was_agreed_on(lanes: bool) -> None:
     kind = Kind.CALL if lanes else Kind.CHUNK

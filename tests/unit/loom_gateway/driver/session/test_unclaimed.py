@@ -1,0 +1,63 @@
+"""Answers that no program has received, and the room that they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from loom.errors import ResultDropped
+from loom.wire.bodies import OperationError, OperationResult
+from loom.wire.messages import Kind, Message
+from loom.wire.texts import unpack_texts
+from loom_gateway.driver.clients.results import StoredResults
+from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
+from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.session.replies import Request
+
+MIB = 1 << 20
+
+
+class Answers:
+    """A ledger of replies, all of which have been given."""
+
+    def __init__(self) -> None:
+        self.listed: list[Any] = []
+
+    def answered(self) -> dict[int, Request]:
+        return {ident: (Kind.CALL_ONE, (1, f"step_{ident}")) for ident in range(1, 5)}
+
+    def request_of(self, ident: int) -> None: ...
+
+    def pending(self) -> dict[Any, Any]:
+        return {}
+
+    def note_request(self, ident: int, request: Request) -> None: ...
+
+    def succeed(self, ident: int, started: float, value: list[Any]) -> None:
+        self.listed = value
+
+
+def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
+    meshes = MeshTable()
+    meshes.add(1, Entry("actors", "trainers", None, 1, last_shape=((), 0, (), ())))
+    sent: list[Message] = []
+    answers = Answers()
+    results = StoredResults(str(tmp_path), limit=2 * MIB + MIB // 2)
+    context = SimpleNamespace(meshes=meshes, replies=answers, results=results, send=sent.append)
+    unclaimed = UnclaimedResults(context)  # type: ignore[arg-type]
+
+    for ident in range(1, 5):
+        unclaimed.client_left([OperationResult(1.5).message(ident, [bytes([ident]) * MIB])], {})
+        results.begin_anew()
+
+    unclaimed.handlers[Kind.UNDELIVERED](Message(Kind.UNDELIVERED, 9, ()), 0.0)
+    assert [call[2] for call in answers.listed] == ["step_1", "step_2", "step_3", "step_4"]
+    for ident in range(1, 5):
+        unclaimed.handlers[Kind.COLLECT](Message(Kind.COLLECT, 10 + ident, (ident,)), 0.0)
+    assert [message.kind for message in sent] == [Kind.ERROR, Kind.ERROR, Kind.RESULT, Kind.RESULT]
+    assert [bytes(message.parts[0][:1]) for message in sent[2:]] == [b"\3", b"\4"]
+    error = OperationError.from_body(sent[0].body)
+    assert (sent[0].id, error.code, error.rpc_ms) == (11, ResultDropped.code, 1.5)
+    text = unpack_texts(sent[0].parts[0])["text"]
+    assert text.startswith("the result of trainers.step_1.call_one(), 1,048,576 bytes, was not kept")
