@@ -146,6 +146,7 @@ class OwnDriver(DriverProcess):
             raise self.lost(f"{how}; its last output:\n{last}") from None
 
     def _note_end(self, ended: Future[int]) -> None:
+        _kill_group(self.pid)
         # the loop is closed because the gateway has left its drivers behind
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended, ended.result())
@@ -211,6 +212,7 @@ class AdoptedDriver(DriverProcess):
     def _gone(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        _kill_group(self.pid)
         self._ended(self._killed_by)
 
     def signal(self, number: int) -> None:
@@ -223,6 +225,12 @@ class AdoptedDriver(DriverProcess):
 
     def abandon(self) -> None:
         self.signal(signal.SIGTERM)
+
+
+def _kill_group(driver: int) -> None:
+    """Kill the processes that functions in a driver have started, if the driver could not end them itself."""
+    with contextlib.suppress(OSError):  # none is left
+        os.killpg(driver, signal.SIGKILL)
 
 
 def _command_line(pid: int) -> list[bytes]:

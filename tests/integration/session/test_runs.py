@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import loom
@@ -20,7 +22,9 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.runs import Run, Runs
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import KnownRuns, RunHandle
+from tests.integration.calls.test_failures import driver_pid
 from tests.support.actors import Counter
+from tests.support.gateways import await_true
 
 IN_TIME = 30.0
 """Seconds that no wait may take."""
@@ -540,3 +544,51 @@ def test_results_are_kept_up_to_a_size_but_the_newest_in_any_case() -> None:
     runs._runs[6] = finished_run(6, 1 << 30)
     runs._forget_oldest()
     assert list(runs._runs) == [9, 6]
+
+
+# -- processes that runs start ------------------------------------------------------------------------------
+
+
+def start_and_wait(path: str, detached: bool) -> int:
+    """Start a process that starts another, and wait for it."""
+    script = f"sleep 1000 & echo $$ $! > {path}.new; mv {path}.new {path}; wait"
+    return subprocess.run(["sh", "-c", script], start_new_session=detached, check=False).returncode
+
+
+async def start_and_wait_async(path: str, detached: bool) -> int | None:
+    return await asyncio.to_thread(start_and_wait, path, detached)
+
+
+def started(path: Path) -> list[psutil.Process]:
+    await_true(path.exists)
+    return [psutil.Process(int(pid)) for pid in path.read_text().split()]
+
+
+@pytest.mark.parametrize("function", [start_and_wait, start_and_wait_async])
+def test_the_processes_of_a_run_end_when_it_is_cancelled(job: loom.Job, tmp_path: Path, function: Any) -> None:
+    other = job.run(start_and_wait, str(tmp_path / "other"), False, detach=True, name="other")
+    run = job.run(function, str(tmp_path / "pids"), True, detach=True)
+    processes, others = started(tmp_path / "pids"), started(tmp_path / "other")
+    assert run.cancel()
+    assert psutil.wait_procs(processes, IN_TIME)[1] == []
+    with pytest.raises(loom.OperationCancelled):
+        run.result(IN_TIME)
+    assert all(process.is_running() for process in others)
+    assert other.status == "running"
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_processes_of_a_run_end_with_the_session(cluster: LocalCluster, tmp_path: Path, detached: bool) -> None:
+    with loom.connect(cluster.url, cluster.token) as job:
+        job.run(start_and_wait, str(tmp_path / "pids"), detached, detach=True)
+        processes = started(tmp_path / "pids")
+    assert psutil.wait_procs(processes, IN_TIME)[1] == []
+
+
+def test_the_processes_of_a_run_end_with_a_driver_that_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+    job = loom.connect(cluster.url, cluster.token)
+    job.run(start_and_wait, str(tmp_path / "pids"), False, detach=True)
+    processes = started(tmp_path / "pids")
+    os.kill(driver_pid(cluster, job), signal.SIGKILL)
+    assert psutil.wait_procs(processes, IN_TIME)[1] == []
+    job.close()

@@ -15,6 +15,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom_gateway.driver.monarch.errors import error_message, is_monarchs
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RunOutput, route_output
+from loom_gateway.driver.runs.processes import end, started_in_the_driver
 from loom_gateway.driver.runs.thread import RunThread
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
@@ -60,6 +61,7 @@ class Runs:
         self._context = context
         self._logs = logs
         self._runs: dict[int, Run] = {}
+        self._has_run = False  # whether there was ever a run
         self.handlers: dict[int, Handler] = {
             Kind.RUN: self._run,
             Kind.RUNS: self._on_loop(self._list),
@@ -72,6 +74,11 @@ class Runs:
     def new_client(self) -> None:
         """Drop the operations of the previous client that wait for runs. Safe on any thread."""
         self._context.loop.call_soon_threadsafe(self._forget_clients)
+
+    async def close(self) -> None:
+        """End the processes that functions have started, at the end of the session."""
+        if self._has_run:
+            await self._context.loop.run_in_executor(None, lambda: end(started_in_the_driver()))
 
     def _forget_clients(self) -> None:
         for run in self._runs.values():
@@ -129,6 +136,7 @@ class Runs:
             self._refuse(run, TooManyRuns(f"{len(going)} functions run in the driver; no more than that may"))
         else:
             self._runs[run.ident] = run
+            self._has_run = True
             run.thread = RunThread(run.name, function, run.output, functools.partial(self._encode, run))
             self._notify(run)
             run.thread.start()
@@ -143,6 +151,7 @@ class Runs:
         status = Status.DONE if error is None else Status.FAILED
         if error is not None and run.thread.was_cancelled(error):
             status, error = Status.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
+            run.output.processes.end_soon()  # that it has started since
         try:
             if error is None:
                 parts = encoder.dumps(value, f"the result of run {run.name!r}")
@@ -238,6 +247,7 @@ class Runs:
         going = run.answer is None
         if going:
             run.thread.cancel()
+            run.output.processes.end_soon()
         self._context.replies.succeed(message.id, started, going)
 
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
+
 KEPT_OUTPUT = 1 << 20  # characters of a run's output to keep; the oldest go first
 
 _PIECE = 4096
@@ -48,6 +50,7 @@ class RunOutput:
         self._loop = loop
         self._changed = changed
         self._log = log
+        self.processes = StartedProcesses()
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[int, str]] = deque()
         self._notified = False  # whether the loop will take what came in
@@ -186,6 +189,12 @@ def route_output() -> None:
         if isinstance(handler, logging.StreamHandler) and handler.stream is own:
             handler.setStream(sys.stderr)
     threading.Thread.start = _passing_on(threading.Thread.start)  # type: ignore[assignment,method-assign]
+    note_processes(_current_processes)
+
+
+def _current_processes() -> StartedProcesses | None:
+    output = _current.get()
+    return None if output is None else output.processes
 
 
 def _passing_on(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -6,6 +6,7 @@ order, and its answer follows when its future resolves; see `loom_gateway.driver
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -140,6 +141,6 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop accepting operations, stop the session's meshes, and collect the last of their output."""
         self._closed = True
-        await self._meshes.stop_all()
+        await asyncio.gather(self._meshes.stop_all(), self._runs.close())
         await self.logs.end()
         await self._context.weaver.flush(WEAVER_TIMEOUT)
