@@ -26,6 +26,7 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
+from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
@@ -48,11 +49,12 @@ def serve(settings: GatewaySettings) -> None:
     if ids is not None:
         give_up_other_rights()  # before any file is read, so that what cannot be read later fails now
     _check_tls(settings.tls_cert, settings.tls_key)
-    token = settings.token or generate_token()
+    generated = "" if settings.token or settings.token_file else generate_token()
+    own = _own_token(settings) or generated
     file = TokenFile(settings.tokens or default_path())
     file.read()
     audit = Audit(settings.audit, settings.audit_size)
-    access = AccessControl(TokenAuthority(token, file, _issuer(settings)), settings, audit, settings.allow_origin)
+    access = AccessControl(TokenAuthority(own, file, _issuer(settings)), settings, audit, settings.allow_origin)
     folder = _state_folder(settings, listener.getsockname()[1])
     manager = SessionManager(
         hosts,
@@ -80,7 +82,17 @@ def serve(settings: GatewaySettings) -> None:
     )
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
-    _Server(settings, token, manager, access, supervisor).run(sockets=[listener])
+    _Server(settings, generated, manager, access, supervisor).run(sockets=[listener])
+
+
+def _own_token(settings: GatewaySettings) -> str | OwnTokenFile | None:
+    if settings.token_file is None:
+        return settings.token
+    if settings.token:
+        raise WrongArguments(
+            "the gateway's own token comes from --token-file, or from --token or LOOM_TOKEN: give one"
+        )
+    return OwnTokenFile(settings.token_file, secret=settings.driver_uids is not None)
 
 
 def _issuer(settings: GatewaySettings) -> Issuer | None:
@@ -135,13 +147,13 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         settings: GatewaySettings,
-        token: str,
+        generated: str,
         manager: SessionManager,
         access: AccessControl,
         supervisor: WeaverSupervisor,
     ) -> None:
         self._settings = settings
-        self._token = token
+        self._generated = generated  # the token that users learn from the announcement; empty if they know it
         self._manager = manager
         self._supervisor = supervisor
         self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable)
@@ -181,9 +193,8 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         scheme = "wss" if self._settings.tls_cert else "ws"
         url = f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}"
-        # A token that was given is known to whom it concerns, and this line ends up in a log.
-        generated = {} if self._settings.token else {"token": self._token}
-        announce(url=url, **generated)
+        # The line ends up in a log, so it has no token that was given.
+        announce(url=url, **({"token": self._generated} if self._generated else {}))
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
         return HttpProtocol(

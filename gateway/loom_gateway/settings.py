@@ -96,6 +96,9 @@ class GatewaySettings(Limits):
     token: str | None = _option(
         None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
     )
+    token_file: Path | None = _option(
+        None, "File with the token in its place, which is read again when it changes.", metavar="FILE"
+    )
     session_linger: float = _option(
         3600.0, "How long a session lives on without a client.", metavar="SECONDS", min=0
     )

@@ -37,6 +37,7 @@ class Gateway:
         self.state = self.folder / "state"
         self._options = [arg for worker in workers for arg in ("--worker", worker)] + list(options)
         self._process: subprocess.Popen[str] | None = None
+        self.token_file: Path | None = None  # with its own token
         self.before: Sequence[str] = ()  # the beginning of its command line
         self.url = ""
         self.announced: dict[str, Any] = {}  # what it printed when it listened
@@ -46,13 +47,17 @@ class Gateway:
         port = self.url.rpartition(":")[2] or "0"
         with (self.folder / "output").open("a") as output:
             self._process = start(*self.command(port), before=self.before, stderr=output)
-        self.announced = read_json(self._process)
+        try:
+            self.announced = read_json(self._process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its output:\n{(self.folder / 'output').read_text()}") from None
         self.url = self.announced["url"]
         return self
 
     def command(self, port: str = "0") -> list[str]:
         """How it is started, for this interpreter."""
-        options = ["--token", TOKEN, "--port", port, "--state-dir", str(self.state)]
+        token = ["--token", TOKEN] if self.token_file is None else ["--token-file", str(self.token_file)]
+        options = [*token, "--port", port, "--state-dir", str(self.state)]
         return ["-m", "loom_gateway", *options, *self._options]
 
     def end(self, number: int = signal.SIGKILL) -> None:

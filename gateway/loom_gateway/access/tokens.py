@@ -11,6 +11,7 @@ from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
+from loom_gateway.access.own_token import OwnTokenFile
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,17 @@ class Issuer(Protocol):
 
 
 class TokenAuthority:
-    """Checks the gateway's own token, those of a file, and those of an issuer. Keeps only their hashes."""
+    """Checks the gateway's own token, those of a file, and those of an issuer. Keeps only their hashes.
 
-    def __init__(self, token: str, file: TokenFile | None = None, issuer: Issuer | None = None) -> None:
-        self._own = Token(OWN, OWN, ADMIN, digest(token), time.time(), user=ADMIN)
+    The gateway's own token is a text, or the content of a file. When the file has another, the old one is refused.
+    """
+
+    def __init__(
+        self, token: str | OwnTokenFile, file: TokenFile | None = None, issuer: Issuer | None = None
+    ) -> None:
+        self._own_file = None if isinstance(token, str) else token
+        self._own_version = None if self._own_file is None else self._own_file.version()
+        self._own = _own_token(token if isinstance(token, str) else token.read())
         self._file = file
         self._issuer = issuer
         self._version: tuple[int, ...] | None = None  # of the file's last content
@@ -88,27 +96,37 @@ class TokenAuthority:
             self._issuer.refresh()
 
     def reload(self) -> None:
-        """Read the file again if it has changed. While it cannot be read, its last content stays in force."""
-        if self._file is None:
-            return
+        """Read the files again if they have changed. While one cannot be read, its last content stays in force."""
         try:
-            version = self._file.version()
-            if version == self._version:
-                return
-            self._version = version
-            tokens = self._file.read()
+            self._reload_own()
+            tokens = self._changed_tokens()
         except TokenFileError as error:
             if str(error) != str(self._trouble):
                 logger.error("%s; going by what it said before", error)
             self._trouble = error
             return
         self._trouble = None
+        if tokens is None:
+            return
         for token in tokens:
             if forged := _openid_name(token):
                 logger.error("the token %s has the name of a user of OpenID, %r: it is refused", token.id, forged)
         tokens = [token for token in tokens if not _openid_name(token)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
+
+    def _reload_own(self) -> None:
+        if self._own_file is None or (version := self._own_file.version()) == self._own_version:
+            return
+        self._own = _own_token(self._own_file.read())
+        self._own_version = version
+        logger.warning("the gateway's own token was replaced: the old one is refused")
+
+    def _changed_tokens(self) -> list[Token] | None:
+        if self._file is None or (version := self._file.version()) == self._version:
+            return None
+        self._version = version
+        return self._file.read()
 
     def needs_signature(self, shown: str, text: str) -> bool:
         """Return whether only the signature of an issuer can tell whether a token is good."""
@@ -125,9 +143,9 @@ class TokenAuthority:
             ScopeError: the issuer's token gives no scope.
             KeyWanted: the issuer's key is unknown, and can be fetched; `IssuerUnreachable` if it cannot.
         """
+        self.reload()
         if hmac.compare_digest(shown, self._own.sha256):
             return self._own
-        self.reload()
         # The time of the look-up may depend on the digest, but reveals nothing about a token.
         token = self._by_digest.get(shown)
         if token is None and self._issuer is not None and _may_be_signed(text):
@@ -149,6 +167,8 @@ class TokenAuthority:
 
     def confirm_shown(self, token: Token) -> None:
         """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
+        if token.id == OWN and token.sha256 != self._own.sha256:
+            raise TokenRevoked("the gateway's own token was replaced: connect with the new one")
         self.confirm(token.id)
         if self._issuer is not None:
             self._issuer.confirm(token)
@@ -170,6 +190,10 @@ class TokenAuthority:
             name = "" if token is None else f" ({token.name!r})"
             how = "has expired" if state == "expired" else "was revoked"
             raise TokenRevoked(f"the token {ident}{name} {how}: ask for a new one and connect with it")
+
+
+def _own_token(text: str) -> Token:
+    return Token(OWN, OWN, ADMIN, digest(text), time.time(), user=ADMIN)
 
 
 def _may_be_signed(text: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 import loom
 from loom_proxy.local import LocalCluster
-from tests.support.gateways import TOKEN, gateway_of
+from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of
 from tests.support.processes import tree
 
 SECRET = "a secret that only clients know"
@@ -58,3 +58,29 @@ def test_a_token_that_was_given_is_printed_nowhere(cluster: LocalCluster) -> Non
     with gateway_of(cluster) as gateway:
         assert gateway.announced.keys() == {"event", "url", "pid"}
         assert TOKEN not in (gateway.folder / "output").read_text()
+
+
+def test_the_own_token_is_replaced_and_its_sessions_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(SECRET)
+    gateway = Gateway(cluster.workers)
+    gateway.token_file = path
+    try:
+        gateway.start()
+        job = loom.connect(gateway.url, SECRET)
+        pid = job.run(os.getpid)
+
+        fresh = tmp_path / "fresh"
+        fresh.touch(0o600)
+        fresh.write_text(TOKEN)
+        fresh.replace(path)
+
+        with pytest.raises(loom.AuthenticationError):
+            loom.connect(gateway.url, SECRET)
+        await_true(lambda: job.closed)
+        with gateway.connect(job.session) as again:
+            assert again.run(os.getpid) == pid
+        assert gateway.announced.keys() == {"event", "url", "pid"}
+    finally:
+        gateway.close()

@@ -40,7 +40,7 @@ class SilentDriver:
             shared={},
             state=SessionState.OPEN if opened else SessionState.STARTING,
             traffic=Traffic(),
-            driver=SimpleNamespace(files=SimpleNamespace(socket=self.path)),
+            driver=SimpleNamespace(files=SimpleNamespace(socket=self.path), check_peer=lambda sock: None),
         )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
