@@ -25,6 +25,7 @@ from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.hosts import AllowedHosts
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.tokens import Issuer, TokenAuthority
@@ -82,7 +83,8 @@ def serve(settings: GatewaySettings) -> None:
     )
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
-    _Server(settings, generated, manager, access, supervisor).run(sockets=[listener])
+    allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
+    _Server(settings, generated, manager, access, supervisor, allowed).run(sockets=[listener])
 
 
 def _own_token(settings: GatewaySettings) -> str | OwnTokenFile | None:
@@ -151,6 +153,7 @@ class _Server(uvicorn.Server):
         manager: SessionManager,
         access: AccessControl,
         supervisor: WeaverSupervisor,
+        hosts: AllowedHosts,
     ) -> None:
         self._settings = settings
         self._generated = generated  # the token that users learn from the announcement; empty if they know it
@@ -161,7 +164,7 @@ class _Server(uvicorn.Server):
         level = settings.log_level
         super().__init__(
             uvicorn.Config(
-                AccessMiddleware(self._app, access),
+                AccessMiddleware(self._app, access, hosts),
                 loop="uvloop",
                 ws=RelaySocket,  # uvicorn's websockets-sansio with a short path for frames
                 ws_max_size=MAX_FRAME + 4096,

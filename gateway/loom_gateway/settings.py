@@ -161,6 +161,9 @@ class GatewaySettings(Limits):
     allow_origin: list[str] = _option(
         [], "Origin of web pages that may connect, besides the gateway's own.", metavar="https://HOST"
     )
+    allow_host: list[str] = _option(
+        [], "Name by which a gateway on a loopback address may be asked, besides localhost.", metavar="HOST"
+    )
     trusted_proxy: list[str] = _option([], "A proxy whose X-Forwarded-For is believed.", metavar="ADDRESS")
     audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from loom.errors import AuthenticationError, LoomError, RateLimited
 from loom_gateway.access.connections import admit
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.hosts import AllowedHosts
 
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""
@@ -24,12 +25,22 @@ _TUNNEL = "/api/v1/tunnel"
 class AccessMiddleware:
     """Admits requests, with a `Principal` as ``loom.principal`` in their scope, or refuses them."""
 
-    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, hosts: AllowedHosts | None = None) -> None:
         self._app = app
         self._access = access
+        self._hosts = hosts or AllowedHosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._hosts.check(scope["headers"])
+        except LoomError as error:
+            self._access.audit.refused(error, None, (scope.get("client") or [""])[0])
+            await _refuse(error, scope, receive, send)
+            return
+        if scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
@@ -41,11 +52,7 @@ class AccessMiddleware:
             if scope["type"] == "http":
                 self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
         except LoomError as error:
-            response = error_response(error)
-            if scope["type"] == "websocket":
-                scope["loom.socket"].refuse(error.http_status, response.headers, bytes(response.body).decode())
-            else:
-                await response(scope, receive, send)
+            await _refuse(error, scope, receive, send)
             return
         if reads:
             await self._app(scope, receive, send)
@@ -59,6 +66,14 @@ class AccessMiddleware:
             await send(message)
 
         await self._app(scope, receive, note_and_send)
+
+
+async def _refuse(error: LoomError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error)
+    if scope["type"] == "websocket":
+        scope["loom.socket"].refuse(error.http_status, response.headers, bytes(response.body).decode())
+    else:
+        await response(scope, receive, send)
 
 
 def error_response(error: LoomError) -> JSONResponse:

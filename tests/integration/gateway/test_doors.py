@@ -26,7 +26,7 @@ from loom_gateway.settings import Limits
 from loom_proxy.local import LocalCluster
 from tests.support.processes import read_json, run
 from tests.support.processes import start as start_program
-from tests.support.raw_client import BOUND, refusal, websocket
+from tests.support.raw_client import BOUND, exchange, refusal, status_of, websocket
 
 
 class Waiter(Actor):
@@ -256,6 +256,27 @@ def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -
     for origin in (doors.url.replace("ws:", "http:"), "https://notebooks.example"):
         with websocket(doors.url, doors.token, Origin=origin) as client:
             assert type(refusal(client, session="nobody")) is loom.UnknownSession
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/api/v1/status", "/api/v1/sessions"])
+def test_a_page_whose_name_leads_here_is_refused(doors: Doors, path: str) -> None:
+    status, answer = doors.rest("GET", path, doors.token, Host="evil.example:8470")
+    assert (status, answer["error"]["code"]) == (403, "host")
+    assert "--allow-host" in answer["error"]["message"]
+    assert doors.rest("GET", path, doors.token, Host="localhost:8470")[0] == 200
+
+
+def test_a_page_whose_name_leads_here_opens_no_websocket(doors: Doors) -> None:
+    evil = {"Host": "evil.example:8470", "Origin": "http://evil.example:8470"}
+    key = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    key["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+    headers = {**evil, **key, "Authorization": f"Bearer {doors.token}"}
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+
+    answer = exchange(doors.url, "\r\n".join(["GET /ws/v1 HTTP/1.1", *lines, "", ""]).encode())
+
+    assert status_of(answer) == 403
+    assert b'"host"' in answer
 
 
 # -- limits -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ GIVEN = GatewaySettings(
     log_level=LogLevel.debug,
     tokens=Path("/etc/tokens.json"),
     allow_origin=["https://a.example"],
+    allow_host=["a.example"],
     max_sessions=0,
 )
 
