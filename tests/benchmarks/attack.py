@@ -19,18 +19,19 @@ BOUND = 20.0
 """Seconds that a gateway has to answer one of them."""
 
 _UPGRADE = (
-    b"GET /ws/v1 HTTP/1.1\r\nHost: gateway\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"GET /ws/v1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
 )
 
 TRIES = {
     "no HTTP": b"\x16\x03\x01 what is this\r\n\r\n",
-    "no WebSocket": b"GET /ws/v1 HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n",
+    "no WebSocket": b"GET /ws/v1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     "a broken handshake": _UPGRADE.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"no key") % b"",
     "no token": _UPGRADE % b"",
     "a wrong token": _UPGRADE % b"Authorization: Bearer wrong\r\n",
     "a wrong token over REST": (
-        b"GET /api/v1/status HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer wrong\r\nConnection: close\r\n\r\n"
+        b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n"
+        b"Authorization: Bearer wrong\r\nConnection: close\r\n\r\n"
     ),
 }
 """What is sent, by what is wrong with it."""

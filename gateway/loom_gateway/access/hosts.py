@@ -1,7 +1,7 @@
 """`AllowedHosts`: the names by which a gateway answers that listens on a loopback address.
 
-A web page may give its own name the address 127.0.0.1 (DNS rebinding): the browser then takes what answers there for
-the page's own server. It still sends the page's name in the header ``Host``, which is refused here.
+A web page may give its own name the address 127.0.0.1 (DNS rebinding): the browser then takes what answers there
+for the page's own server. It still sends the page's name in the header ``Host``, which is refused here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class AllowedHosts:
     """The names by which a gateway may be asked.
 
     Args:
-        address: the address it listens on. One that is not a loopback address answers to every name, unless ``names``
-            are given: what reaches it has come through a network, whose names it does not know.
+        address: the address it listens on. On one that is not a loopback address it answers to every name, unless
+            ``names`` are given: what reaches it has come through a network, whose names it does not know.
         names: names besides ``localhost`` and IP addresses, which no page can take over.
         trusts_proxy: whether a proxy is known to be in front, which checks names itself.
     """
@@ -36,8 +36,8 @@ class AllowedHosts:
         name = _name(given.decode("latin-1"))
         if name not in self._names and not _is_address(name):
             raise Denied(
-                f"this gateway does not answer to the host {name[:200]!r}: connect to localhost or 127.0.0.1, or start "
-                f"the gateway with --allow-host for the name by which a proxy or a forward asks for it",
+                f"this gateway does not answer to the host {name[:200]!r}: connect to localhost or 127.0.0.1, or "
+                f"start the gateway with --allow-host for the name by which a proxy or a forward asks for it",
                 code="host",
             )
 
