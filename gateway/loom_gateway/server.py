@@ -33,6 +33,7 @@ from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.memory_limit import largest_message
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
@@ -57,13 +58,14 @@ def serve(settings: GatewaySettings) -> None:
     audit = Audit(settings.audit, settings.audit_size)
     access = AccessControl(TokenAuthority(own, file, _issuer(settings)), settings, audit, settings.allow_origin)
     folder = _state_folder(settings, listener.getsockname()[1])
+    max_message = largest_message() if settings.max_message is None else settings.max_message
     manager = SessionManager(
         hosts,
         settings.session_linger,
         folder,
         settings.exit_with_parent,
         [
-            *("--max-message", str(settings.max_message or MAX_MESSAGE)),
+            *("--max-message", str(max_message or MAX_MESSAGE)),
             *("--max-in-flight", str(settings.max_in_flight)),
             *("--worker-patience", str(settings.worker_patience)),
             *("--keep-results", str(settings.keep_results)),

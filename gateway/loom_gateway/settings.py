@@ -19,7 +19,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from loom.errors import WrongArguments
-from loom.wire.mux import MAX_MESSAGE
 
 _EXIT_WITH_PARENT = "End when standard input, a pipe of the parent's, is closed."
 
@@ -47,7 +46,9 @@ def _option(default: Any, text: str | None = None, **options: Any) -> Any:
 class Limits:
     """The limits of a gateway; 0 means no limit."""
 
-    max_message: int = _option(MAX_MESSAGE, "Bytes of one message. Default 16 GiB.", min=0, show_default=False)
+    max_message: int | None = _option(
+        None, "Bytes of one message; 0: 16 GiB. Default: a quarter of the container's memory.", min=0
+    )
     max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
     max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
     keep_results: int = _option(
@@ -65,7 +66,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(Limits):
-            if not 0 <= getattr(self, limit.name) < math.inf:
+            value = getattr(self, limit.name)
+            if value is not None and not 0 <= value < math.inf:
                 raise WrongArguments(f"{_word(limit)} is a number from 0 on")
         if not self.login_window:
             raise WrongArguments("--login-window is larger than 0")

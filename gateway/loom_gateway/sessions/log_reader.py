@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from loom.errors import NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
+from loom.errors import LimitReached, NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
 from loom_gateway.sessions.driver_files import open_regular
 
 KEEP_ENDED = 16  # the number of ended sessions whose logs are kept, the newest
 LOOK_EVERY = 0.2  # seconds between two reads of a followed file: no event for files works everywhere
+MAX_FOLLOWERS = 64  # programs that follow logs at once; each reads five times a second
 SIGN_OF_LIFE = 5.0  # seconds of silence after which a follower gets an empty line
 
 
@@ -60,6 +61,7 @@ class SessionLogs:
         self._living: dict[str, str] = {}  # paths by session
         self._ended: dict[str, str] = {}  # the newest last
         self._closing = False
+        self._followers = 0
 
     def add(self, session: str, path: str) -> None:
         self._living[session] = path
@@ -85,7 +87,13 @@ class SessionLogs:
         return lines
 
     async def follow(self, session: str, query: LogQuery) -> AsyncIterator[bytes]:
-        """Yield the matching lines, old and new, as JSON, until the session ends. Raise as `read` does, at once."""
+        """Yield the matching lines, old and new, as JSON, until the session ends. Raise as `read` does, at once.
+
+        Raises:
+            LimitReached: too many programs follow logs.
+        """
+        if self._followers >= MAX_FOLLOWERS:
+            raise LimitReached(f"{MAX_FOLLOWERS} programs follow the logs of this gateway already: close one first")
         lines, reader = await asyncio.to_thread(self._open, session, query)
         return self._follow(session, query, lines, reader)
 
@@ -93,7 +101,7 @@ class SessionLogs:
         self, session: str, query: LogQuery, lines: list[bytes], reader: _LogReader
     ) -> AsyncIterator[bytes]:
         silence = 0.0
-        with contextlib.closing(reader):
+        with contextlib.closing(reader), self._following():
             while True:
                 if lines:
                     yield b"".join(lines)
@@ -110,6 +118,14 @@ class SessionLogs:
                 silence += LOOK_EVERY
                 if silence >= SIGN_OF_LIFE:
                     lines = [b"\n"]
+
+    @contextlib.contextmanager
+    def _following(self) -> Iterator[None]:
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
 
     def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _LogReader]:
         query.check()

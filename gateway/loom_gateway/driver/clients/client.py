@@ -56,6 +56,7 @@ class Client:
         self.mode = "watch" if number else "drive"
         self.name = secrets.token_hex(16)  # secret by which the client's next connection identifies itself
         self.operations = operations
+        self.max_message = max_message
         self.stream = Stream(max_message, _PASSED_ON, lanes, keeps_whole=True)
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest

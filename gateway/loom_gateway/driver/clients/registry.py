@@ -14,7 +14,7 @@ import secrets
 import tempfile
 import threading
 
-from loom.errors import ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
+from loom.errors import LimitReached, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
 LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
+WATCHER_MESSAGE = 64 << 10  # bytes of a message of a watching client, which only asks
+MAX_WATCHERS = 32  # watching clients that are connected; each costs a thread, and up to 20 MiB
 WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it, the oldest are dropped
 STORED_FROM = 256 << 10  # smallest result, in bytes, that is worth the disk while its client is connected
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
@@ -56,6 +58,7 @@ class Clients:
 
         Raises:
             SessionInUse: another client drives.
+            LimitReached: too many clients watch.
             SessionTakenOver: the client to resume has ended.
         """
         with self._admitting:
@@ -72,9 +75,13 @@ class Clients:
                     client.connection.give_up()
             elif hello.mode == "watch":
                 self._let_watchers_go()
+                if sum(client.connection is not None for client in self._watching.values()) >= MAX_WATCHERS:
+                    raise LimitReached(
+                        f"{MAX_WATCHERS} clients watch this session already: close one of them first"
+                    )
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = Client(self._watchers, first_id, operations, self._max_message, lanes, guest)
+                client = Client(self._watchers, first_id, operations, WATCHER_MESSAGE, lanes, guest)
                 self._watching[self._watchers] = client
             else:
                 if self._driving is not None:

@@ -55,7 +55,6 @@ class Session:
         self._workers = self._read_workers() or WorkerList(list(workers))
         self._loop = loop
         self._lifetime = lifetime
-        self._max_message = max_message
         self._clients = Clients(max_message, results)
         host_mesh = _attach(self._workers.addresses, self.name)
         self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience)
@@ -113,7 +112,7 @@ class Session:
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,
-            max_message=self._max_message,
+            max_message=client.max_message,
             may_end=client.guest is None,
             received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loom.errors import LimitReached
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.sessions import log_reader
 from loom_gateway.sessions.log_reader import LogQuery, SessionLogs
 
 
@@ -72,3 +75,25 @@ def test_after_a_full_disk_the_next_line_begins_a_new_one(tmp_path: Path) -> Non
     spool.append([line("after")])
     spool.close()
     assert [entry["text"] for entry in read(path, LogQuery())][::2] == ["before", "after"]
+
+
+def test_followers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "MAX_FOLLOWERS", 2)
+    path = tmp_path / "log"
+    path.write_bytes(written("before"))
+
+    async def follow() -> None:
+        logs = SessionLogs()
+        logs.add("a", str(path))
+        followers = [await logs.follow("a", LogQuery()) for _ in range(2)]
+        for follower in followers:
+            assert b"before" in await anext(follower)
+        with pytest.raises(LimitReached, match="2 programs follow"):
+            await logs.follow("a", LogQuery())
+        await followers[0].aclose()  # type: ignore[attr-defined]
+        again = await logs.follow("a", LogQuery())
+        assert b"before" in await anext(again)
+        for follower in (followers[1], again):
+            await follower.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(follow())

@@ -55,6 +55,8 @@ def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool) -> None
     shown: list[str] = []
 
     class Elsewhere(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
             shown.append(str(self.headers["Authorization"]))
             self.send_error(404)

@@ -7,7 +7,9 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from loom.errors import WatcherTooSlow
+import pytest
+
+from loom.errors import LimitReached, TooLarge, WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.lane import LENGTH
@@ -15,7 +17,7 @@ from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
 from loom_gateway.driver.clients.backlog import PACE
 from loom_gateway.driver.clients.connection import ClientConnection
-from loom_gateway.driver.clients.registry import WATCHER_ROOM, Clients
+from loom_gateway.driver.clients.registry import MAX_WATCHERS, WATCHER_ROOM, Clients
 
 BOUND = 30.0
 
@@ -123,3 +125,25 @@ def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
     assert not raised
     near.close()
     far.close()
+
+
+def test_watching_clients_are_bounded_in_number_and_in_what_they_send() -> None:
+    clients = Clients(max_message=1 << 34)
+    pairs = [socket.socketpair() for _ in range(MAX_WATCHERS + 1)]
+    connections = [ClientConnection(None, near) for near, _ in pairs]  # type: ignore[arg-type]
+    for connection in connections[:MAX_WATCHERS]:
+        client, _ = clients.admit(connection, Hello(mode="watch"), Operations())
+    laptop = Stream()
+    laptop.put(Message(Kind.RUN, 1, ["name"], [bytes(2 << 20)]))
+    frames = [frame[LENGTH.size :] for frame in iter(laptop.next_frame, None)]
+
+    with pytest.raises(TooLarge):
+        list(map(client.stream.receive, frames))
+    with pytest.raises(LimitReached, match=str(MAX_WATCHERS)):
+        clients.admit(connections[-1], Hello(mode="watch"), Operations())
+    clients.disconnected(client, connections[MAX_WATCHERS - 1])
+    assert clients.admit(connections[-1], Hello(mode="watch"), Operations())[1]  # one has left
+    assert clients.admit(connections[-1], Hello(), Operations())[0].max_message == 1 << 34
+    for near, far in pairs:
+        near.close()
+        far.close()
