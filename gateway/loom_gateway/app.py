@@ -14,6 +14,7 @@ from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
+from loom.process import tasks
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
@@ -78,7 +79,7 @@ def create_app(
         manager.prepare_spare()
         supervisor.start()
         manager.on_end = access.session_ended
-        watching = asyncio.ensure_future(access.watch(manager))
+        watching = tasks.keep_running("watch tokens", lambda: access.watch(manager))
         yield
         watching.cancel()
         await supervisor.close(manager.end_sessions)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from loom.errors import LoomError
+from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
 from loom.weaver.client import WeaverClient
@@ -72,7 +73,7 @@ class WeaverSupervisor:
         return None if self._process is None or self._process.exited.is_set() else self._process
 
     def start(self) -> None:
-        self._keeping = asyncio.ensure_future(run_again(self._run, BACKOFF, STEADY))
+        self._keeping = tasks.keep_running("keep the weaver", lambda: run_again(self._run, BACKOFF, STEADY))
 
     async def close(self, end: bool) -> None:
         """Stop supervising, and end the weaver unless it is left to the next gateway."""

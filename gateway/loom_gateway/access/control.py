@@ -26,6 +26,7 @@ from loom.errors import (
     ScopeError,
     TokenRevoked,
 )
+from loom.process import tasks
 from loom.token_file import Token, digest
 from loom.wire.batches import TUNNELS
 from loom.wire.handshake import Hello
@@ -252,7 +253,7 @@ class AccessControl(SessionAccess):
             except (TokenRevoked, ScopeError) as error:
                 del self._connected[key]
                 self.audit.write("cut off", principal.token, principal.peer, message=str(error))
-                self._manager.background(connection.disconnect(error))
+                tasks.run("disconnect a client", connection.disconnect(error))
 
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients that may not stay, and end the sessions of revoked tokens. Never returns."""
@@ -266,7 +267,7 @@ class AccessControl(SessionAccess):
                     self._authority.confirm(session.owner)
                 except TokenRevoked as error:
                     if not session.is_ending:
-                        manager.background(manager.end(session, str(error).partition(":")[0]))
+                        tasks.run("end a session", manager.end(session, str(error).partition(":")[0]))
 
     @contextmanager
     def inside(self, principal: Principal, session: Session, hello: Hello) -> Iterator[None]:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from loom.process import tasks
 from loom.wire.handshake import Hello, check_protocol
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.lifetime import Lifetime
@@ -73,10 +74,12 @@ class DriverServer:
         """Stop the session's meshes, tell the clients, and set `ended`. On the event loop."""
         if self._ending is None:
             self._lifetime.ends(reason)
-            self._ending = self._loop.create_task(self._close(reason))
+            self._ending = tasks.run("end the session", self._close(reason))
 
     async def _close(self, reason: str) -> None:
-        if self._session is not None:
-            await self._session.close(reason)
-        self._listener.close()
-        self.ended.set()
+        try:
+            if self._session is not None:
+                await self._session.close(reason)
+        finally:  # whatever goes wrong, the process ends
+            self._listener.close()
+            self.ended.set()

@@ -15,6 +15,7 @@ from typing import Any
 
 from loom.errors import LoomError, WeaverUnavailable
 from loom.latencies import Latencies
+from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom_gateway.sessions.driver_files import DriverFiles
@@ -84,14 +85,18 @@ class WeaverLink:
         arguments = {"session": self.session, "procs": procs, "rank": rank, "what": what, **more}
         self._reports.put_nowait((operation, arguments))
         if self._reporting is None:
-            self._reporting = self._loop.create_task(self._keep_reporting(self._client))
+            client = self._client
+            self._reporting = tasks.keep_running("report to the weaver", lambda: self._keep_reporting(client))
 
     async def report_calls(self, latencies: Latencies) -> None:
         """Report the durations of calls periodically for as long as the session lives."""
+        if self._client is None:
+            await asyncio.Event().wait()  # there is nothing to report to
         while self._client is not None:
             await asyncio.sleep(CALLS_EVERY)
             with contextlib.suppress(LoomError):  # the weaver is away: the next report includes these calls
-                await self._client.ask("calls", session=self.session, **latencies.to_dict())
+                died = sum(tasks.died.values())
+                await self._client.ask("calls", session=self.session, tasks_died=died, **latencies.to_dict())
 
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has every report, for at most ``timeout`` seconds."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import Child, ProcessState, python, run_again
 
@@ -72,7 +73,7 @@ class SupervisedProcess:
     def keep(self) -> None:
         """Start the process, and start it again whenever it ends."""
         if self._task is None:
-            self._task = asyncio.create_task(run_again(self._run, BACKOFF, STEADY))
+            self._task = tasks.keep_running("keep a process", lambda: run_again(self._run, BACKOFF, STEADY))
 
     async def restart(self) -> None:
         """End the process, and wait until it has been started again."""

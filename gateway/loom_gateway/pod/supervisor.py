@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import PodUnreachable
+from loom.process import tasks
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.forwarding import Forwarder
@@ -96,7 +97,7 @@ class PodSupervisor:
         """Start the worker and the watch over the gateway."""
         self.worker.keep()
         if self.settings.may_have_gateway:
-            self._looking = asyncio.create_task(self._look_on())
+            self._looking = tasks.keep_running("look for pods", self._look_on)
 
     async def close(self, *, end_sessions: bool) -> None:
         """End the worker and the gateway, and its sessions too unless they are left for its successor."""

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from starlette.types import Receive, Scope, Send
 
 from loom.errors import LoomError, ProtocolMismatch
+from loom.process import tasks
 from loom.wire.bodies import OpenSession
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
@@ -77,7 +78,7 @@ class Relay:
             # Nobody else knows a session that never opened, so nobody would end it.
             if session is not None and hello.session is None and session.state is SessionState.STARTING:
                 why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
-                self._manager.background(self._manager.end(session, why))
+                tasks.run("end a session", self._manager.end(session, why))
 
     async def _open(self, principal: Principal) -> Session:
         self._draining.check_open()

@@ -17,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from loom._version import __version__
 from loom.errors import LoomError
+from loom.process import tasks
 from loom.weaver.client import WeaverClient
 from loom.weaver.states import ReplicaState
 from loom_gateway.sessions.manager import SessionManager
@@ -68,6 +69,7 @@ class _Page(Collector):
 def _families(manager: SessionManager, numbers: dict[str, Any] | None) -> Iterator[Metric]:
     yield _labelled(GaugeMetricFamily, "loom_gateway_info", "The gateway; 1.", ["version"], [(__version__, 1)])
     yield from _sessions(manager)
+    yield _tasks_died(manager, {} if numbers is None else numbers["call_latency"])
     yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
     if numbers is not None:
         yield from _weaver(numbers)
@@ -91,6 +93,13 @@ def _sessions(manager: SessionManager) -> Iterator[Metric]:
         count = attrgetter(attribute)
         counts = [(session.name, count(session)) for session in sessions]
         yield _labelled(CounterMetricFamily, name, about, ["session"], counts)
+
+
+def _tasks_died(manager: SessionManager, calls: dict[str, dict[str, Any]]) -> Metric:
+    about = "Background tasks of the gateway and of drivers that died. Those that have to go on were started again."
+    samples = [("gateway", "", sum(tasks.died.values()))]
+    samples += [("driver", one.name, calls.get(one.name, {}).get("tasks_died", 0)) for one in manager.sessions()]
+    return _labelled(CounterMetricFamily, "loom_tasks_died", about, ["process", "session"], samples)
 
 
 def _weaver(numbers: dict[str, Any]) -> Iterator[Metric]:

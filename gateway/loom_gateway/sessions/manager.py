@@ -8,11 +8,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from loom.errors import LoomError, UnknownSession
+from loom.process import tasks
 from loom.process.child import python
 from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverFiles
@@ -65,7 +65,6 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
         self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.on_end: Callable[[Session], None] = lambda session: None
         self.end_sessions = self.exit_with_gateway
@@ -133,7 +132,7 @@ class SessionManager:
             session = Session(driver, SessionState.OPEN)
             self._add(session)
             if driver.unreachable:
-                self.background(self.end_unreachable(session, driver.unreachable))
+                tasks.run("end a session", self.end_unreachable(session, driver.unreachable))
             else:
                 logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
         await asyncio.gather(*spares)
@@ -184,7 +183,7 @@ class SessionManager:
         try:
             await driver.come_up(START_TIMEOUT)
         except asyncio.CancelledError:
-            self.background(driver.end("nobody waits for it any more"))
+            tasks.run("end a driver", driver.end("nobody waits for it any more"))
             raise
         return driver
 
@@ -213,7 +212,7 @@ class SessionManager:
                 ids.give_back(uid)
 
         ids.adopt(uid)
-        self.background(await_end())
+        tasks.run("wait for a driver's end", await_end())
 
     async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
         """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
@@ -228,7 +227,7 @@ class SessionManager:
     def _add(self, session: Session) -> None:
         self._sessions[session.name] = session
         self.logs.add(session.name, session.driver.files.log)
-        self.background(self._watch(session))
+        tasks.run("watch a session", self._watch(session))
 
     async def _take_spare(self) -> OwnDriver:
         if self._spare is not None and self._spare.done() and _is_of_no_use(self._spare):
@@ -242,7 +241,7 @@ class SessionManager:
             if self._spare is None:
                 self._spare = spare
             else:
-                self.background(_end_spare(spare))
+                tasks.run("end a driver", _end_spare(spare))
             raise
 
     async def _watch(self, session: Session) -> None:
@@ -306,12 +305,6 @@ class SessionManager:
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()
-
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something until it ends, and keep a reference to it: asyncio keeps none."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _end_spare(spare: asyncio.Task[OwnDriver]) -> None:

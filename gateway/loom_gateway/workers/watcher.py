@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from loom.errors import WorkerUnreachable
+from loom.process import tasks
 from loom_gateway.sessions.driver_files import write_json
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
 
@@ -37,7 +38,7 @@ class WorkerWatch:
                 self.hosts.look()
                 self._publish()
         elif self._task is None:
-            self._task = asyncio.create_task(self._look_on())
+            self._task = tasks.keep_running("look for workers", self._look_on)
 
     def take_over(self) -> None:
         """Continue with the list of an earlier gateway, whose sessions know its hosts by number."""

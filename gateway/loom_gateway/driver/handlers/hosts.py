@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from loom.process import tasks
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.lifeline.host_watch import watch_host
@@ -44,10 +45,10 @@ class HostWatcher:
         """Start watching for lost hosts, and for new addresses in the gateway's list of workers."""
         for host in range(len(self._hosts.addresses)):
             self._watch(host)
-        self._following = self._context.loop.create_task(self._follow(read))
+        self._following = tasks.keep_running("follow the workers", lambda: self._follow(read))
 
     def _watch(self, host: int) -> None:
-        self._watches[host] = self._context.loop.create_task(self._await_end(host))
+        self._watches[host] = tasks.run("watch a host", self._await_end(host))
 
     async def _await_end(self, host: int) -> None:
         await watch_host(parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience)

@@ -15,6 +15,7 @@ from typing import Any
 import monarch.actor
 
 from loom.errors import LoomError, OperationFailed, ProtocolMismatch
+from loom.process import tasks
 from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
@@ -176,7 +177,7 @@ class _PortReader:
     def _start_task(self) -> None:
         self._more = asyncio.Event()
         if not self._closed:
-            self._task = self._context.loop.create_task(self._read_later())
+            self._task = tasks.run("read a port", self._read_later())
 
     async def _read_later(self) -> None:
         assert self._more is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 from loom.beside import enter
 from loom.errors import WorkersSilent
+from loom.process import tasks
 from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
@@ -86,8 +87,8 @@ class Session:
             self._context.weaver.address,
         )
         self._dispatcher.hosts.start(self._read_workers)
-        reports = self._context.weaver.report_calls(self._context.replies.latencies)
-        self._reporting = self._loop.create_task(reports)
+        weaver, latencies = self._context.weaver, self._context.replies.latencies
+        tasks.keep_running("report to the weaver", lambda: weaver.report_calls(latencies))
 
     def admit(self, connection: Carrier, hello: Hello, guest: str | None) -> tuple[Client, bool]:
         """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused.

@@ -196,7 +196,8 @@ class RequestHandler:
             raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
         counts = [_count({"a count": count}, "a count", 0) for count in counts]
         self._calls.pop(session, None)  # reinsert it at the end: the first entry is dropped first
-        self._calls[session] = {"bounds": list(BOUNDS), "counts": counts, "sum": total}
+        died = _count(arguments, "tasks_died", 0)
+        self._calls[session] = {"bounds": list(BOUNDS), "counts": counts, "sum": total, "tasks_died": died}
         if len(self._calls) > _MAX_SESSIONS:
             del self._calls[next(iter(self._calls))]
 

@@ -20,6 +20,7 @@ import psutil
 
 from loom.control.frame import MAX_FRAME, MAX_HELLO, Frame, Splitter, pack
 from loom.errors import LoomError, ProtocolMismatch
+from loom.process import tasks
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.connection import Connection
@@ -78,7 +79,7 @@ class Server:
             await loop.create_server(lambda: ThreadletLink(self), sock=tcp, backlog=4096),
             await loop.create_unix_server(lambda: RequestConnection(self), sock=unix),
         ]
-        self.run(self._run_ticks())
+        self._keep(tasks.keep_running("tick", self._run_ticks))
         self.plan_commit()
 
     async def stop(self) -> None:
@@ -94,7 +95,9 @@ class Server:
         self.ended.set()
 
     def run(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        self._keep(tasks.run("answer a request", work))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loom.errors import WeaverUnavailable
 from loom.latencies import BOUNDS, Latencies
+from loom.process import tasks
 from loom_gateway.rest.metrics import metrics_text
 from loom_gateway.sessions.session import SessionState
 
@@ -130,3 +132,11 @@ def test_while_the_weaver_is_away_its_numbers_are_missing() -> None:
     assert samples(text, "loom_weaver_up") == {(): 0}
     assert samples(text, "loom_session_clients") == {("s",): 1}
     assert "loom_replicas" not in text
+
+
+def test_background_tasks_that_died_are_counted_of_the_gateway_and_of_drivers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "died", Counter({"watch tokens": 2, "look for workers": 1}))
+    text = page(call_latency={"s": {**Latencies().to_dict(), "tasks_died": 4}})
+    assert samples(text, "loom_tasks_died") == {("gateway", ""): 3, ("driver", "s"): 4}

@@ -1,0 +1,72 @@
+"""Background tasks that die are logged, counted, and started again if they have to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from loom.process import tasks
+from loom.process.backoff import Backoff
+
+BOUND = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tasks, "AGAIN", Backoff(0.001, 0.01))
+    before = tasks.died.copy()
+    yield
+    tasks.died.clear()
+    tasks.died.update(before)
+
+
+async def fail() -> None:
+    raise ValueError("bad luck")
+
+
+async def test_a_task_that_dies_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    await tasks.run("unlucky", fail())
+    assert tasks.died["unlucky"] == 1
+    (record,) = caplog.records
+    assert record.getMessage() == "the background task 'unlucky' died"
+    assert "bad luck" in caplog.text
+
+
+async def test_a_task_that_has_to_go_on_is_started_again_after_an_error_and_after_its_end() -> None:
+    enough = asyncio.Event()
+    starts = 0
+
+    async def work() -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 5:
+            enough.set()
+            await asyncio.Event().wait()
+        if starts % 2:
+            raise ValueError("bad luck")
+
+    task = tasks.keep_running("stubborn", work)
+    await asyncio.wait_for(enough.wait(), BOUND)
+    assert tasks.died["stubborn"] == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tasks.died["stubborn"] == 2
+
+
+async def test_a_task_that_nothing_refers_to_goes_on() -> None:
+    gate = asyncio.Event()
+    done = asyncio.Event()
+
+    async def work() -> None:
+        await gate.wait()
+        done.set()
+
+    tasks.run("forgotten", work())
+    await asyncio.sleep(0)
+    gc.collect()
+    gate.set()
+    await asyncio.wait_for(done.wait(), BOUND)
