@@ -27,7 +27,9 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 def run(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Run something to its end in the background. An error is logged and counted, and nothing else."""
-    return _keep(asyncio.get_running_loop().create_task(_logged(name, work), name=name))
+    task = _keep(asyncio.get_running_loop().create_task(_logged(name, work), name=name))
+    task.add_done_callback(lambda _: work.close())  # the task may have been cancelled before it began
+    return task
 
 
 def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[NoReturn]:

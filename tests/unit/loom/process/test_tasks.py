@@ -70,3 +70,12 @@ async def test_a_task_that_nothing_refers_to_goes_on() -> None:
     gc.collect()
     gate.set()
     await asyncio.wait_for(done.wait(), BOUND)
+
+
+async def test_a_task_that_is_cancelled_before_it_began_leaves_no_coroutine_behind() -> None:
+    work = fail()
+    task = tasks.run("cancelled", work)
+    task.cancel()
+    await asyncio.wait([task])
+    assert work.cr_frame is None
+    assert not tasks.died["cancelled"]
