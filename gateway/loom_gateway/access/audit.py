@@ -19,8 +19,8 @@ from loom.token_file import Token
 from loom_gateway.access.rate_limits import RateLimit
 
 KEPT_FILES = 5  # the number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``
-PERIOD = 60.0  # seconds over which refusals of one kind to one address share one line
-KINDS = 1000  # the number of pairs of address and kind of refusal that are counted apart from the others
+PERIOD = 60.0  # seconds over which refusals of one kind to one user at one address share one line
+KINDS = 1000  # the number of kinds of refusal, by address and user, that are counted apart from the others
 LINES = 5.0  # refusals a second that get a line at once, so that a flood of addresses does not fill the file
 
 
@@ -37,8 +37,8 @@ class Audit:
     ) -> None:
         self._handler: _PrivateFile | None = None
         self._clock = clock
-        # By address and kind of refusal: the number since the last line, and that line's time.
-        self._refused: dict[tuple[str, str], tuple[int, float]] = {}
+        # By address, user and kind of refusal: the number since the last line, and that line's time.
+        self._refused: dict[tuple[str, str, str], tuple[int, float]] = {}
         self._lines = RateLimit(LINES * 4, LINES, clock=clock)  # limits the lines for single refusals
         if path is not None:
             try:
@@ -59,9 +59,10 @@ class Audit:
         if self._handler is None:
             return
         now = self._clock()
-        key = (peer, error.code)
+        user = "" if who is None else who.user
+        key = (peer, user, error.code)
         if key not in self._refused and len(self._refused) >= KINDS:
-            key = ("others", error.code)
+            key = ("others", "", error.code)
         count, last = self._refused.get(key, (0, None))
         if last is not None and now - last < PERIOD:
             self._refused[key] = (count + 1, last)
@@ -77,11 +78,13 @@ class Audit:
     def tick(self, period: float = PERIOD) -> None:
         """Write a line for each kind of refusal that has gone on, once its last line is ``period`` seconds old."""
         now = self._clock()
-        for (peer, code), (count, last) in list(self._refused.items()):
+        for key, (count, last) in list(self._refused.items()):
             if now - last >= period:
-                del self._refused[peer, code]
+                del self._refused[key]
                 if count:
-                    self.write("refused", None, peer, code=code, earlier=count)
+                    peer, user, code = key
+                    known = {"user": user} if user else {}
+                    self.write("refused", None, peer, code=code, earlier=count, **known)
 
     def close(self) -> None:
         self.tick(0.0)

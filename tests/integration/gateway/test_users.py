@@ -8,66 +8,21 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import loom
 from loom.rest import Gateway as Rest
-from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
-from tests.support.gateways import BOUND, Gateway, await_true
+from tests.support.gateways import BOUND, await_true
 from tests.support.processes import run
 from tests.support.raw_client import refusal, websocket
+from tests.support.users import House
 
-USERS = {"ann": "drive", "bob": "drive", "root": "admin"}
 LOOM = "import sys; from loom.cli import main; main()"
 
 Transport = Literal["websocket", "http"]
-
-
-class House:
-    """A gateway with the users `USERS`, and an audit."""
-
-    def __init__(self, workers: list[str], folder: Path) -> None:
-        self.file = TokenFile(folder / "tokens.json")
-        self.tokens = {user: self.file.create(user, scope)[1] for user, scope in USERS.items()}
-        self._audit = folder / "audit"
-        self.gateway = Gateway(workers, "--tokens", str(self.file.path), "--audit", str(self._audit)).start()
-
-    @property
-    def url(self) -> str:
-        return self.gateway.url
-
-    def connect(self, user: str, session: str | None = None, **options: Any) -> loom.Job:
-        return loom.connect(self.url, self.tokens[user], session, **options)
-
-    def watch(self, user: str, session: str, **options: Any) -> loom.Job:
-        return self.connect(user, session, mode="watch", **options)
-
-    def rest(self, user: str) -> Rest:
-        return Rest(self.url, self.tokens[user])
-
-    def sees(self, user: str) -> set[str]:
-        return {one["name"] for one in self.rest(user).sessions()}
-
-    def answer(self, user: str, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """The status and the body of what is answered."""
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url.replace("ws:", "http:") + path, content, method=method)
-        request.add_header("Authorization", f"Bearer {self.tokens[user]}")
-        request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=BOUND) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def audit(self, **wanted: Any) -> list[dict[str, Any]]:
-        """The audit's lines that have these values."""
-        lines = [json.loads(line) for line in self._audit.read_text().splitlines()]
-        return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
 
 
 @pytest.fixture(scope="module")

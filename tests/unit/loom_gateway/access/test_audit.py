@@ -6,6 +6,7 @@ import contextlib
 import json
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def test_a_line_says_when_what_who_and_from_where(tmp_path: Path, open_audit: Ca
     (line,) = lines(tmp_path / "audit")
     assert line.pop("time").endswith("+00:00")
     assert line == {
-        "event": "opened", "token": "1234abcd", "name": "me", "scope": "drive", "peer": "10.0.0.5", "session": "s"
+        "event": "opened", "token": "1234abcd", "name": "me", "user": "me", "scope": "drive",
+        "peer": "10.0.0.5", "session": "s",
     }  # fmt: skip
 
 
@@ -95,6 +97,20 @@ def test_a_rush_of_refusals_is_a_line_and_their_number(tmp_path: Path, open_audi
     assert lines(tmp_path / "audit")[1]["earlier"] == 1999
     audit.tick()
     assert len(lines(tmp_path / "audit")) == 2
+
+
+def test_the_refusals_of_one_user_do_not_hide_those_of_another(
+    tmp_path: Path, open_audit: Callable[..., Audit]
+) -> None:
+    clock = Clock()
+    audit = open_audit(tmp_path / "audit", clock=clock)
+    for user in ("ann", "ann", "bob"):
+        audit.refused(loom.UnknownSession("no"), replace(ME, user=user), "10.0.0.5")
+    clock.now += PERIOD
+    audit.tick()
+
+    written = [(line["user"], line.get("earlier")) for line in lines(tmp_path / "audit")]
+    assert written == [("ann", None), ("bob", None), ("ann", 1)]
 
 
 def test_a_rush_from_many_addresses_does_not_fill_it_either(
