@@ -139,7 +139,9 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         query = LogQuery(mesh, rank, stream, tail)
         session = access.find_readable(principal, name)
         if follow:
-            followed = _while_valid(await manager.logs.follow(name, query), access, principal, session)
+            followed = _while_valid(
+                await manager.logs.follow(name, query, principal.identity.user), access, principal, session
+            )
             return StreamingResponse(followed, media_type="application/x-ndjson")
         found = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
 from loom.errors import LimitReached, NoSuchMesh, NoSuchRank, UnknownSession, WrongArguments
+from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import open_regular
 
 KEEP_ENDED = 16  # the number of ended sessions whose logs are kept, the newest
@@ -61,7 +62,7 @@ class SessionLogs:
         self._living: dict[str, str] = {}  # paths by session
         self._ended: dict[str, str] = {}  # the newest last
         self._closing = False
-        self._followers = 0
+        self._followers: Counter[str] = Counter()  # by user
 
     def add(self, session: str, path: str) -> None:
         self._living[session] = path
@@ -86,22 +87,24 @@ class SessionLogs:
         reader.close()
         return lines
 
-    async def follow(self, session: str, query: LogQuery) -> AsyncIterator[bytes]:
+    async def follow(self, session: str, query: LogQuery, user: str = ADMIN) -> AsyncIterator[bytes]:
         """Yield the matching lines, old and new, as JSON, until the session ends. Raise as `read` does, at once.
 
         Raises:
-            LimitReached: too many programs follow logs.
+            LimitReached: too many programs of the user follow logs.
         """
-        if self._followers >= MAX_FOLLOWERS:
-            raise LimitReached(f"{MAX_FOLLOWERS} programs follow the logs of this gateway already: close one first")
+        if self._followers[user] >= MAX_FOLLOWERS:
+            raise LimitReached(
+                f"{MAX_FOLLOWERS} programs follow logs of this gateway as {user!r} already: close one of them first"
+            )
         lines, reader = await asyncio.to_thread(self._open, session, query)
-        return self._follow(session, query, lines, reader)
+        return self._follow(session, query, lines, reader, user)
 
     async def _follow(
-        self, session: str, query: LogQuery, lines: list[bytes], reader: _LogReader
+        self, session: str, query: LogQuery, lines: list[bytes], reader: _LogReader, user: str
     ) -> AsyncIterator[bytes]:
         silence = 0.0
-        with contextlib.closing(reader), self._following():
+        with contextlib.closing(reader), self._following(user):
             while True:
                 if lines:
                     yield b"".join(lines)
@@ -120,12 +123,14 @@ class SessionLogs:
                     lines = [b"\n"]
 
     @contextlib.contextmanager
-    def _following(self) -> Iterator[None]:
-        self._followers += 1
+    def _following(self, user: str) -> Iterator[None]:
+        self._followers[user] += 1
         try:
             yield
         finally:
-            self._followers -= 1
+            self._followers[user] -= 1
+            if not self._followers[user]:
+                del self._followers[user]
 
     def _open(self, session: str, query: LogQuery) -> tuple[list[bytes], _LogReader]:
         query.check()

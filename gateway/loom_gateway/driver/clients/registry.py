@@ -28,7 +28,8 @@ WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client s
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
 LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
 WATCHER_MESSAGE = 64 << 10  # bytes of a message of a watching client, which only asks
-MAX_WATCHERS = 32  # watching clients that are connected; each costs a thread, and up to 20 MiB
+MAX_WATCHERS = 32  # watching clients of the session's user, and of all others; each costs a thread, up to 20 MiB
+MAX_GUESTS = 8  # watching clients of one other user, so that none keeps the others out
 WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it, the oldest are dropped
 STORED_FROM = 256 << 10  # smallest result, in bytes, that is worth the disk while its client is connected
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
@@ -75,10 +76,7 @@ class Clients:
                     client.connection.give_up()
             elif hello.mode == "watch":
                 self._let_watchers_go()
-                if sum(client.connection is not None for client in self._watching.values()) >= MAX_WATCHERS:
-                    raise LimitReached(
-                        f"{MAX_WATCHERS} clients watch this session already: close one of them first"
-                    )
+                self._check_room_to_watch(guest)
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
                 client = Client(self._watchers, first_id, operations, WATCHER_MESSAGE, lanes, guest)
@@ -90,6 +88,17 @@ class Clients:
             client.carry_by(connection)
             self._results.begin_anew()  # what waits is taken now
             return client, not hello.stream
+
+    def _check_room_to_watch(self, guest: str | None) -> None:
+        users = [client.guest for client in self._watching.copy().values() if client.connection is not None]
+        if guest is None and users.count(None) >= MAX_WATCHERS:
+            raise LimitReached(
+                f"{MAX_WATCHERS} of your clients watch this session already: close one of them first"
+            )
+        if guest is not None and users.count(guest) >= MAX_GUESTS:
+            raise LimitReached(f"{MAX_GUESTS} of your clients watch this session already: close one of them first")
+        if guest is not None and len(users) - users.count(None) >= MAX_WATCHERS:
+            raise LimitReached(f"{MAX_WATCHERS} clients of users whom this session is shared with watch it already")
 
     def _let_watchers_go(self) -> None:
         away = [client for client in self._watching.copy().values() if client.connection is None]

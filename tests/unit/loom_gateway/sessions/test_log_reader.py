@@ -77,7 +77,7 @@ def test_after_a_full_disk_the_next_line_begins_a_new_one(tmp_path: Path) -> Non
     assert [entry["text"] for entry in read(path, LogQuery())][::2] == ["before", "after"]
 
 
-def test_followers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "MAX_FOLLOWERS", 2)
     path = tmp_path / "log"
     path.write_bytes(written("before"))
@@ -85,15 +85,17 @@ def test_followers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     async def follow() -> None:
         logs = SessionLogs()
         logs.add("a", str(path))
-        followers = [await logs.follow("a", LogQuery()) for _ in range(2)]
+        followers = [await logs.follow("a", LogQuery(), "ann") for _ in range(2)]
         for follower in followers:
             assert b"before" in await anext(follower)
         with pytest.raises(LimitReached, match="2 programs follow"):
-            await logs.follow("a", LogQuery())
+            await logs.follow("a", LogQuery(), "ann")
+        other = await logs.follow("a", LogQuery(), "bob")
+        assert b"before" in await anext(other)
         await followers[0].aclose()  # type: ignore[attr-defined]
-        again = await logs.follow("a", LogQuery())
+        again = await logs.follow("a", LogQuery(), "ann")
         assert b"before" in await anext(again)
-        for follower in (followers[1], again):
+        for follower in (followers[1], again, other):
             await follower.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(follow())

@@ -17,7 +17,7 @@ from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
 from loom_gateway.driver.clients.backlog import PACE
 from loom_gateway.driver.clients.connection import ClientConnection
-from loom_gateway.driver.clients.registry import MAX_WATCHERS, WATCHER_ROOM, Clients
+from loom_gateway.driver.clients.registry import MAX_GUESTS, MAX_WATCHERS, WATCHER_ROOM, Clients
 
 BOUND = 30.0
 
@@ -144,6 +144,30 @@ def test_watching_clients_are_bounded_in_number_and_in_what_they_send() -> None:
     clients.disconnected(client, connections[MAX_WATCHERS - 1])
     assert clients.admit(connections[-1], Hello(mode="watch"), Operations())[1]  # one has left
     assert clients.admit(connections[-1], Hello(), Operations())[0].max_message == 1 << 34
+    for near, far in pairs:
+        near.close()
+        far.close()
+
+
+def test_guests_who_watch_keep_nobody_else_out() -> None:
+    clients = Clients()
+    pairs = []
+
+    def watch(guest: str | None) -> None:
+        pairs.append(socket.socketpair())
+        clients.admit(ClientConnection(None, pairs[-1][0]), Hello(mode="watch"), Operations(), guest)  # type: ignore[arg-type]
+
+    for _ in range(MAX_GUESTS):
+        watch("bob")
+    with pytest.raises(LimitReached, match=f"{MAX_GUESTS} of your clients"):
+        watch("bob")
+    for number in range(MAX_WATCHERS - MAX_GUESTS):
+        watch(f"guest {number}")
+    with pytest.raises(LimitReached, match="shared with"):
+        watch("carol")
+    for _ in range(MAX_WATCHERS):
+        watch(None)
+
     for near, far in pairs:
         near.close()
         far.close()
