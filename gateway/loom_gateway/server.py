@@ -26,6 +26,7 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.hosts import AllowedHosts
+from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.tokens import Issuer, TokenAuthority
@@ -54,10 +55,13 @@ def serve(settings: GatewaySettings) -> None:
     generated = "" if settings.token or settings.token_file else generate_token()
     own = _own_token(settings) or generated
     file = TokenFile(settings.tokens or default_path())
-    file.read()
     audit = Audit(settings.audit, settings.audit_size)
-    access = AccessControl(TokenAuthority(own, file, _issuer(settings)), settings, audit, settings.allow_origin)
     folder = _state_folder(settings, listener.getsockname()[1])
+    known = KnownTokens(None if folder is None else os.path.join(folder.path, "tokens.json"))
+    if not known.any:
+        file.read()  # that a new gateway cannot read it is a mistake in its options
+    authority = TokenAuthority(own, file, _issuer(settings), known)
+    access = AccessControl(authority, settings, audit, settings.allow_origin)
     max_message = largest_message() if settings.max_message is None else settings.max_message
     manager = SessionManager(
         hosts,

@@ -6,11 +6,12 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
+from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
 
 logger = logging.getLogger(__name__)
@@ -77,14 +78,20 @@ class TokenAuthority:
     """
 
     def __init__(
-        self, token: str | OwnTokenFile, file: TokenFile | None = None, issuer: Issuer | None = None
+        self,
+        token: str | OwnTokenFile,
+        file: TokenFile | None = None,
+        issuer: Issuer | None = None,
+        known: KnownTokens | None = None,
     ) -> None:
         self._own_file = None if isinstance(token, str) else token
         self._own_version = None if self._own_file is None else self._own_file.version()
         self._own = _own_token(token if isinstance(token, str) else token.read())
         self._file = file
         self._issuer = issuer
+        self._known = known or KnownTokens()
         self._version: tuple[int, ...] | None = None  # of the file's last content
+        self._failed: tuple[tuple[int, ...], TokenFileError] | None = None  # version that cannot be read, and why
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
         self._trouble: TokenFileError | None = None  # so that an error is logged once
@@ -111,7 +118,7 @@ class TokenAuthority:
         for token in tokens:
             if forged := _openid_name(token):
                 logger.error("the token %s has the name of a user of OpenID, %r: it is refused", token.id, forged)
-        tokens = [token for token in tokens if not _openid_name(token)]
+        tokens = [self._with_revocation(token) for token in tokens if not _openid_name(token)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
 
@@ -123,10 +130,31 @@ class TokenAuthority:
         logger.warning("the gateway's own token was replaced: the old one is refused")
 
     def _changed_tokens(self) -> list[Token] | None:
-        if self._file is None or (version := self._file.version()) == self._version:
+        if self._file is None:
+            return None
+        version = self._file.version()
+        if self._failed is not None and self._failed[0] == version:
+            raise self._failed[1]
+        if version != self._version:
+            try:
+                if not version and self._known.any:
+                    raise TokenFileError(f"the token file {self._file.path} is gone")
+                tokens = self._file.read()
+            except TokenFileError as error:
+                self._failed = version, error
+                raise
+        self._failed = None
+        if version == self._version:
             return None
         self._version = version
-        return self._file.read()
+        self._known.note(tokens)
+        return tokens
+
+    def _with_revocation(self, token: Token) -> Token:
+        if token.revoked is not None or token.id not in self._known.revoked:
+            return token
+        logger.error("the token %s was revoked, though its file, an old copy, says otherwise", token.id)
+        return replace(token, revoked=time.time())
 
     def needs_signature(self, shown: str, text: str) -> bool:
         """Return whether only the signature of an issuer can tell whether a token is good."""
@@ -150,6 +178,11 @@ class TokenAuthority:
         token = self._by_digest.get(shown)
         if token is None and self._issuer is not None and _may_be_signed(text):
             return self._issuer.check(text)
+        if token is None and self._failed is not None:
+            raise AuthenticationError(
+                f"this gateway does not know the token, and cannot look: {self._failed[1]}. Until it can, it "
+                f"refuses tokens of `loom token` that it has not seen"
+            )
         if token is None:
             raise AuthenticationError(
                 "this gateway does not accept the token; ask for one who runs the gateway"
@@ -185,6 +218,8 @@ class TokenAuthority:
                 raise TokenRevoked(f"this gateway accepts no OpenID tokens any more, as {ident!r} had")
             return
         token = self._by_id.get(ident)
+        if token is None and self._failed is not None and ident not in self._known.revoked:
+            return  # it may be in the file that cannot be read, and a session is not ended on a guess
         state = "revoked" if token is None else token.state(time.time())
         if state != "valid":
             name = "" if token is None else f" ({token.name!r})"
