@@ -107,6 +107,17 @@ def serve(address: WorkerAddress, patience: float = PATIENCE) -> None:
         raise
 
 
+def _sweep() -> None:
+    """Repair what injected faults have left here whose agents were killed, perhaps with the worker before."""
+    from loom.chaos.host.sweep import sweep
+
+    try:
+        for text in sweep():
+            _write_error(f"an injected fault was left: {text}\n")
+    except (LoomError, OSError) as error:
+        _write_error(f"what injected faults have left is not repaired: {error}\n")
+
+
 def _wait_until_listening(served: Any, port: int) -> None:
     import psutil
 
@@ -288,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(WORKER_MODULES, "a worker")
         address = parse_worker_address(options.address)
         _adopt_orphans()
+        _sweep()
         _end_on_signals(options.grace, EndNotice())
         if options.exit_with_parent:
             _exit_with_parent()

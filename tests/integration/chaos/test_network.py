@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.host import agent, network
+from loom.chaos.host import agent, network, records
 from loom.chaos.host import delay as delaying
 from loom.errors import FaultRefused
 from tests.support.needs import skipped_if
@@ -339,7 +339,7 @@ def test_a_delay_of_our_own_is_gone_with_the_process_that_makes_it(pair: Pair) -
 def test_a_fault_ends_when_its_time_is_over(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, params: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv(agent.FOLDER_VARIABLE, str(tmp_path / "agents"))
+    monkeypatch.setenv(records.FOLDER_VARIABLE, str(tmp_path / "agents"))
     removals: queue.Queue[dict[str, Any]] = queue.Queue()
     _, strike = agent.keep("f1", kind, params, 0.05, os.getpid(), removals.put)
     if strike is not None:
@@ -361,14 +361,14 @@ def test_a_fault_ends_when_its_time_is_over(
 def test_a_fault_is_gone_with_the_agent_that_holds_it(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, params: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv(agent.FOLDER_VARIABLE, str(tmp_path / "agents"))
+    monkeypatch.setenv(records.FOLDER_VARIABLE, str(tmp_path / "agents"))
     before = state()
     _, strike = agent.keep("f1", kind, params, None, os.getpid(), lambda _: None)
     if strike is not None:
         strike()
     wait_for(lambda: state() != before)
 
-    pid, _ = json.loads((tmp_path / "agents" / "f1.json").read_text())
+    pid, _ = records.Record.read(tmp_path / "agents" / "f1.json").agent
     os.kill(pid, signal.SIGKILL)
 
     wait_for(lambda: state() == before)

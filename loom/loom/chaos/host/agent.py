@@ -1,8 +1,9 @@
 """``python -m loom.chaos.host.agent``: a process on a host that injects one fault there, holds it, and removes it.
 
-The agent outlives the training process that started it, which the fault may have stopped or cut off. It removes the
-fault when its time is over, or on SIGTERM, which `remove` sends. It prints a line of JSON with the evidence, or
-with the reason why there is no fault, and another line when the fault is gone.
+The agent outlives the training process that started it, which the fault may have stopped or cut off. It removes
+the fault when its time is over, or on SIGTERM, which `remove` sends. It prints a line of JSON with the evidence, or
+with the reason why there is no fault, and another line when the fault is gone. If the agent is killed, the training
+process that started it, or the next worker or agent on the host, repairs what is in its record.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.faults import FAULTS
-from loom.chaos.host import disks, network, processes
+from loom.chaos.host import disks, network, processes, records
 from loom.chaos.host.processes import ProcessId
+from loom.chaos.host.records import Record
+from loom.chaos.host.sweep import repair, sweep
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused, NotFound
-
-FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
-"""The environment variable for the folder that lists a host's agents; the default is in ``/tmp``."""
 
 REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restarting a worker takes longest
 
@@ -88,10 +88,13 @@ def keep(
         raise FaultRefused(reply["refused"])
 
     def follow() -> None:
+        last: dict[str, Any] | None = None
         with process:  # which waits for it, and closes its pipes
             for line in process.stdout or ():
                 last = json.loads(line)
                 on_removal(last.get("removed", last))
+        if last is None:
+            on_removal({"agent": f"ended with code {process.returncode}", "repaired": _repair(injection)})
 
     def strike() -> None:
         assert process.stdin is not None
@@ -104,33 +107,37 @@ def keep(
 
 
 def remove(injection: str) -> None:
-    """Remove a fault that an agent of this host holds; return when it is gone."""
-    record = _folder() / f"{injection}.json"
+    """Remove a fault of this host; return when it is gone. If its agent was killed, repair what it has left."""
+    path = _record_of(injection)
     try:
-        agent = ProcessId(*json.loads(record.read_text()))
-        if not agent.alive():
-            raise FileNotFoundError
-        os.kill(agent.pid, signal.SIGTERM)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        record.unlink(missing_ok=True)
+        agent = ProcessId(*Record.read(path).agent)
+    except (FileNotFoundError, ValueError):
+        path.unlink(missing_ok=True)
         text = f"no fault with the id {injection!r:.80} is there on this host"
         raise NotFound(text, code="unknown_injection") from None
+    with contextlib.suppress(ProcessLookupError):
+        if agent.alive():
+            os.kill(agent.pid, signal.SIGTERM)
     until = time.monotonic() + REMOVED_WITHIN
-    while record.exists() and agent.alive():
+    while path.exists() and agent.alive():
         if time.monotonic() > until:
             raise FaultRefused(f"the fault {injection} was not removed within {REMOVED_WITHIN:g} s")
         time.sleep(0.005)
+    _repair(injection)
+    if path.exists():
+        raise FaultRefused(f"what the fault {injection} has left cannot be repaired: this process's log says why")
 
 
-def _folder() -> Path:
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or f"/tmp/loom-chaos-{os.geteuid()}")
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise FaultRefused(
-            f"the folder {folder} has to be this user's own, and nobody else's to open: chmod 700 it"
-        )
-    return folder
+def _record_of(injection: str) -> Path:
+    return records.folder() / f"{injection}.json"
+
+
+def _repair(injection: str) -> list[str]:
+    """Repair what the fault of an agent that has ended has left."""
+    try:
+        return repair(Record.read(_record_of(injection)))
+    except (FileNotFoundError, ValueError):
+        return []
 
 
 def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
@@ -152,26 +159,26 @@ def main() -> int:
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: asked.set())
+    record = _record_of(request["id"])
     try:
-        record = _folder() / f"{request['id']}.json"
-        record.write_text(json.dumps(ProcessId.find(os.getpid())))
+        sweep()
+        records.begin(Record(record, ProcessId.find(os.getpid()), []))
         silences = FAULTS[kind].silences
         if silences:
             _print(evidence=_prepare(kind, pid, params))
             sys.stdin.readline()
         injected = _OF_PROCESSES[kind](pid) if kind in _OF_PROCESSES else _OF_HOSTS[kind](**params)
     except FaultRefused as error:
-        record.unlink(missing_ok=True)
+        _repair(request["id"])
         _print(refused=str(error))
         return 1
     if not silences:
         _print(evidence=injected.evidence)
-    try:
-        if injected.removable:
-            asked.wait(request["duration"])
-        _print(removed={"was": injected.evidence, **injected.remove()})
-    finally:
-        record.unlink(missing_ok=True)
+    if injected.removable:
+        asked.wait(request["duration"])
+    removed = injected.remove()  # the record stays if it fails, and the next sweep repairs what is left
+    record.unlink(missing_ok=True)
+    _print(removed={"was": injected.evidence, **removed})
     return 0
 
 

@@ -23,6 +23,7 @@ from collections import deque
 from pathlib import Path
 
 from loom.chaos.host.commands import run, run_at_end
+from loom.chaos.host.records import Table, network_namespace, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
@@ -123,6 +124,7 @@ class Forwarder:
                     f"network namespace, and in a container the device {TUN}"
                 ) from error
             opened.callback(os.close, self._tap)
+            note(Table("netdev", self.table, network_namespace()))
             try:
                 run("nft", "-f", "-", given=_rules(self.table, device, self.tap_name, mark))
             except FaultRefused as error:

@@ -9,6 +9,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.records import Corrupted, Filler, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
@@ -26,14 +28,16 @@ def fill(folder: str, most: int = 1024) -> Injected:
             "keep checkpoints on a small one (mount -t tmpfs -o size=64m tmpfs FOLDER), or allow for more"
         )
     ballast = place / f".loom-full-{secrets.token_hex(4)}"
+    note(Filler(str(ballast.resolve())))
+    remove = run_at_end(["rm", "-f", str(ballast.resolve())])
     try:
         written = _write_all_room(ballast)
     except BaseException:
-        ballast.unlink(missing_ok=True)
+        remove()
         raise
 
     def undo() -> Evidence:
-        ballast.unlink(missing_ok=True)
+        remove()
         return {"folder": folder, "room": shutil.disk_usage(place).free}
 
     evidence = {"folder": folder, "room": shutil.disk_usage(place).free, "written": written}
@@ -60,6 +64,8 @@ def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
     for one in files:
         size = one.stat().st_size
         changed[one] = sorted(chosen.sample(range(size), min(bytes, size)))
+    note(*(Corrupted(str(one.resolve()), before[one], changed[one], _values(one, changed[one])) for one in files))
+    for one in files:
         _invert(one, changed[one])
     evidence = {
         "checkpoint": str(newest),
@@ -110,6 +116,16 @@ def _invert(file: Path, places: list[int]) -> None:
             (value,) = opened.read(1)
             opened.seek(place)
             opened.write(bytes([value ^ 0xFF]))
+
+
+def _values(file: Path, places: list[int]) -> str:
+    """Return the bytes at these places, in hexadecimal digits."""
+    values = bytearray()
+    with file.open("rb") as opened:
+        for place in places:
+            opened.seek(place)
+            values += opened.read(1)
+    return values.hex()
 
 
 def _digest(file: Path) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from loom.chaos.faults import MAX_DELAY
 from loom.chaos.host import delay as delaying
 from loom.chaos.host.commands import run, run_at_end
+from loom.chaos.host.processes import ProcessId
+from loom.chaos.host.records import LinkDown, Qdisc, Table, network_namespace, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
@@ -57,8 +60,9 @@ def link_down(device: str = "") -> Injected:
     """Take a device down; the removal of the fault restores it with its routes."""
     device = device or _device()
     routes = [line for line in run("ip", "route", "show", "dev", device).splitlines() if "proto kernel" not in line]
-    run("ip", "link", "set", "dev", device, "down")
     words = [[word for word in route.split() if word != "linkdown"] for route in routes]
+    note(LinkDown(device, words, network_namespace()))
+    run("ip", "link", "set", "dev", device, "down")
     put_up = run_at_end(
         ["ip", "link", "set", "dev", device, "up"],
         *(["ip", "route", "replace", *route, "dev", device] for route in words),
@@ -105,7 +109,9 @@ def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
 
 
 def _rules(kind: str, rules: list[str], evidence: dict[str, Any]) -> Injected:
-    table = f"loom_{kind}_{secrets.token_hex(4)}"
+    owner = ProcessId.find(os.getpid())  # by which a sweep knows whether the table is still wanted
+    table = f"loom_{kind}_{owner.pid}_{owner.started}_{secrets.token_hex(4)}"
+    note(Table("inet", table, network_namespace()))
     run("nft", "-f", "-", given=_table(table, rules))
     delete = run_at_end(["nft", "delete", "table", "inet", table])
 
@@ -152,6 +158,7 @@ def _qdisc(kind: str, device: str, options: list[str]) -> Injected:
         raise FaultRefused(
             f"{device} has the qdisc {before} already, which {options[0]} would replace: remove it first"
         )
+    note(Qdisc(device, options[0], network_namespace()))
     try:
         run("tc", "qdisc", "add", "dev", device, "root", *options)
     except FaultRefused as error:

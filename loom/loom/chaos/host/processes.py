@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.records import Stopped, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused
 
@@ -87,10 +89,15 @@ def kill(pid: int) -> Injected:
 def stop(pid: int) -> Injected:
     """Stop a process with SIGSTOP, so that it hangs; the removal of the fault continues it."""
     process = ProcessId.find(pid)
+    note(Stopped(*process))
+    # The stopped process cannot repair what its agent has left.
+    go_on = run_at_end(["kill", "-CONT", str(pid)])
     _signal(process, signal.SIGSTOP)
     _await_state(process, "T")
 
     def undo() -> Evidence:
+        with contextlib.suppress(FaultRefused):
+            go_on()
         if not process.alive():
             return {"pid": pid, "state": "gone"}
         _signal(process, signal.SIGCONT)
