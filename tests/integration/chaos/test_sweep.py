@@ -144,8 +144,9 @@ def test_the_file_that_filled_a_disk_goes(tmp_path: Path, folder: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     be_killed(
-        "disks.run_at_end = lambda *_: None; disks._write_all_room = full;"
-        f"disks._PIECE = 0; disks.shutil.disk_usage = lambda _: type('', (), {{'free': 1}}); disks.fill({str(disk)!r})"
+        "disks.run_at_end = lambda *_: None; disks._write_all_room = full\n"
+        "disks._PIECE = 0; disks.shutil.disk_usage = lambda _: type('', (), {'free': 1})\n"
+        f"disks.fill({str(disk)!r})"
     )
     assert len(os.listdir(disk)) == 1
 
