@@ -143,11 +143,17 @@ class TokenFile:
         return token, text
 
     def accept(self, name: str, scope: str, sha256: str) -> None:
-        """Add a token that was made elsewhere, of which `digest` is known, in place of any other of that name."""
+        """Add a token that was made elsewhere, of which `digest` is known, in place of any other of that name.
+
+        The same token keeps its id, and so the sessions that it opened, when it gets another scope.
+        """
         with self._changing() as tokens:
-            if not any((token.name, token.scope, token.sha256) == (name, scope, sha256) for token in tokens):
+            same = next((token for token in tokens if (token.name, token.sha256) == (name, sha256)), None)
+            if same is None:
                 tokens[:] = [token for token in tokens if token.name != name]
                 tokens.append(Token(secrets.token_hex(4), name, scope, sha256, time.time()))
+            else:
+                tokens[tokens.index(same)] = replace(same, scope=scope)
 
     def revoke(self, ident: str) -> Token:
         """Revoke a token and return its record; do nothing if it was revoked before."""

@@ -236,7 +236,7 @@ class PodSupervisor:
         return self._folder / "tokens.json"
 
     def _write_token(self) -> None:
-        TokenFile(self._tokens).accept("job", "drive", self.settings.token_sha256)
+        TokenFile(self._tokens).accept("job", "admin", self.settings.token_sha256)
 
     def _gateway_arguments(self) -> Sequence[str]:
         settings = self.settings

@@ -108,6 +108,19 @@ def test_a_token_of_a_user_of_openid_in_the_file_is_refused(file: TokenFile) -> 
         authority.confirm(token.id)
 
 
+def test_a_token_that_was_made_elsewhere_keeps_its_id_with_another_scope(file: TokenFile) -> None:
+    file.accept("job", "drive", digest("a token"))
+    (before,) = file.read()
+
+    file.accept("job", "admin", digest("a token"))
+    (after,) = file.read()
+    file.accept("job", "admin", digest("another"))
+    (other,) = file.read()
+
+    assert (after.id, after.scope, after.user) == (before.id, "admin", "job")
+    assert (other.id != before.id, other.sha256) == (True, digest("another"))
+
+
 def test_each_change_changes_the_version(file: TokenFile) -> None:
     versions = {file.version()}
     token, _ = file.create("ci", "view")

@@ -91,12 +91,9 @@ class Clients:
 
     def _check_room_to_watch(self, guest: str | None) -> None:
         users = [client.guest for client in self._watching.copy().values() if client.connection is not None]
-        if guest is None and users.count(None) >= MAX_WATCHERS:
-            raise LimitReached(
-                f"{MAX_WATCHERS} of your clients watch this session already: close one of them first"
-            )
-        if guest is not None and users.count(guest) >= MAX_GUESTS:
-            raise LimitReached(f"{MAX_GUESTS} of your clients watch this session already: close one of them first")
+        most = MAX_WATCHERS if guest is None else MAX_GUESTS
+        if users.count(guest) >= most:
+            raise LimitReached(f"{most} of your clients watch this session already: close one of them first")
         if guest is not None and len(users) - users.count(None) >= MAX_WATCHERS:
             raise LimitReached(f"{MAX_WATCHERS} clients of users whom this session is shared with watch it already")
 
