@@ -15,8 +15,10 @@ from starlette.routing import WebSocketRoute
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
 from loom.process import tasks
+from loom.token_file import ADMIN
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
+from loom_gateway.access.session_commands import audit_session_commands
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
@@ -80,8 +82,10 @@ def create_app(
         supervisor.start()
         manager.on_end = access.session_ended
         watching = tasks.keep_running("watch tokens", lambda: access.watch(manager))
+        auditing = tasks.keep_running("audit commands", lambda: audit_session_commands(weaver, access.audit))
         yield
         watching.cancel()
+        auditing.cancel()
         await supervisor.close(manager.end_sessions)
         await manager.close()
         access.audit.close()
@@ -133,14 +137,20 @@ def create_app(
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}, "description": "Numbers as Prometheus reads them."}},
     )
-    async def metrics() -> Response:
-        """The gateway, its weaver, replicas and devices in numbers, for Prometheus."""
-        return Response(await metrics_text(manager, weaver), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        """The gateway, its weaver, replicas and devices in numbers, for Prometheus.
+
+        A token of the user admin, or of scope admin, sees the numbers of all users, any other its own user's.
+        """
+        identity = request.scope["loom.principal"].identity
+        only = None if identity.is_admin or identity.user == ADMIN else identity.user
+        return Response(await metrics_text(manager, weaver, only), media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))
-    app.include_router(weaver_routes(supervisor, access, Components(manager, supervisor, injectable)))
-    relay = Relay(manager, access, draining)
+    app.include_router(weaver_routes(supervisor, access, Components(access, supervisor, injectable)))
+    relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
+    app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
         WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access)),

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NoReturn
 
 from loom.errors import LoomError
@@ -18,6 +19,7 @@ from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
 from loom.weaver.client import WeaverClient
+from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_files import DriverFiles, start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
@@ -58,9 +60,8 @@ class WeaverSupervisor:
         self._passable = passable
         self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
-        self.client = WeaverClient(self._files.socket)
-        self.address: str | None = None
-        """The value of ``LOOM_WEAVER`` for training processes; None before the first weaver is up."""
+        self._secret: bytes | None = None  # the weaver's, once this gateway has read or made it
+        self.client = WeaverClient(self._files.socket, lambda: self.keys().gateway())
         self._workers = workers
         self._listen = listen
         self._advertise = advertise
@@ -71,6 +72,17 @@ class WeaverSupervisor:
     @property
     def process(self) -> DriverProcess | None:
         return None if self._process is None or self._process.exited.is_set() else self._process
+
+    def keys(self) -> Keys:
+        """Return the keys to the weaver."""
+        return Keys(self._secret or self._share_secret())
+
+    def _share_secret(self) -> bytes:
+        """Return the secret in the weaver's folder; one that was lost with the folder is written again."""
+        folder = Path(self._files.socket).parent
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        self._secret = read_secret(folder, self._secret)
+        return self._secret
 
     def start(self) -> None:
         self._keeping = tasks.keep_running("keep the weaver", lambda: run_again(self._run, BACKOFF, STEADY))
@@ -116,15 +128,19 @@ class WeaverSupervisor:
             address = self._files.read_record().address
             if not address:
                 raise NotOurDriver("its gateway ended before it had come up")
+            if not self._has_secret():
+                raise NotOurDriver("it is of an older Loom, or its secret was removed")
             process = AdoptedDriver.adopt(self._files)
         except (NotOurDriver, OSError, ValueError) as reason:
             logger.info("no weaver is adopted: %s", reason)
             self._clear_away()
             return None
         self._process = process
-        self.address = address
         logger.info("the weaver goes on: process %d", process.pid)
         return process
+
+    def _has_secret(self) -> bool:
+        return (Path(self._files.socket).parent / "secret").exists()
 
     def _clear_away(self) -> None:
         """Kill a process that holds the folder but is no usable weaver, and remove its files."""
@@ -135,7 +151,7 @@ class WeaverSupervisor:
         self._files.remove()
 
     async def _start(self) -> DriverProcess:
-        os.makedirs(os.path.dirname(self._files.socket), 0o700, exist_ok=True)
+        self._share_secret()
         listen = self._listen
         if listen is None:
             workers = (await self._workers()).addresses
@@ -151,6 +167,5 @@ class WeaverSupervisor:
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
         process = self._process = OwnDriver("the weaver", self._files, command)
         announced = await process.come_up(START_TIMEOUT)
-        self.address = str(announced["address"])
-        process.note(address=self.address)
+        process.note(address=str(announced["address"]))
         return process

@@ -13,6 +13,7 @@ import sys
 
 from loom.process.capabilities import forbid_new_privileges, keep_only
 from loom.process.listen import announce
+from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifeline.line import PATIENCE
 from loom_gateway.driver.lifetime import Lifetime
@@ -38,9 +39,9 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     loop = asyncio.get_running_loop()
     prepare(options.worker, options.port, options.worker_patience)
 
-    def new_session(name: str) -> Session:
+    def new_session(opening: OpenSession) -> Session:
         return Session(
-            WeaverLink(options.weaver, name, loop),
+            WeaverLink(options.weaver, opening, loop),
             options.worker,
             options.workers_file,
             loop,

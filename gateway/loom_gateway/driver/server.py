@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from loom.process import tasks
+from loom.wire.bodies import OpenSession
 from loom.wire.handshake import Hello, check_protocol
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.lifetime import Lifetime
@@ -24,7 +25,7 @@ class DriverServer:
     It is created on the driver's event loop, which does everything that is not on the path of a call.
 
     Args:
-        new_session: returns a new session of a given name. Called on the first client's thread.
+        new_session: opens the session that a gateway names. Called on the first client's thread.
         gateway_uid: the user id of the gateway, whose connections alone are accepted.
     """
 
@@ -32,7 +33,7 @@ class DriverServer:
         self,
         listener: socket.socket,
         lifetime: Lifetime,
-        new_session: Callable[[str], Session],
+        new_session: Callable[[OpenSession], Session],
         gateway_uid: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,13 +62,14 @@ class DriverServer:
             connection = ClientConnection(self._open, sock)
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 
-    def _open(self, hello: Hello, session: str) -> Session:
+    def _open(self, hello: Hello, opening: OpenSession) -> Session:
         """Return the session. Attach to the workers first if this is the first client. On a client's thread."""
         check_protocol(hello.protocol, ours="driver", theirs="client")
-        self._lifetime.check_goes_on(session)
+        self._lifetime.check_goes_on(opening.session)
         with self._opening:
             if self._session is None:
-                self._session = self._new_session(session)
+                self._session = self._new_session(opening)
+            self._session.weaver.key = opening.weaver_key
             return self._session
 
     def _end(self, reason: str) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from loom.errors import LoomError, WeaverUnavailable
@@ -18,6 +19,7 @@ from loom.latencies import Latencies
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
+from loom.wire.bodies import OpenSession
 from loom_gateway.sessions.driver_files import DriverFiles
 
 logger = logging.getLogger(__name__)
@@ -31,13 +33,15 @@ CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 class WeaverLink:
     """Reports one session's processes to the weaver, and asks it. On the driver's event loop."""
 
-    def __init__(self, folder: str | None, session: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, folder: str | None, opening: OpenSession, loop: asyncio.AbstractEventLoop) -> None:
         self._client: WeaverClient | None = None
         if folder is not None:
             # Nothing waits for an absent weaver here: each caller has a timeout of its own.
-            self._client = WeaverClient(DriverFiles(os.path.join(folder, "weaver")).socket, patience=0.0)
+            path = DriverFiles(os.path.join(folder, "weaver")).socket
+            self._client = WeaverClient(path, lambda: self.key, patience=0.0)
             self._client.came()
-        self.session = session
+        self.session = opening.session
+        self.key = opening.weaver_key  # the newest that a gateway has sent
         self._loop = loop
         self._finding: asyncio.Task[str] | None = None  # shared by all processes that start
         self._find_until = 0.0  # the loop time until which processes wait
@@ -88,15 +92,16 @@ class WeaverLink:
             client = self._client
             self._reporting = tasks.keep_running("report to the weaver", lambda: self._keep_reporting(client))
 
-    async def report_calls(self, latencies: Latencies) -> None:
-        """Report the durations of calls periodically for as long as the session lives."""
+    async def report_calls(self, latencies: Latencies, workers: Callable[[], list[str]]) -> None:
+        """Report the workers and the durations of calls periodically for as long as the session lives."""
         if self._client is None:
             await asyncio.Event().wait()  # there is nothing to report to
         while self._client is not None:
-            await asyncio.sleep(CALLS_EVERY)
             with contextlib.suppress(LoomError):  # the weaver is away: the next report includes these calls
+                about: dict[str, Any] = {"session": self.session, "workers": workers()}
                 died = sum(tasks.died.values())
-                await self._client.ask("calls", session=self.session, tasks_died=died, **latencies.to_dict())
+                await self._client.ask("calls", **about, tasks_died=died, **latencies.to_dict())
+            await asyncio.sleep(CALLS_EVERY)
 
     async def flush(self, timeout: float) -> None:
         """Wait until the weaver has every report, for at most ``timeout`` seconds."""

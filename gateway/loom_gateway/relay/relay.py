@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from starlette.types import Receive, Scope, Send
@@ -44,8 +44,15 @@ CLOSE_SUPERSEDED = 4001
 class Relay:
     """The ASGI application of the path ``/ws/v1``."""
 
-    def __init__(self, manager: SessionManager, access: AccessControl, draining: Draining) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        access: AccessControl,
+        draining: Draining,
+        weaver_key: Callable[[str, str], str],
+    ) -> None:
         self._manager = manager
+        self._weaver_key = weaver_key  # the key to the weaver of a user's session
         self._access = access
         self._draining = draining
 
@@ -103,7 +110,8 @@ class Relay:
         except BaseException:
             sock.close()
             raise
-        link.write(b"".join(unnumbered_frame(OpenSession(session.name, guest).message())))
+        key = self._weaver_key(session.user, session.name)
+        link.write(b"".join(unnumbered_frame(OpenSession(session.name, session.user, key, guest).message())))
         link.write(hello_frame)
         return link
 

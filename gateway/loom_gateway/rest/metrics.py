@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgpack
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,10 +19,12 @@ from prometheus_client.utils import floatToGoString
 from loom._version import __version__
 from loom.errors import LoomError
 from loom.process import tasks
+from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
+from loom.weaver.keys import EVERYONE
 from loom.weaver.states import ReplicaState
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import SessionState
+from loom_gateway.sessions.session import Session, SessionState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,7 +34,6 @@ _SESSION_COUNTERS = (
     ("traffic.bytes_out", "loom_session_received_bytes", "Bytes from a driver that were passed on."),
 )
 _WEAVER_NUMBERS = (
-    ("started", GaugeMetricFamily, "loom_weaver_start_time_seconds", "When the weaver started, since the epoch."),
     ("devices", GaugeMetricFamily, "loom_devices", "Devices that are known."),
     ("commands", GaugeMetricFamily, "loom_commands_waiting", "Commands that some replica has not acknowledged."),
     ("reports", CounterMetricFamily, "loom_status_reports", "Status reports taken since the weaver started."),
@@ -46,14 +48,46 @@ _DEVICE_GAUGES = (
 )
 
 
-async def metrics_text(manager: SessionManager, weaver: WeaverClient) -> bytes:
-    """Return the page. While the weaver is away, ``loom_weaver_up`` is 0 and its own numbers are missing."""
+async def metrics_text(manager: SessionManager, weaver: WeaverClient, only: str | None) -> bytes:
+    """Return the page, of all users or of ``only`` one.
+
+    While the weaver is away, ``loom_weaver_up`` is 0 and its own numbers are missing. The page is made on another
+    thread, because the event loop relays every session's calls.
+    """
     try:
-        numbers = await weaver.ask("numbers")
+        packed: bytes | None = await weaver.ask("numbers", user=EVERYONE)
     except LoomError:
-        numbers = None
-    families = list(_families(manager, numbers))
-    return await asyncio.to_thread(generate_latest, _Page(families))
+        packed = None
+    sessions = [_SessionNumbers.of(session) for session in manager.sessions() if only in (None, session.user)]
+    ended = sum(only in (None, session.user) for session in manager.ended.all())
+    return await asyncio.to_thread(_page, packed, sessions, ended, only)
+
+
+class _SessionNumbers(NamedTuple):
+    """The numbers of a session at one time."""
+
+    user: str
+    name: str
+    state: SessionState
+    clients: int
+    counters: tuple[int, ...]
+
+    @classmethod
+    def of(cls, session: Session) -> _SessionNumbers:
+        counters = tuple(attrgetter(attribute)(session) for attribute, _, _ in _SESSION_COUNTERS)
+        return cls(session.user, session.name, session.state, session.clients, counters)
+
+
+Numbers = Mapping[str, dict[str, Any]]
+"""The weaver's numbers by user."""
+
+
+def _page(packed: bytes | None, sessions: Sequence[_SessionNumbers], ended: int, only: str | None) -> bytes:
+    numbers: dict[str, dict[str, Any]] | None = None
+    if packed is not None:
+        every: dict[str, dict[str, Any]] = msgpack.unpackb(packed)
+        numbers = {user: one for user, one in every.items() if only in (None, user)}
+    return generate_latest(_Page(list(_families(sessions, ended, numbers))))
 
 
 class _Page(Collector):
@@ -66,84 +100,107 @@ class _Page(Collector):
         return self._families
 
 
-def _families(manager: SessionManager, numbers: dict[str, Any] | None) -> Iterator[Metric]:
+def _families(sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers | None) -> Iterator[Metric]:
     yield _labelled(GaugeMetricFamily, "loom_gateway_info", "The gateway; 1.", ["version"], [(__version__, 1)])
-    yield from _sessions(manager)
-    yield _tasks_died(manager, {} if numbers is None else numbers["call_latency"])
+    yield from _sessions(sessions, ended)
+    yield _tasks_died(sessions, numbers or {})
     yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
     if numbers is not None:
         yield from _weaver(numbers)
-        yield _calls(manager, numbers["call_latency"])
-        yield from _goodput(numbers["of_jobs"])
-        yield from _replicas(numbers["of_replicas"])
-        yield from _devices(numbers["of_devices"])
+        yield _calls(sessions, numbers)
+        yield from _goodput(numbers)
+        yield from _replicas(numbers)
+        yield from _devices(numbers)
 
 
-def _sessions(manager: SessionManager) -> Iterator[Metric]:
-    sessions = manager.sessions()
-    states = Counter(session.state for session in sessions)
-    by_state = [(state.value, states[state]) for state in SessionState if state is not SessionState.ENDED]
-    yield _labelled(GaugeMetricFamily, "loom_sessions", "Sessions, by state.", ["state"], by_state)
+def _sessions(sessions: Sequence[_SessionNumbers], ended: int) -> Iterator[Metric]:
+    states = Counter((session.user, session.state) for session in sessions)
+    users = sorted({session.user for session in sessions})
+    shown = [state for state in SessionState if state is not SessionState.ENDED]
+    by_state = [(state.value, user, states[user, state]) for user in users or [ADMIN] for state in shown]
+    yield _labelled(GaugeMetricFamily, "loom_sessions", "Sessions, by state.", ["state", "user"], by_state)
     about = "Sessions that ended lately, as far as remembered."
-    yield GaugeMetricFamily("loom_sessions_ended_remembered", about, len(manager.ended.all()))
-    clients = [(session.name, session.clients) for session in sessions]
+    yield GaugeMetricFamily("loom_sessions_ended_remembered", about, ended)
+    clients = [(one.name, one.user, one.clients) for one in sessions]
     about = "Clients connected to a session."
-    yield _labelled(GaugeMetricFamily, "loom_session_clients", about, ["session"], clients)
-    for attribute, name, about in _SESSION_COUNTERS:
-        count = attrgetter(attribute)
-        counts = [(session.name, count(session)) for session in sessions]
-        yield _labelled(CounterMetricFamily, name, about, ["session"], counts)
+    yield _labelled(GaugeMetricFamily, "loom_session_clients", about, ["session", "user"], clients)
+    for place, (_, name, about) in enumerate(_SESSION_COUNTERS):
+        counts = [(one.name, one.user, one.counters[place]) for one in sessions]
+        yield _labelled(CounterMetricFamily, name, about, ["session", "user"], counts)
 
 
-def _tasks_died(manager: SessionManager, calls: dict[str, dict[str, Any]]) -> Metric:
+def _tasks_died(sessions: Sequence[_SessionNumbers], numbers: Numbers) -> Metric:
     about = "Background tasks of the gateway and of drivers that died. Those that have to go on were started again."
-    samples = [("gateway", "", sum(tasks.died.values()))]
-    samples += [("driver", one.name, calls.get(one.name, {}).get("tasks_died", 0)) for one in manager.sessions()]
-    return _labelled(CounterMetricFamily, "loom_tasks_died", about, ["process", "session"], samples)
+    samples = [("gateway", "", "", sum(tasks.died.values()))]
+    for one in sessions:
+        calls = numbers.get(one.user, {}).get("call_latency", {})
+        samples.append(("driver", one.name, one.user, calls.get(one.name, {}).get("tasks_died", 0)))
+    return _labelled(CounterMetricFamily, "loom_tasks_died", about, ["process", "session", "user"], samples)
 
 
-def _weaver(numbers: dict[str, Any]) -> Iterator[Metric]:
+def _weaver(numbers: Numbers) -> Iterator[Metric]:
+    about = "When the weaver started, since the epoch."
+    yield GaugeMetricFamily(
+        "loom_weaver_start_time_seconds", about, min(one["started"] for one in numbers.values())
+    )
     for key, family, name, about in _WEAVER_NUMBERS:
-        yield family(name, about, numbers[key])
+        yield _labelled(family, name, about, ["user"], [(user, one[key]) for user, one in numbers.items()])
     # Each state has a sample, even if no replica is in it: otherwise a graph would have gaps.
-    by_state = [(state.value, numbers["replicas"].get(state.value, 0)) for state in ReplicaState]
-    yield _labelled(GaugeMetricFamily, "loom_replicas", "Replicas, by state.", ["state"], by_state)
-    latency = numbers["command_latency"]
+    by_state = [
+        (state.value, user, one["replicas"].get(state.value, 0))
+        for user, one in numbers.items()
+        for state in ReplicaState
+    ]
+    yield _labelled(GaugeMetricFamily, "loom_replicas", "Replicas, by state.", ["state", "user"], by_state)
     about = "From giving a command to its acknowledgement by a replica."
-    yield HistogramMetricFamily("loom_command_latency_seconds", about, _buckets(latency), latency["sum"])
+    latencies = HistogramMetricFamily("loom_command_latency_seconds", about, labels=["user"])
+    for user, one in numbers.items():
+        latencies.add_metric([user], _buckets(one["command_latency"]), one["command_latency"]["sum"])
+    yield latencies
 
 
-def _calls(manager: SessionManager, latencies: dict[str, dict[str, Any]]) -> Metric:
+def _calls(sessions: Sequence[_SessionNumbers], numbers: Numbers) -> Metric:
     about = "From a call's arrival in a session's driver to its answer, as told by the driver every few seconds."
-    family = HistogramMetricFamily("loom_call_latency_seconds", about, labels=["session"])
-    for session in manager.sessions():
-        if (latency := latencies.get(session.name)) is not None:
-            family.add_metric([session.name], _buckets(latency), latency["sum"])
+    family = HistogramMetricFamily("loom_call_latency_seconds", about, labels=["session", "user"])
+    for session in sessions:
+        latency = numbers.get(session.user, {}).get("call_latency", {}).get(session.name)
+        if latency is not None:
+            family.add_metric([session.name, session.user], _buckets(latency), latency["sum"])
     return family
 
 
-def _goodput(jobs: list[dict[str, Any]]) -> Iterator[Metric]:
+def _goodput(numbers: Numbers) -> Iterator[Metric]:
     about = "The share of a job's time that was spent on steps that count."
-    ratios = [(job["job"], job["ratio"]) for job in jobs if job["ratio"] is not None]
-    yield _labelled(GaugeMetricFamily, "loom_goodput_ratio", about, ["job"], ratios)
+    jobs = [(user, job) for user, one in numbers.items() for job in one["of_jobs"]]
+    ratios = [(job["job"], user, job["ratio"]) for user, job in jobs if job["ratio"] is not None]
+    yield _labelled(GaugeMetricFamily, "loom_goodput_ratio", about, ["job", "user"], ratios)
     about = "Seconds of a job's replicas, by what they were spent on. One that is corrected may fall."
-    spent = [(job["job"], reason, seconds) for job in jobs for reason, seconds in job["seconds"].items()]
-    yield _labelled(GaugeMetricFamily, "loom_goodput_seconds_total", about, ["job", "reason"], spent)
+    spent = [
+        (job["job"], reason, user, seconds) for user, job in jobs for reason, seconds in job["seconds"].items()
+    ]
+    yield _labelled(GaugeMetricFamily, "loom_goodput_seconds_total", about, ["job", "reason", "user"], spent)
 
 
-def _replicas(replicas: dict[str, dict[str, Any]]) -> Iterator[Metric]:
+def _replicas(numbers: Numbers) -> Iterator[Metric]:
     about = "The training step that a replica has reached."
-    steps = [(id, one["group"], one["step"]) for id, one in replicas.items() if one["step"] is not None]
-    yield _labelled(GaugeMetricFamily, "loom_replica_step", about, ["replica", "group"], steps)
+    replicas = [(user, id, found) for user, one in numbers.items() for id, found in one["of_replicas"].items()]
+    steps = [(id, one["group"], user, one["step"]) for user, id, one in replicas if one["step"] is not None]
+    yield _labelled(GaugeMetricFamily, "loom_replica_step", about, ["replica", "group", "user"], steps)
     about = "The newest value of a metric that a replica reports, as its loss."
-    metrics = [(id, one["group"], *metric) for id, one in replicas.items() for metric in one["metrics"].items()]
-    yield _labelled(GaugeMetricFamily, "loom_replica_metric", about, ["replica", "group", "metric"], metrics)
+    labels = ["replica", "group", "metric", "user"]
+    metrics = [
+        (id, one["group"], metric, user, value)
+        for user, id, one in replicas
+        for metric, value in one["metrics"].items()
+    ]
+    yield _labelled(GaugeMetricFamily, "loom_replica_metric", about, labels, metrics)
 
 
-def _devices(devices: dict[str, dict[str, Any]]) -> Iterator[Metric]:
+def _devices(numbers: Numbers) -> Iterator[Metric]:
+    devices = [(user, uuid, status) for user, one in numbers.items() for uuid, status in one["of_devices"].items()]
     for key, name, about in _DEVICE_GAUGES:
-        known = [(uuid, status[key]) for uuid, status in devices.items() if status.get(key) is not None]
-        yield _labelled(GaugeMetricFamily, name, about, ["device"], known)
+        known = [(uuid, user, status[key]) for user, uuid, status in devices if status.get(key) is not None]
+        yield _labelled(GaugeMetricFamily, name, about, ["device", "user"], known)
 
 
 def _labelled(

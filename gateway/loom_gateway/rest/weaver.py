@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
 from loom.control.commands import CommandKind
-from loom.errors import WeaverUnavailable, WrongArguments
+from loom.errors import WrongArguments
+from loom.weaver.keys import EVERYONE
 from loom.weaver.policy import Action
 from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import (
@@ -31,6 +32,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.faults import Components
+from loom_gateway.rest.whose import whose
 from loom_gateway.weaver_process import WeaverSupervisor
 
 
@@ -112,7 +114,7 @@ class CommandRequest(BaseModel, extra="forbid"):
 
     kind: UserCommandKind
     target: str | list[str] = "*"
-    """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids."""
+    """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids; among the caller's replicas."""
     params: dict[str, Any] = {}
     """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
     uuid."""
@@ -161,6 +163,11 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
+Count = Annotated[int, Query(ge=0, lt=1 << 53)]
+Name = Annotated[str, Query(max_length=200)]
+User = Annotated[str, Query(max_length=400, min_length=1)]
+
+
 def _who(request: Request) -> str:
     return str(request.scope["loom.principal"].token.name)
 
@@ -168,8 +175,15 @@ def _who(request: Request) -> str:
 By = Annotated[str, Depends(_who)]
 """The name of the token that sent a request, for the weaver's events."""
 
-Count = Annotated[int, Query(ge=0, lt=1 << 53)]
-Name = Annotated[str, Query(max_length=200)]
+
+async def _for_user(request: Request, user: User | None = None) -> str:
+    """``user``: another user whose replicas the request is about; needs scope admin."""
+    state = request.app.state
+    return await whose(request.scope["loom.principal"], user, state.access, state.weaver)
+
+
+Of = Annotated[str, Depends(_for_user)]
+"""The user whose replicas a request is about: the token's, or for an admin the one that ``?user=`` names."""
 
 
 def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, components: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
@@ -178,51 +192,54 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
 
     @router.get("/status", response_model=WeaverStatus)
-    async def status() -> Response:
-        """The weaver at a glance."""
-        return _answer(await weaver.ask("status"))
+    async def status(user: Of) -> Response:
+        """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
+        return _answer(await weaver.ask("status", user=user))
 
     @router.get("/replicas", response_model=ReplicaList)
-    async def replicas() -> Response:
-        """All known replicas, including failed and finished ones."""
-        return _answer({"replicas": await weaver.ask("replicas")})
+    async def replicas(user: Of) -> Response:
+        """All known replicas of the caller, including failed and finished ones."""
+        return _answer({"replicas": await weaver.ask("replicas", user=user)})
 
     @router.get("/devices", response_model=DeviceList)
-    async def devices() -> Response:
-        """Every device, with its replicas and its state."""
-        return _answer({"devices": await weaver.ask("devices")})
+    async def devices(user: Of) -> Response:
+        """Every device that the caller's replicas use, with those replicas and its state."""
+        return _answer({"devices": await weaver.ask("devices", user=user)})
 
     @router.get("/events", response_model=EventList)
     async def events(
+        user: Of,
         after: Count | None = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
         kind: Name | None = None,
         replica: Name | None = None,
     ) -> Response:
         """Past events: the first ones after an event, or else the newest."""
-        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica)
+        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, user=user)
         return _answer({"events": found})
 
     @router.get("/goodput", response_model=GoodputList)
-    async def goodput(job: Name | None = None) -> Response:
+    async def goodput(user: Of, job: Name | None = None) -> Response:
         """The time accounting of each job, or of one: how much of its time went to steps that count."""
-        return _answer({"jobs": await weaver.ask("goodput", job=job)})
+        return _answer({"jobs": await weaver.ask("goodput", job=job, user=user)})
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
-    async def metrics(replica: str) -> Response:
+    async def metrics(replica: str, user: Of) -> Response:
         """The names of the metrics that a replica reports."""
-        return _answer({"metrics": await weaver.ask("metrics", replica=replica)})
+        return _answer({"metrics": await weaver.ask("metrics", replica=replica, user=user)})
 
     @router.get("/replicas/{replica:path}/metrics/{metric:path}", response_model=MetricHistory)
     async def history(
         replica: str,
         metric: str,
+        user: Of,
         since: float | None = None,
         until: float | None = None,
         points: Annotated[int, Query(ge=1, le=20_000)] = 500,
     ) -> Response:
         """The history of a metric between two times. If it has more points than requested, it is averaged."""
-        found = await weaver.ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
+        wanted: dict[str, Any] = {"replica": replica, "metric": metric, "since": since, "until": until}
+        found = await weaver.ask("history", points=points, user=user, **wanted)
         return _answer({"replica": replica, "metric": metric, "points": found})
 
     @router.get(
@@ -230,37 +247,38 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         response_class=PlainTextResponse,
         responses={200: {"content": {"text/plain": {}}, "description": "The stack of each thread, as text."}},
     )
-    async def stacks(replica: str) -> Response:
+    async def stacks(replica: str, user: Of) -> Response:
         """The stack of each of a replica's threads, as text."""
-        return PlainTextResponse(await weaver.do("stacks", "", replica=replica))
+        return PlainTextResponse(await weaver.do("stacks", "", user, replica=replica))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
-    async def replica(replica: str) -> Response:
+    async def replica(replica: str, user: Of) -> Response:
         """A replica."""
-        return _answer(await weaver.ask("replica", id=replica))
+        return _answer(await weaver.ask("replica", id=replica, user=user))
 
     @router.get("/address", response_model=WeaverAddressInfo)
-    async def address(request: Request) -> Response:
-        """The weaver's address for training processes that Loom did not spawn. Needs a token of scope operate."""
+    async def address(request: Request, user: Of) -> Response:
+        """The address for training processes that Loom did not spawn. Needs a token of scope operate.
+
+        It contains a key of the caller's: a process that registers with it is a replica of the caller.
+        """
         access.require(request.scope["loom.principal"], "operate", "to add replicas")
-        if supervisor.address is None:
-            raise WeaverUnavailable("the weaver has not come up yet; ask again in a moment")
-        return _answer({"address": supervisor.address})
+        return _answer({"address": await weaver.ask("address", user=user)})
 
     @router.post("/commands", response_model=CommandState)
-    async def give_command(asked: CommandRequest, request: Request, by: By) -> Response:
+    async def give_command(asked: CommandRequest, request: Request, by: By, user: Of) -> Response:
         """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
-        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params)}
+        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), "of": user}
         request.scope[DONE] = ("commanded", about)
-        command = {**asked.model_dump(), "kind": asked.kind.value}
-        state = await weaver.do("command", by, **command)
+        command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value}
+        state = await weaver.do("command", by, user, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
         return _answer(state)
 
     @router.get("/commands/{command}", response_model=CommandState)
-    async def command(command: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
+    async def command(command: str, user: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
         """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
-        return _answer(await weaver.do("command_state", "", id=command, wait=wait))
+        return _answer(await weaver.do("command_state", "", user, id=command, wait=wait))
 
     @router.post(
         "/inject",
@@ -270,49 +288,56 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )
-    async def inject(asked: FaultRequest, request: Request, by: By) -> Response:
+    async def inject(asked: FaultRequest, request: Request, by: By, user: Of) -> Response:
         """Inject a fault into replicas or components of Loom that are marked as injectable.
 
-        A fault that lasts ends by itself, or by DELETE.
+        A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
+        host on which another user has processes needs scope admin.
         """
-        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration}
+        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration, "of": user}
         request.scope[DONE] = ("injected", about)
         kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
         if kind.place is Place.GATEWAY:
             if not isinstance(asked.target, str):
                 raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
-            evidence = await components.kill(kind.name, asked.target)
+            evidence = await components.kill(kind.name, asked.target, request.scope["loom.principal"])
             return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
-        fault = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
-        state = await weaver.do("inject", by, **fault, wait=asked.wait)
+        fault: dict[str, Any] = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
+        admin = request.scope["loom.principal"].identity.is_admin
+        state = await weaver.do("inject", by, user, **fault, admin=admin, wait=asked.wait)
         request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
         return _answer({**state, "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
-    async def remove_fault(injection: str, request: Request, by: By) -> Response:
+    async def remove_fault(injection: str, request: Request, by: By, user: Of) -> Response:
         """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
-        request.scope[DONE] = ("injected", {"removed": injection[:200]})
-        return _answer(await weaver.do("remove_fault", by, injection=injection))
+        request.scope[DONE] = ("injected", {"removed": injection[:200], "of": user})
+        return _answer(await weaver.do("remove_fault", by, user, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
-    async def fail_device(device: str, failure: DeviceFailure, request: Request, by: By) -> Response:
+    async def fail_device(
+        device: str, failure: DeviceFailure, request: Request, by: By, of: Of, user: User | None = None
+    ) -> Response:
         """Report a failed device. Its replicas are notified, and the policies of their groups are applied.
 
-        The answer is the resulting event: the device, the replicas, and the action for each.
+        An admin who names no user reports it for every user whose replicas use the device. The answer is the
+        resulting event: the device, the replicas, and the action for each.
         """
-        request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200]})
-        return _answer(await weaver.do("fail_device", by, device=device, reason=failure.reason))
+        if user is None and request.scope["loom.principal"].identity.is_admin:
+            of = EVERYONE
+        request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], "of": of})
+        return _answer(await weaver.do("fail_device", by, of, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
-    async def policies() -> Response:
+    async def policies(user: Of) -> Response:
         """The action for each group when a device fails."""
-        return _answer({"policies": await weaver.ask("policies")})
+        return _answer({"policies": await weaver.ask("policies", user=user)})
 
     @router.post("/policies", response_model=PolicyList)
-    async def set_policy(asked: PolicyRequest, request: Request, by: By) -> Response:
+    async def set_policy(asked: PolicyRequest, request: Request, by: By, user: Of) -> Response:
         """Set the action for a group when a device fails."""
-        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value})
-        found = await weaver.do("policy", by, group=asked.group, action=asked.action.value)
+        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value, "of": user})
+        found = await weaver.do("policy", by, user, group=asked.group, action=asked.action.value)
         return _answer({"policies": found})
 
     return router

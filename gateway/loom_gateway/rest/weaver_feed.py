@@ -7,6 +7,7 @@
     {"type": "delta", "replicas": {id: {"state", "step", "metrics", …}}, "devices": {uuid: {"utilization", …}}}
     {"type": "away", "reason": "…"}
 
+It is about the caller's replicas and devices; an admin may name another user with ``?user=NAME``.
 A snapshot comes first, and again after the weaver was away. An event whose id has come before is the same event
 with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
 """
@@ -17,6 +18,7 @@ import asyncio
 import contextlib
 from collections import deque
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +28,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.whose import whose
 
 MAX_WAITING = 8 << 20  # characters that may wait for a reader, in addition to the last snapshot
 BETWEEN_WATCHES = 0.2  # the shortest pause in seconds between two watches of the weaver for one reader
@@ -46,7 +49,8 @@ class WeaverSocket:
         left = asyncio.ensure_future(_until_disconnected(receive))
         sending = asyncio.ensure_future(waiting.send_to(send))
         disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ends = [left, disconnected, asyncio.ensure_future(self._fill(waiting)), sending]
+        filling = asyncio.ensure_future(self._fill(waiting, principal, scope))
+        ends = [left, disconnected, filling, sending]
 
         async def disconnect(error: LoomError) -> None:
             if not disconnected.done():
@@ -68,11 +72,15 @@ class WeaverSocket:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _fill(self, waiting: _Waiting) -> None:
+    async def _fill(self, waiting: _Waiting, principal: Principal, scope: Scope) -> None:
+        named = parse_qs(scope["query_string"].decode("latin-1")).get("user", [None])[0]
         while True:
             try:
-                async for kind, body in self._weaver.watch():
-                    waiting.add(_message(kind, body), is_snapshot=kind == "snapshot")
+                user = await whose(principal, named, self._access, self._weaver)
+                async with self._weaver.watch(user) as watch:
+                    while True:
+                        kind, body = await watch.next()
+                        waiting.add(_message(kind, body), is_snapshot=kind == "snapshot")
             except WeaverUnavailable as error:
                 waiting.add({"type": "away", "reason": str(error)})
             await asyncio.sleep(BETWEEN_WATCHES)

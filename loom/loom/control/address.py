@@ -13,7 +13,7 @@ from loom.process.listen import address_towards
 ADDRESS_VARIABLE = "LOOM_WEAVER"  # the environment variable in which a threadlet finds the weaver's address
 
 _ADDRESS = re.compile(
-    r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})/(?P<key>[A-Za-z0-9_-]{1,256})"
+    r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})/(?P<key>[A-Za-z0-9_.~%:-]{1,4096})"
 )
 
 
@@ -40,9 +40,26 @@ def parse_weaver_address(text: str) -> WeaverAddress:
     return WeaverAddress(match["host"].strip("[]"), int(match["port"]), match["key"])
 
 
+_held = ""  # the address that this process was given, outside of its environment
+
+
+def hold_address(text: str) -> None:
+    """Keep the weaver's address for this process and its forks.
+
+    It has a key, so it stays out of the environment, which every child process inherits and which tools print.
+    """
+    global _held
+    _held = text
+
+
+def weaver_address() -> str:
+    """Return the weaver's address in the environment, or the one that this process was given; "" if none."""
+    return os.environ.get(ADDRESS_VARIABLE) or _held
+
+
 def own_address() -> str:
     """Return this host's address on the route to the weaver, at which other hosts reach it too."""
-    if not (text := os.environ.get(ADDRESS_VARIABLE)):
+    if not (text := weaver_address()):
         return socket.gethostbyname(socket.gethostname())
     weaver = parse_weaver_address(text)
     return address_towards(weaver.host, weaver.port)

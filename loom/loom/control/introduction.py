@@ -14,6 +14,9 @@ from loom.errors import ProtocolMismatch
 PROTOCOL = 1  # the protocol version in the first frame of both sides
 MAX_APPLIED = 1024  # applied commands that a threadlet remembers, and lists in its hello
 
+MAX_KEY = 4096
+"""Characters of the longest key."""
+
 _MAX_DEVICES = 1024
 _LONGEST_BEAT = 3600.0
 
@@ -127,7 +130,7 @@ class ThreadletHello(Frame):
         ]
         replica = printable(fields, "replica")
         return cls(
-            key=printable(fields, "key"),
+            key=_key(fields),
             replica=replica,
             instance=printable(fields, "instance"),
             group=optional_text(fields, "group") or replica,
@@ -146,6 +149,13 @@ class ThreadletHello(Frame):
             removed={one.injection: one.evidence for one in removed},
             applied=tuple(applied) if type(applied) is list else (),
         )
+
+
+def _key(fields: dict[str, Any]) -> str:
+    key = fields.get("key")
+    if type(key) is not str or not 0 < len(key) <= MAX_KEY:
+        raise ProtocolMismatch(f"key is a text of 1 to {MAX_KEY} characters")
+    return key
 
 
 @dataclass(frozen=True, slots=True)

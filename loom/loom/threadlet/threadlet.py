@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
-from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
+from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import Activity, Bye, Ending, Handlers, ThreadletHello
 from loom.control.reports import Phase
@@ -69,8 +69,8 @@ class Threadlet(CommandApplier):
     Args:
         replica_id: name of the replica; the default is ``LOOM_REPLICA``, or else host and process id.
         group: name of the replicas that belong together; the default is ``LOOM_GROUP``.
-        weaver: ``tcp://HOST:PORT/KEY``; the default is ``LOOM_WEAVER``. Without either everything works and nothing
-            is sent.
+        weaver: ``tcp://HOST:PORT/KEY``; the default is ``LOOM_WEAVER``, or what a session gave to a process that it
+            spawned. Without either everything works and nothing is sent.
         devices: the devices that this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for
             ``torchrun`` use it, or else all those of `loom.devices.local_devices`.
         config: values of the configuration that are known from the beginning.
@@ -92,7 +92,7 @@ class Threadlet(CommandApplier):
         config: Mapping[str, Any] | None = None,
         injectable: bool | None = None,
     ) -> None:
-        text = os.environ.get(ADDRESS_VARIABLE, "") if weaver is None else weaver
+        text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
         # An empty name counts as no name.
         self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"

@@ -21,12 +21,12 @@ from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, listen, reachable
+from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
-from loom.weaver.registry import Registry
 from loom.weaver.serving.server import Server, monotonic_clock
-from loom.weaver.storage.folder import WeaverFolder
+from loom.weaver.serving.users import Users
+from loom.weaver.storage.folder import Remembered, WeaverFolder
 from loom.weaver.storage.store import Store
-from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger("loom.weaver")
 
@@ -36,7 +36,7 @@ LOOK_EVERY = 1.0  # seconds between two checks that the folder still exists
 def main() -> int:
     """Run the weaver until a signal or a reason of its own ends it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
-    parser.add_argument("--folder", required=True, help="folder of the store and the socket")
+    parser.add_argument("--folder", required=True, help="folder of the stores and the socket")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",
                         help="where threadlets connect; port 0: the previous port, or a free one")  # fmt: skip
     parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if it differs")
@@ -62,48 +62,52 @@ def main() -> int:
         if not options.beat > 0:
             raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
         folder = WeaverFolder(options.folder, options.passable)
-        store = Store(folder.store)
-        remembered = folder.remembered()
-        tcp = _listen_as_before(host, port, remembered)
-        key = remembered.key if remembered else folder.new_key()
+        before = folder.remembered()
+        tcp = _listen_as_before(host, port, before)
         bound = tcp.getsockname()
-        folder.remember(WeaverAddress(host, bound[1], key))
-        address = WeaverAddress(options.advertise or reachable(host, socket.gethostname()), bound[1], key)
+        folder.remember(Remembered(host, bound[1], before.key if before else None))
+        place = options.advertise or reachable(host, socket.gethostname())
+        address = WeaverAddress(place, bound[1], folder.keys.of(ADMIN))
+        users = Users(
+            lambda user: Store(folder.store(user)),
+            list(folder.users()),
+            folder.keys,
+            monotonic_clock(),
+            str(address).rpartition("/")[0],
+            LivenessTimeouts(beat=options.beat),
+        )
     except LoomError as error:
         return report(error)
-    failure = uvloop.run(_serve(store, tcp, folder, address, options))
+    failure = uvloop.run(_serve(users, tcp, folder, address, options.linger))
     return 0 if failure is None else report(LoomError(f"the weaver cannot store anything any more: {failure}"))
 
 
 async def _serve(
-    store: Store, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, options: argparse.Namespace
+    users: Users, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, linger: float
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
-    clock = monotonic_clock()
-    weaver = Weaver(Registry(store, clock()), address.key, clock(), LivenessTimeouts(beat=options.beat))
     # Imported modules live as long as the process: keep the garbage collector from scanning them again and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    server = Server(weaver, clock, address=str(address), linger=options.linger)
+    server = Server(users, linger)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.ended.set)
+        loop.add_signal_handler(number, users.ended.set)
     await server.start(tcp, _listen_unix(folder))
-    server.run(_end_with(folder, server))
+    users.tasks.run(_end_with(folder, users))
     announce(address=str(address), socket=str(folder.socket))
-    await server.ended.wait()
+    await users.ended.wait()
     await server.stop()
     folder.socket.unlink(missing_ok=True)
-    store.close()
-    return server.failure
+    return users.failure
 
 
-async def _end_with(folder: WeaverFolder, server: Server) -> None:
-    """End the server when its folder is removed: no gateway could find it then, and no later weaver its store."""
+async def _end_with(folder: WeaverFolder, users: Users) -> None:
+    """End the weaver when its folder is removed: no gateway could find it then, and no later weaver its store."""
     while True:
         await asyncio.sleep(LOOK_EVERY)
         if not folder.is_there():
             _log.error("the folder %s is gone, and the weaver ends with it", folder.path)
-            server.ended.set()
+            users.ended.set()
             return
 
 
@@ -120,7 +124,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return match["host"].strip("[]"), int(match["port"])
 
 
-def _listen_as_before(host: str, port: int, before: WeaverAddress | None) -> socket.socket:
+def _listen_as_before(host: str, port: int, before: Remembered | None) -> socket.socket:
     """Listen on the address of the weaver before this one, where threadlets look for it, unless a port is given."""
     if port == 0 and before is not None and before.host == host:
         try:

@@ -7,7 +7,8 @@ whose answer was lost is sent again. A command is not, because it might be given
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from loom.control.frame import pack
@@ -18,7 +19,9 @@ from loom.weaver.serving.operations import OPERATIONS, takes
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command and return the command's state."""
 
-_READS = frozenset(("numbers", *(name for name, operation in OPERATIONS.items() if operation.method == "GET")))
+_READS = frozenset(
+    ("numbers", "audit", "users", *(name for name, operation in OPERATIONS.items() if operation.method == "GET"))
+)
 
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
@@ -28,10 +31,15 @@ ANSWER_TIMEOUT = 30.0
 
 
 class WeaverClient:
-    """A client of the weaver, with one connection for requests, which wait until `came`, and one for each watch."""
+    """A client of the weaver, with one connection for requests, which wait until `came`, and one for each watch.
 
-    def __init__(self, path: str, patience: float = PATIENCE) -> None:
+    Args:
+        key: returns the gateway's key, or a session's, which begins each connection.
+    """
+
+    def __init__(self, path: str, key: Callable[[], str], patience: float = PATIENCE) -> None:
         self._path = path
+        self._key = key
         self._patience = patience
         self._closed = False
         self._up = asyncio.Event()
@@ -54,8 +62,11 @@ class WeaverClient:
         for link in [*self._watching, *([self._link] if self._link else [])]:
             link.transport.abort()
 
-    async def do(self, operation: str, by: str, /, **arguments: Any) -> Any:
-        """Do one of `OPERATIONS` for a user, and return its result, as `Ask` describes it."""
+    async def do(self, operation: str, by: str, /, user: str | None = None, **arguments: Any) -> Any:
+        """Do one of `OPERATIONS`, and return its result, as `Ask` describes it.
+
+        ``by`` is the name of the asking token or session. The gateway names the ``user`` that it acts for.
+        """
         if operation not in OPERATIONS:
             raise WrongArguments(
                 f"the weaver knows no operation {operation!r:.80}; it knows {', '.join(OPERATIONS)}"
@@ -63,20 +74,22 @@ class WeaverClient:
         timeout = ANSWER_TIMEOUT + takes(operation, arguments)
         wait = arguments.pop("wait", 0.0)
         if operation in _COMMANDS:
-            given = await self.ask(operation, by=by, **arguments)
+            given = await self.ask(operation, user=user, by=by, **arguments)
             operation, arguments = "command_state", {"id": given["id"]}
         if operation == "command_state":
             arguments["timeout"] = wait
-        return await self.ask(operation, timeout, by=by, **arguments)
+        return await self.ask(operation, timeout, user=user, by=by, **arguments)
 
-    async def ask(self, operation: str, within: float = ANSWER_TIMEOUT, /, **arguments: Any) -> Any:
+    async def ask(
+        self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
+    ) -> Any:
         """Return the result of an operation. A weaver that goes away before it answers may have done it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
             link = await self._connected()
             try:
-                return await asyncio.wait_for(link.ask(operation, arguments), within)
+                return await asyncio.wait_for(link.ask(user, operation, arguments), within)
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {within:g} s") from None
             except WeaverUnavailable:
@@ -84,13 +97,13 @@ class WeaverClient:
                     raise
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 
-    async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield the current state as ``("snapshot", …)``, and then ``("event", …)`` for each push."""
+    @asynccontextmanager
+    async def watch(self, user: str | None = None) -> AsyncIterator[Watch]:
+        """Watch a user's replicas and devices over a connection of its own."""
         link = await self._open()
         self._watching.add(link)
         try:
-            async for push in link.watch():
-                yield push
+            yield Watch(link, user)
         finally:
             self._watching.discard(link)
             link.transport.abort()
@@ -121,11 +134,29 @@ class WeaverClient:
             await self._available()
             try:
                 _, link = await loop.create_unix_connection(_Link, self._path)
+                link.send(["hello", self._key()])
                 return link
             except OSError as error:
                 if loop.time() > until:
                     raise WeaverUnavailable(f"the weaver is away: {error.strerror or error}") from error
                 await asyncio.sleep(BETWEEN_ATTEMPTS)  # the weaver died, and its supervisor will notice soon
+
+
+class Watch:
+    """The pushes of one watch."""
+
+    def __init__(self, link: _Link, user: str | None) -> None:
+        self._link = link
+        self._user = user
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask for a snapshot, which comes among the pushes when they have come that far."""
+        self._link.send(["watch", 1, self._user])
+
+    async def next(self) -> tuple[str, dict[str, Any]]:
+        """Return the next push: ``("snapshot", …)`` first, and then ``("event", …)`` for each change."""
+        return await self._link.next_push()
 
 
 class _Link(Connection):
@@ -134,6 +165,8 @@ class _Link(Connection):
     def __init__(self) -> None:
         super().__init__()
         self.lost = False
+        self._refusal: LoomError | None = None
+        """Why the weaver refuses this connection."""
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
@@ -152,13 +185,13 @@ class _Link(Connection):
         text = "the weaver went away before it had answered; it may have done it all the same"
         for future in asked.values():
             if not future.done():
-                future.set_exception(WeaverUnavailable(text))
+                future.set_exception(self._refusal or WeaverUnavailable(text))
         self._pushes.put_nowait(None)
 
-    async def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+    async def ask(self, user: str | None, operation: str, arguments: dict[str, Any]) -> Any:
         self._number += 1
         number = self._number
-        self.send(["ask", number, operation, arguments])
+        self.send(["ask", number, user, operation, arguments])
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[number] = answer
         try:
@@ -166,11 +199,11 @@ class _Link(Connection):
         finally:
             self._pending.pop(number, None)
 
-    async def watch(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        self.send(["watch", 1])
-        while (push := await self._pushes.get()) is not None:
-            yield push
-        raise WeaverUnavailable("the weaver went away")
+    async def next_push(self) -> tuple[str, dict[str, Any]]:
+        push = await self._pushes.get()
+        if push is None:
+            raise self._refusal or WeaverUnavailable("the weaver went away")
+        return push
 
     def send(self, frame: list[Any]) -> None:
         if self.lost:
@@ -192,6 +225,8 @@ class _Link(Connection):
                 future = self._pending.get(number)
                 if future is not None and not future.done():
                     future.set_exception(error_for_code(code, text))
+            case ["refuse", str(code), str(text)]:
+                self._refusal = error_for_code(code, text)
             case ["snapshot" | "event" as kind, int(), dict(body)]:
                 self._pushes.put_nowait((kind, body))
             case _:

@@ -158,12 +158,24 @@ class Dispatcher:
                 self._outbox.output.done.append(command)
         return command
 
+    def end_before(self, replica: Replica, since: float, reason: str, now: float) -> None:
+        """Fail a replica's commands given before its next process said hello, and all faults; leave it the others.
+
+        The earlier process was still the replica when those were given, but not the one that the user saw.
+        """
+        for command in self._known.commands.unacknowledged(replica.id):
+            if command.time < since or command.kind in FAULT_COMMANDS:
+                self._end(command, replica, reason, now)
+
     def end_all(self, replica: Replica, reason: str, now: float) -> None:
         """Fail the commands that a replica has not acknowledged and never will."""
         for command in self._known.commands.unacknowledged(replica.id):
-            self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
-            about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
-            self._known.events.append(now, "unanswered", replica.id, **about)
+            self._end(command, replica, reason, now)
+
+    def _end(self, command: GivenCommand, replica: Replica, reason: str, now: float) -> None:
+        self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
+        about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
+        self._known.events.append(now, "unanswered", replica.id, **about)
 
     def why_ended(self, replica: Replica) -> str:
         if replica.state is ReplicaState.FINISHED:

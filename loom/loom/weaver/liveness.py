@@ -14,6 +14,9 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
+SUCCESSOR_WITHIN = 15.0
+"""Seconds that a process has to take the place of a dead one for which it waited, and the commands given then."""
+
 _MAX_STALL_STACKS = 16
 """Stacks of stalled replicas at a time: when a collective hangs, every replica stalls, and a few stacks say why."""
 
@@ -58,6 +61,11 @@ class Liveness:
         """A heap of (time, number, replica) checks. A check is skipped if a later `schedule` replaced it."""
         self._check_number = itertools.count()
 
+    @property
+    def settled(self) -> bool:
+        """Whether no check is due, ever."""
+        return not self._checks
+
     def tick(self, now: float) -> None:
         checks = self._checks
         while checks and checks[0][0] <= now:
@@ -68,7 +76,7 @@ class Liveness:
     def _check(self, replica: Replica, now: float) -> None:
         timing = self._timing
         if replica.state not in LIVING:
-            return
+            return self._dispatcher.end_all(replica, self._dispatcher.why_ended(replica), now)
         silence = timing.beat * timing.missed_beats
         if replica.link is None:
             if replica.state is not ReplicaState.RECOVERING:
@@ -126,7 +134,12 @@ class Liveness:
 
     def _end(self, replica: Replica, now: float) -> None:
         self._outbox.urgent = True
-        self._dispatcher.end_all(replica, self._dispatcher.why_ended(replica), now)
+        reason, successor = self._dispatcher.why_ended(replica), replica.successor_since
+        if successor is None:
+            self._dispatcher.end_all(replica, reason, now)
+        else:
+            self._dispatcher.end_before(replica, successor, reason, now)
+            self.schedule(replica, now + SUCCESSOR_WITHIN)
         self._known.forget_surplus()
 
     def schedule(self, replica: Replica, at: float) -> None:

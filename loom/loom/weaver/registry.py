@@ -209,6 +209,13 @@ class Registry:
         self._forgotten.clear()
         return self.events.take_new()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing happens here by itself: no replica lives, and everything is stored where it stays."""
+        waits = self._changed or self._unsaved or self._forgotten or self._store.pending or self.events.pending
+        lives = any(self.states[state] for state in LIVING)
+        return not (waits or lives) and self.history.settled and self.goodput.settled
+
     def _put(self, replica: Replica) -> None:
         self._unsaved.pop(replica, None)
         stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}

@@ -10,6 +10,7 @@ The states and everything that leads from one to another are in `TRANSITIONS`, a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field, fields
@@ -109,6 +110,8 @@ class Replica:
     link_lost: float = 0.0
     check_at: float = 0.0
     """When the weaver checks the replica's liveness next."""
+    _successor: tuple[str, float] = ("", 0.0)
+    """The process that waits to be the replica, and since when."""
     _stepped: float = 0.0
     _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
 
@@ -152,14 +155,31 @@ class Replica:
             return None
         return statistics.median(self._step_times)
 
-    def begin_instance(self, instance: str) -> None:
-        """Start over for a new process: the reports of the process before it no longer hold."""
+    def await_successor(self, instance: str, now: float) -> None:
+        """Note that a process waits for the one that is the replica now, which may hang."""
+        if self._successor[0] != instance:
+            self._successor = instance, now
+
+    @property
+    def successor_since(self) -> float | None:
+        """When a process began to wait for this one's place; None if none does."""
+        return self._successor[1] or None
+
+    def begin_instance(self, instance: str, now: float) -> float:
+        """Start over for a new process: the reports of the process before it no longer hold.
+
+        Return since when the new process has waited for its place; infinity if it has not waited.
+        """
+        waited, since = self._successor
+        self._successor = "", 0.0
+        self.registered = now
         self.instance = instance
         self.seq = 0
         self.step = self.epoch = self.max_step = self.reported = None
         self.metrics = {}
         self._stepped = 0.0
         self._step_times.clear()
+        return since if waited == instance else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
@@ -174,10 +194,10 @@ class Replica:
     def connected(self) -> bool:
         return self.link is not None
 
-    def info(self, devices: list[str]) -> ReplicaInfo:
-        """Return the replica as others see it, with the uuids of its devices."""
+    def info(self, user: str, devices: list[str]) -> ReplicaInfo:
+        """Return the replica as others see it, with the user that it belongs to and the uuids of its devices."""
         shown = {name: getattr(self, name) for name in (*_STORED, "state", "connected")}
-        return ReplicaInfo(**shown, devices=tuple(devices), step_time=self.baseline_step_time())
+        return ReplicaInfo(**shown, user=user, devices=tuple(devices), step_time=self.baseline_step_time())
 
     def changing(self) -> dict[str, Any]:
         """Return the fields that change often, for a `loom.weaver.views.Delta`."""
@@ -185,5 +205,7 @@ class Replica:
 
 
 _STORED = tuple(
-    one.name for one in fields(ReplicaInfo) if one.name not in ("state", "devices", "connected", "step_time")
+    one.name
+    for one in fields(ReplicaInfo)
+    if one.name not in ("state", "devices", "connected", "step_time", "user")
 )

@@ -119,6 +119,8 @@ class ReplicaInfo(_View):
     """Id of the process; each process that takes the replica's name has another."""
     seq: int = 0
     """Number of the replica's last status report."""
+    user: str = ""
+    """The user that the replica belongs to."""
 
     @property
     def job(self) -> str:
@@ -166,6 +168,8 @@ class DeviceInfo(_View):
     """Ids of the replicas that use the device."""
     status: Mapping[str, Any] | None = None
     """The newest report on the device: utilization (0 to 1), memory_used (bytes), temperature (°C), power (W)."""
+    user: str = ""
+    """The user whose replicas these are. Another user of the device has a state of it of their own."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> DeviceInfo:
@@ -301,6 +305,8 @@ class GoodputRecord(_View):
     """Deaths of processes, the earliest first."""
     course: tuple[CoursePoint, ...] = ()
     """The timeline of ``seconds``: their values at several times, the last of them ``until``."""
+    user: str = ""
+    """The user that the job belongs to."""
 
     def share(self, reason: str) -> float:
         """Return the share of a reason, from 0 to 1."""

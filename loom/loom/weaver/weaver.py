@@ -7,15 +7,15 @@ the number of replicas, except if a caller asks for all of them.
 
 from __future__ import annotations
 
-import hmac
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
 from loom.control.reports import Stack
-from loom.errors import ProtocolMismatch
+from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
@@ -34,11 +34,10 @@ _CAUSES = {
 
 
 class Weaver:
-    """The core of the weaver: it knows and commands replicas. Threadlets have to show the ``key``."""
+    """The core of one user's weaver: it knows and commands the user's replicas."""
 
-    def __init__(self, known: Registry, key: str, now: float, timing: LivenessTimeouts | None = None) -> None:
+    def __init__(self, known: Registry, now: float, timing: LivenessTimeouts | None = None) -> None:
         self.known = known
-        self._key = key.encode()
         self.instance = uuid.uuid4().hex
         self.started = now
         self.timing = timing or LivenessTimeouts()
@@ -60,19 +59,16 @@ class Weaver:
         known.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(known.replicas))
 
     def receive(self, peer: Peer, frames: list[list[Any]], now: float) -> None:
-        """Take frames from a threadlet; after a `ProtocolMismatch` the caller refuses the connection."""
+        """Take frames from a threadlet after its hello; the caller refuses it after a `ProtocolMismatch`."""
         for frame in frames:
             replica = peer.replica
-            if replica is None:
-                self._hello(peer, ThreadletHello.from_body(frame), now)
-            else:
-                replica.heard = now
-                take = self._takers.get(frame[0])
-                if take is None:
-                    raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
-                take(replica, frame, now)
-            if peer.replica is None:  # the threadlet was refused, or has said goodbye
+            if replica is None:  # the threadlet was refused, or has said goodbye
                 return
+            replica.heard = now
+            take = self._takers.get(frame[0])
+            if take is None:
+                raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
+            take(replica, frame, now)
 
     def lost(self, peer: Peer, now: float) -> None:
         replica, peer.replica = peer.replica, None
@@ -127,6 +123,11 @@ class Weaver:
         self._liveness.tick(now)
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing happens until something is received."""
+        return not self.urgent and self.known.settled and self._liveness.settled
+
+    @property
     def urgent(self) -> bool:
         return self.outbox.urgent
 
@@ -136,26 +137,28 @@ class Weaver:
         self.reports.tell_stored(now)
         return self.outbox.take()
 
-    def _hello(self, peer: Peer, hello: ThreadletHello, now: float) -> None:
-        if not hmac.compare_digest(hello.key.encode(), self._key):
-            return self.outbox.refuse(
-                peer, "authentication", "the key is not this weaver's: LOOM_WEAVER is of another"
-            )
-        replica = self.known.replicas.get(hello.replica)
-        if replica is None:
-            replica = self.known.add(hello.replica)
-        elif replica.link is not None:
+    def hello(self, peer: Peer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
+        """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.
+
+        Raises:
+            LoomError: the replica, or the session that the threadlet names, is not the key's.
+        """
+        if session is not None:
+            hello = self._of_session(hello, session)
+        replica = self.known.replicas.get(hello.replica) or self.known.add(hello.replica)
+        if replica.link is not None:
             silence = self.timing.beat * self.timing.missed_beats
             if replica.instance != hello.instance and now - replica.heard < silence:
+                replica.await_successor(hello.instance, now)
                 who = f"another process (pid {replica.pid} on {replica.host})"
                 text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
                 return self.outbox.refuse(peer, "replica_taken", text)
             self.outbox.close(replica.link)
         again = replica.instance == hello.instance
         if not again:
-            self.dispatcher.end_all(replica, f"a new process became {replica.id!r} before it had applied this", now)
-            replica.begin_instance(hello.instance)
-            replica.registered = now
+            since = replica.begin_instance(hello.instance, now)
+            reason = f"a new process became {replica.id!r} before it had applied this"
+            self.dispatcher.end_before(replica, since, reason, now)
         job, last_sign = replica.job, replica.heard
         self.known.describe(replica, hello)
         if replica.job != job:
@@ -185,6 +188,21 @@ class Weaver:
         self._liveness.schedule(
             replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least)
         )
+
+    def _of_session(self, hello: ThreadletHello, session: str) -> ThreadletHello:
+        """Return the hello of a threadlet of a session, if no other session is in it or has the replica."""
+        if hello.session not in (None, session):
+            raise AuthenticationError(
+                f"the key is of the session {session!r}, and registers no replica of {hello.session!r:.80}"
+            )
+        known = self.known.replicas.get(hello.replica)
+        if known is not None and known.session != session and known.state in LIVING:
+            raise Conflict(
+                f"the replica {known.id!r} lives outside of the session {session!r}: give each process a "
+                "replica_id of its own",
+                code="replica_taken",
+            )
+        return replace(hello, session=session)
 
     def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
         bye = Bye.from_body(frame)

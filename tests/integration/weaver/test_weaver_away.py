@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom.control.address import ADDRESS_VARIABLE
+from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, weaver_address
 from loom.wire.bodies import AskWeaver
 from loom_gateway.driver.weaver_link import FIRST_WEAVER
 from loom_gateway.sessions.driver_files import DriverFiles
@@ -24,8 +25,12 @@ class Curious(Actor):
     """Says what its process was told."""
 
     @endpoint  # type: ignore[untyped-decorator]
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
+    def weaver(self) -> str:
+        return weaver_address()
+
+    @endpoint  # type: ignore[untyped-decorator]
+    def printed(self) -> str:
+        return subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
 
 
 def test_a_spawn_holds_up_nothing_while_the_weaver_does_not_answer(cluster: LocalCluster) -> None:
@@ -40,9 +45,12 @@ def test_a_spawn_holds_up_nothing_while_the_weaver_does_not_answer(cluster: Loca
             assert time.monotonic() - before < FIRST_WEAVER
         finally:
             os.kill(pid, signal.SIGCONT)
-        told = procs.spawn("curious", Curious).variable.call(ADDRESS_VARIABLE).get(BOUND)
+        told = procs.spawn("curious", Curious).weaver.call().get(BOUND)
 
-        assert set(told.values()) == {address}
+        place, _, key = address.rpartition("/")
+        assert {one.rpartition("/")[0] for one in told.values()} == {place}
+        assert {one.rpartition("/")[2].split(":")[1] for one in told.values()} == {job.session}
+        assert not {one.rpartition("/")[2] for one in told.values()} & {key}
 
 
 def test_processes_start_without_a_weaver_that_does_not_answer_in_time(cluster: LocalCluster) -> None:
@@ -52,18 +60,31 @@ def test_processes_start_without_a_weaver_that_does_not_answer_in_time(cluster: 
         os.kill(pid, signal.SIGSTOP)
         try:
             actors = job.hosts.spawn_procs(name="procs").spawn("curious", Curious)
-            told = actors.variable.call(ADDRESS_VARIABLE).get(BOUND)
+            told = actors.weaver.call().get(BOUND)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-        assert set(told.values()) == {None}
+        assert set(told.values()) == {""}
+
+
+def test_the_key_of_a_spawned_process_is_not_in_its_environment(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway, gateway.connect() as job:
+        job.weaver.address()
+        actors = job.hosts.spawn_procs(name="procs").spawn("curious", Curious)
+        (address,) = set(actors.weaver.call().get(BOUND).values())
+
+        assert parse_weaver_address(address).key
+        for printed in actors.printed.call().get(BOUND).values():
+            assert ADDRESS_VARIABLE not in printed
+            assert parse_weaver_address(address).key not in printed
 
 
 def test_a_client_asks_the_weaver_through_its_session(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway, gateway.connect() as job:
-        address = job.weaver.address()
+        place = job.weaver.address().rpartition("/")[0]
 
-        assert job._calls.ask(AskWeaver("address", {}, BOUND)).get(BOUND) == address
+        asked: str = job._calls.ask(AskWeaver("address", {}, BOUND)).get(BOUND)
+        assert asked.startswith(f"{place}/admin:{job.session}:")
         with pytest.raises(loom.WrongArguments, match="knows no operation 'fly'"):
             job._calls.ask(AskWeaver("fly", {}, BOUND)).get(BOUND)
 

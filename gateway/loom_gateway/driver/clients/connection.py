@@ -41,7 +41,7 @@ _WOKEN = b"the waker was woken"  # stands between the frames for a wake-up; comp
 class ClientConnection:
     """One connection of the gateway, which is one connection of a client."""
 
-    def __init__(self, open_session: Callable[[Hello, str], Session], sock: socket.socket) -> None:
+    def __init__(self, open_session: Callable[[Hello, OpenSession], Session], sock: socket.socket) -> None:
         self._open_session = open_session
         self._socket = sock
         self._session: Session  # set once the session is open
@@ -95,7 +95,7 @@ class ClientConnection:
         if message.kind != Kind.HELLO:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
-        self._session = self._open_session(hello, opened.session)
+        self._session = self._open_session(hello, opened)
         self._client, is_new = self._session.admit(self, hello, opened.guest)
         if hello.lane:
             self._serve_bulk(self._client, hello, frames)

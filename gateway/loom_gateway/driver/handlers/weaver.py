@@ -31,7 +31,8 @@ class WeaverOperations:
 
     async def _answer(self, request: AskWeaver) -> Any:
         weaver = self._context.weaver
-        asking = weaver.client.do(request.operation, weaver.session, **request.arguments)
+        arguments = {name: value for name, value in request.arguments.items() if name != "by"}
+        asking = weaver.client.do(request.operation, weaver.session, **arguments)
         try:
             return await asyncio.wait_for(asking, request.timeout)
         except asyncio.TimeoutError:
@@ -46,12 +47,21 @@ class WeaverOperations:
         """Return the acknowledgement of each process's replica, in the order of the ranks."""
         await entry.mesh.initialized.as_asyncio()
         session, weaver = self._context.weaver.session, self._context.weaver.client
-        wanted = {"session": session, "procs": entry.procs, "ranks": entry.ranks, "timeout": REGISTERS_WITHIN}
+        wanted: dict[str, Any] = {
+            "session": session,
+            "procs": entry.procs,
+            "ranks": entry.ranks,
+            "timeout": REGISTERS_WITHIN,
+        }
         replicas = dict(await weaver.ask("replicas_in", **wanted))
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:
-            command = {"kind": CommandKind.UPDATE_CONFIG.value, "target": target, "params": dict(config)}
+            command: dict[str, Any] = {
+                "kind": CommandKind.UPDATE_CONFIG.value,
+                "target": target,
+                "params": dict(config),
+            }
             state = await weaver.do("command", session, **command, wait=ASK_FOR)
             while not state["done"]:
                 state = await weaver.do("command_state", session, id=state["id"], wait=ASK_FOR)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from loom.control.address import ADDRESS_VARIABLE
+from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.results import send_large_results_apart
@@ -32,10 +32,9 @@ class ReplicaPlace(NamedTuple):
     group: str  # proc mesh's name
     marks: Mapping[str, str] = {}  # further environment variables from the client
 
-    def environment(self, procs: int, rank: int, weaver: str) -> dict[str, str]:
-        """Return the environment variables of one process, by which its threadlet finds the weaver."""
+    def environment(self, procs: int, rank: int) -> dict[str, str]:
+        """Return the environment variables of one process, by which its threadlet is named."""
         return {
-            ADDRESS_VARIABLE: weaver,
             "LOOM_SESSION": self.session,
             "LOOM_PROCS": str(procs),
             "LOOM_GROUP": self.group,
@@ -89,7 +88,9 @@ def _hold_on(
     heed_end_notice()
     rank, weaver = hold_on(address, procs, output=True)
     if weaver and replica is not None:
-        os.environ.update(replica.environment(procs, rank, weaver))
+        os.environ.pop(ADDRESS_VARIABLE, None)  # a worker's own would be of another weaver
+        os.environ.update(replica.environment(procs, rank))
+        hold_address(weaver)
     if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
         configure(message_delivery_timeout=f"{address.patience + DELIVERED_LATER:g}s")
     send_large_results_apart()

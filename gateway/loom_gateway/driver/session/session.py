@@ -52,6 +52,7 @@ class Session:
         results: StoredResults,
     ) -> None:
         self.name = weaver.session
+        self.weaver = weaver
         self._workers_file = workers_file
         self._workers = self._read_workers() or WorkerList(list(workers))
         self._loop = loop
@@ -75,6 +76,9 @@ class Session:
         enter(self._dispatcher.local_session)
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
 
+    def _worker_addresses(self) -> list[str]:
+        return list((self._read_workers() or self._workers).addresses)
+
     def _read_workers(self) -> WorkerList | None:
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
@@ -87,8 +91,8 @@ class Session:
             self._context.weaver.address,
         )
         self._dispatcher.hosts.start(self._read_workers)
-        weaver, latencies = self._context.weaver, self._context.replies.latencies
-        tasks.keep_running("report to the weaver", lambda: weaver.report_calls(latencies))
+        weaver, latencies = self.weaver, self._context.replies.latencies
+        tasks.keep_running("report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses))
 
     def admit(self, connection: Carrier, hello: Hello, guest: str | None) -> tuple[Client, bool]:
         """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused.

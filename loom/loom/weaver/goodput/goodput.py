@@ -218,6 +218,11 @@ class Goodput:
             else:
                 self._store.put("goodput", json.dumps(key), kept.to_dict())
 
+    @property
+    def settled(self) -> bool:
+        """Whether no row waits to be stored."""
+        return not self._unsaved
+
     def _load(self) -> None:
         rows = [(json.loads(key), row) for key, row in self._store.rows("goodput")]
         jobs = [JobTime.from_dict(row) for key, row in rows if len(key) == 1]
@@ -303,6 +308,9 @@ class _UnsavedRows:
     def __init__(self) -> None:
         self._at_once: dict[tuple[str, ...], None] = {}
         self._later: dict[tuple[str, ...], float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._at_once or self._later)
 
     def add(self, key: tuple[str, ...], now: float) -> None:
         self._later.setdefault(key, now)

@@ -5,37 +5,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
+from loom.chaos.faults import fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
-from loom.errors import NotFound, WrongArguments
-from loom.latencies import BOUNDS
-from loom.weaver.commands import GivenCommand
+from loom.errors import Denied, NotFound, WrongArguments
+from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
+from loom.weaver.serving.arguments import count, seconds, text, text_or_none
+from loom.weaver.serving.sessions import Sessions
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CommandState, DeviceInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
 
+KEPT_IN_METRICS = 600.0
+"""Seconds for which a replica or a job that has ended stays among the numbers."""
+
 _MAX_EVENTS = 10_000
-_MAX_SESSIONS = 1_000
 _MAX_POINTS = 20_000
 
 
 class RequestHandler:
-    """The operations. Those that wait are ``command_state``, ``replicas_in`` and ``stacks``."""
+    """The operations on one user's weaver. Those that wait are ``command_state``, ``replicas_in`` and ``stacks``.
 
-    def __init__(self, weaver: Weaver, clock: Callable[[], float], address: str) -> None:
+    Args:
+        address: returns the address for threadlets of a user, or of one of their sessions.
+        others_on: whether another user than the given one has processes on some hosts, or sessions on some workers.
+    """
+
+    def __init__(
+        self,
+        user: str,
+        weaver: Weaver,
+        clock: Callable[[], float],
+        address: Callable[[str, str | None], str],
+        others_on: Callable[[str, Collection[str], Collection[str]], bool],
+    ) -> None:
+        self._user = user
         self._weaver = weaver
         self._clock = clock
         self._address = address
+        self._others_on = others_on
         self._known = weaver.known
-        self._calls: dict[str, dict[str, Any]] = {}
-        """The call latencies of each session; sessions that reported last come last."""
+        self._sessions = Sessions()
         self._next_event: asyncio.Future[None] | None = None
         """Done at the next event; made by a request that waits for one."""
         self._commands_done: dict[str, asyncio.Event] = {}
@@ -55,10 +72,10 @@ class RequestHandler:
             "fail_device": self._fail_device,
             "policy": self._policy,
             "policies": self._policies,
-            "address": lambda arguments, now: self._address,
+            "address": self._own_address,
             "spawned": weaver.spawned,
             "supervision": weaver.supervision,
-            "calls": self._take_calls,
+            "calls": self._sessions.take,
             "note": self._note,
             "numbers": self._numbers,
             "command_state": self._command_state,
@@ -92,6 +109,14 @@ class RequestHandler:
             "devices": self._devices({}, now),
         }
 
+    def is_on(self, hosts: Collection[str], workers: Collection[str]) -> bool:
+        """Return whether a replica lives on one of the hosts, or a session uses one of the workers."""
+        living = (one for one in self._known.replicas.values() if one.state in LIVING)
+        return self._sessions.use(workers, self._clock()) or any(one.host in hosts for one in living)
+
+    def _own_address(self, arguments: dict[str, Any], now: float) -> str:
+        return self._address(self._user, text_or_none(arguments, "session"))
+
     def _status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return WeaverStatus(
             weaver=self._weaver.instance,
@@ -108,10 +133,10 @@ class RequestHandler:
         return [self._info(replica) for replica in self._known.replicas.values()]
 
     def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        return self._info(self._known.replica(_text(arguments, "id")))
+        return self._info(self._known.replica(text(arguments, "id")))
 
     def _info(self, replica: Replica) -> dict[str, Any]:
-        return replica.info(self._known.devices.devices_of(replica.id)).to_body()
+        return replica.info(self._user, self._known.devices.devices_of(replica.id)).to_body()
 
     def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         return [self._device(device) for device in self._known.devices]
@@ -120,6 +145,7 @@ class RequestHandler:
         devices = self._known.devices
         return DeviceInfo(
             **device.to_body(),
+            user=self._user,
             state=devices.state(device.uuid),
             reason=devices.reason(device.uuid),
             replicas=tuple(devices.replicas_of(device.uuid)),
@@ -127,32 +153,33 @@ class RequestHandler:
         ).to_body()
 
     def _events(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        after = _count(arguments, "after", 0)
-        limit = min(_count(arguments, "limit", 100), _MAX_EVENTS)
-        replica, kind = _text_or_none(arguments, "replica"), _text_or_none(arguments, "kind")
+        after = count(arguments, "after", 0)
+        limit = min(count(arguments, "limit", 100), _MAX_EVENTS)
+        replica, kind = text_or_none(arguments, "replica"), text_or_none(arguments, "kind")
         newest = arguments.get("after") is None
         return [event.to_body() for event in self._known.events.after(after, limit, replica, kind, newest)]
 
     def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
-        return self._known.history.metrics(self._known.replica(_text(arguments, "replica")).id)
+        return self._known.history.metrics(self._known.replica(text(arguments, "replica")).id)
 
     def _history(self, arguments: dict[str, Any], now: float) -> list[tuple[float, int | None, float]]:
-        replica, metric = self._known.replica(_text(arguments, "replica")).id, _text(arguments, "metric")
+        replica, metric = self._known.replica(text(arguments, "replica")).id, text(arguments, "metric")
         known = self._known.history.metrics(replica)
         if metric not in known:
             raise WrongArguments(
                 f"replica {replica!r} reports no metric {metric!r:.80}; it reports {', '.join(known)}"
             )
-        since, until = _time(arguments, "since", -math.inf), _time(arguments, "until", math.inf)
-        points = min(max(1, _count(arguments, "points", 500)), _MAX_POINTS)
+        since, until = seconds(arguments, "since", -math.inf), seconds(arguments, "until", math.inf)
+        points = min(max(1, count(arguments, "points", 500)), _MAX_POINTS)
         return self._known.history.between(replica, metric, since, until, points)
 
     def _goodput(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        kept, wanted = self._known.goodput, _text_or_none(arguments, "job")
-        return [kept.record(job, now).to_body() for job in kept.jobs() if wanted in (None, job)]
+        kept, wanted = self._known.goodput, text_or_none(arguments, "job")
+        records = (kept.record(job, now) for job in kept.jobs() if wanted in (None, job))
+        return [{**record.to_body(), "user": self._user} for record in records]
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        kind = CommandKind.read(_text(arguments, "kind"))
+        kind = CommandKind.read(text(arguments, "kind"))
         if kind not in USER_COMMANDS:
             raise WrongArguments(
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
@@ -165,18 +192,32 @@ class RequestHandler:
         params = {
             name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
         }
+        if arguments.get("admin") is not True:
+            self._check_hosts(params.get("fault"), target)
         return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now))
 
+    def _check_hosts(self, fault: Any, target: Any) -> None:
+        """Refuse a fault of hosts on which another user's processes may be."""
+        if fault_kind(fault).of != "host":
+            return
+        there = [one for one in select(target, self._known.replicas)[0] if one.state in LIVING]
+        workers = {worker for one in there for worker in self._sessions.workers(one.session)}
+        if self._others_on(self._user, {one.host for one in there}, workers):
+            raise Denied(
+                f"{fault} strikes every process on a host, and another user has processes there: it needs a token "
+                "of scope admin"
+            )
+
     def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        injection = _text(arguments, "injection")
+        injection = text(arguments, "injection")
         return _given(self._weaver.dispatcher.remove_fault(injection, _by(arguments), now))
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        device, reason = _text(arguments, "device"), _text_or_none(arguments, "reason") or ""
+        device, reason = text(arguments, "device"), text_or_none(arguments, "reason") or ""
         return self._weaver.dispatcher.fail_device(device, reason, _by(arguments), now).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
-        self._weaver.set_policy(_text(arguments, "group"), _text(arguments, "action"), _by(arguments), now)
+        self._weaver.set_policy(text(arguments, "group"), text(arguments, "action"), _by(arguments), now)
         return self._policies(arguments, now)
 
     def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
@@ -186,34 +227,28 @@ class RequestHandler:
         data = arguments.get("data")
         if not isinstance(data, dict) or not {"id", "time", "kind", "replica"}.isdisjoint(data):
             raise WrongArguments(f"data is what an event says beside id, time, kind and replica, not {data!r:.80}")
-        kind, replica = _text(arguments, "kind"), _text_or_none(arguments, "replica")
+        kind, replica = text(arguments, "kind"), text_or_none(arguments, "replica")
         return self._weaver.note(kind, replica, data, now).id
-
-    def _take_calls(self, arguments: dict[str, Any], now: float) -> None:
-        session, counts = _text(arguments, "session"), arguments.get("counts")
-        total = _time(arguments, "sum", 0.0)
-        if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
-            raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
-        counts = [_count({"a count": count}, "a count", 0) for count in counts]
-        self._calls.pop(session, None)  # reinsert it at the end: the first entry is dropped first
-        died = _count(arguments, "tasks_died", 0)
-        self._calls[session] = {"bounds": list(BOUNDS), "counts": counts, "sum": total, "tasks_died": died}
-        if len(self._calls) > _MAX_SESSIONS:
-            del self._calls[next(iter(self._calls))]
 
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         kept = self._known.goodput
+        jobs = [kept.record(job, now, course=False) for job in kept.jobs()]
+        shown = [
+            one
+            for one in self._known.replicas.values()
+            if one.state in LIVING or now < one.changed + KEPT_IN_METRICS
+        ]
         return {
             **self._status(arguments, now),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
-            "call_latency": self._calls,
+            "call_latency": self._sessions.latencies,
             "history_bytes": self._known.history.size,
             "of_replicas": {
                 replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}
-                for replica in self._known.replicas.values()
+                for replica in shown
             },
             "of_devices": self._known.device_status,
-            "of_jobs": [kept.record(job, now, course=False).to_body() for job in kept.jobs()],
+            "of_jobs": [job.to_body() for job in jobs if job.replicas or now < job.until + KEPT_IN_METRICS],
         }
 
     async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
@@ -242,7 +277,7 @@ class RequestHandler:
         """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _timeout(arguments, 0.0)
-        session, procs = _text(arguments, "session"), str(_count(arguments, "procs", 0))
+        session, procs = text(arguments, "session"), str(count(arguments, "procs", 0))
         while True:
             # Ended replicas come first: a living replica of the same rank replaces them in the caller's dict.
             there = sorted(self._known.in_procs(session, procs), key=lambda one: one.state in LIVING)
@@ -261,7 +296,7 @@ class RequestHandler:
 
 def _timeout(arguments: dict[str, Any], default: float) -> float:
     """Return the checked ``timeout`` of an operation that waits, in seconds."""
-    timeout = _time(arguments, "timeout", default)
+    timeout = seconds(arguments, "timeout", default)
     if not 0 <= timeout <= MAX_TIMEOUT:
         raise WrongArguments(f"timeout is from 0 to {MAX_TIMEOUT:g} seconds, not {timeout!r:.80}")
     return timeout
@@ -272,36 +307,4 @@ def _given(command: GivenCommand) -> dict[str, Any]:
 
 
 def _by(arguments: dict[str, Any]) -> str:
-    return _text_or_none(arguments, "by") or "gateway"
-
-
-def _text(arguments: dict[str, Any], name: str) -> str:
-    value = _text_or_none(arguments, name)
-    if not value:
-        raise WrongArguments(f"{name} is missing")
-    return value
-
-
-def _text_or_none(arguments: dict[str, Any], name: str) -> str | None:
-    value = arguments.get(name)
-    if value is not None and not isinstance(value, str):
-        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
-    return value
-
-
-def _count(arguments: dict[str, Any], name: str, default: int) -> int:
-    value = arguments.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise WrongArguments(f"{name} is a count, not {value!r:.80}")
-    return value
-
-
-def _time(arguments: dict[str, Any], name: str, default: float) -> float:
-    value = arguments.get(name)
-    if value is None:
-        return default
-    if type(value) not in (int, float):
-        raise WrongArguments(f"{name} is a time in seconds, not {value!r:.80}")
-    return float(value)
+    return text_or_none(arguments, "by") or "gateway"

@@ -1,14 +1,32 @@
-"""The weaver's folder: its store, its socket, and its address for threadlets."""
+"""The weaver's folder: the stores of its users, its secret, its socket, and where threadlets find it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
-import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
-from loom.control.address import WeaverAddress
 from loom.process.held_folder import hold
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys, read_secret
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 150
+"""Characters of a user's folder that come from the user's name; a longer name is told apart by its hash."""
+
+
+class Remembered(NamedTuple):
+    """Where the weaver before this one listened, and the key of an older Loom, which all threadlets shared."""
+
+    host: str
+    port: int
+    key: str | None = None
 
 
 class WeaverFolder:
@@ -23,9 +41,11 @@ class WeaverFolder:
         self._lock = hold(self.path, "weaver", "weaver.sock", passable=passable)
         for file in self.path.glob("weaver.sqlite*"):
             file.chmod(0o600)  # an earlier version left it to the folder
-        self.store = self.path / "weaver.sqlite"
         self.socket = self.path / "weaver.sock"
+        self._users = self.path / "users"
         self._link = self.path / "link.json"
+        before = self.remembered()
+        self.keys = Keys(read_secret(self.path), before.key if before else None)
 
     def is_there(self) -> bool:
         """Return whether the opened folder still exists, and no other folder has taken its place."""
@@ -35,24 +55,48 @@ class WeaverFolder:
             return False
         return os.path.samestat(found, os.fstat(self._lock))
 
-    def remembered(self) -> WeaverAddress | None:
-        """Return the address of the previous weaver, or None if there was none."""
+    def users(self) -> Iterator[str]:
+        """Yield the users that have a store."""
+        yield ADMIN
+        for folder in sorted(self._users.iterdir()) if self._users.is_dir() else ():
+            try:
+                yield (folder / "user").read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                _log.warning("the store in %s is left alone: %s", folder, error)
+
+    def store(self, user: str) -> Path:
+        """Return the path of a user's store, in a folder that exists from now on."""
+        if user == ADMIN:
+            return self.path / "weaver.sqlite"
+        folder = self._users / _folder_name(user)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        fresh = folder / "user.new"
+        fresh.write_text(user, encoding="utf-8")
+        fresh.replace(folder / "user")
+        return folder / "weaver.sqlite"
+
+    def remembered(self) -> Remembered | None:
+        """Return where the previous weaver listened, or None if there was none."""
         try:
             found = json.loads(self._link.read_text())
-            return WeaverAddress(str(found["host"]), int(found["port"]), str(found["key"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            key = found.get("key")
+            return Remembered(str(found["host"]), int(found["port"]), None if key is None else str(key))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def remember(self, address: WeaverAddress) -> None:
+    def remember(self, listens: Remembered) -> None:
         fresh = self._link.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(address._asdict(), file)
+            json.dump(listens._asdict(), file)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._link)
 
-    @staticmethod
-    def new_key() -> str:
-        """Return a key with 256 bits of randomness."""
-        return secrets.token_urlsafe(32)
+
+def _folder_name(user: str) -> str:
+    """Return the name of a user's folder, which no other user has."""
+    name = quote(user, safe="").replace(".", "%2E")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(user.encode()).hexdigest()}"

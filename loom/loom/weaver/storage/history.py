@@ -99,6 +99,11 @@ class History:
     def size(self) -> int:
         return self._bytes
 
+    @property
+    def settled(self) -> bool:
+        """Whether every point is in a chunk that is written."""
+        return not (self._unwritten or self._full or self._new_series)
+
     def metrics(self, replica: str) -> list[str]:
         return sorted(self._series.get(replica, ()))
 

@@ -1,8 +1,10 @@
 """The weaver's persistent state, in one SQLite file.
 
 One commit writes everything that happened since the last. Nothing is acknowledged before its commit. A commit
-survives the death of the process. A commit made within the last moments before the machine loses power may be lost
-(WAL with ``synchronous=NORMAL``), but the file stays sound.
+survives the death of the process. A commit with a command, an acknowledgement or a policy is on the disk when
+it returns (``synchronous=FULL``), with all before it, and survives a loss of power. Other commits do not wait
+for the disk (``synchronous=NORMAL``): the last moments of reports may be lost with the power, but the file stays
+sound.
 
 Status reports come too fast for an indexed row each. The journal keeps them as they came, one row for each commit.
 The points of history and the newest status of a replica that result from them are written later, when there is
@@ -24,6 +26,9 @@ from loom.errors import UnsafeStateFolder
 _VERSION = 1
 
 _KEYED = ("replicas", "devices", "policies", "commands", "goodput")
+
+_DURABLE = ("commands", "policies")
+"""The tables whose changes are acknowledged to users."""
 
 # Version 1 had no goodput at first. A missing table is added; an older Loom ignores it.
 _SCHEMA = """
@@ -73,6 +78,8 @@ class Store:
         self._journal: list[Any] = []
         self._rows: dict[str, dict[str, bytes | None]] = {table: {} for table in _KEYED}
         self._acknowledgements: list[tuple[str, str, bytes]] = []
+        self._waits_for_disk = False
+        """Whether a commit waits for the disk, as SQLite is set now."""
 
     @property
     def pending(self) -> bool:
@@ -109,6 +116,7 @@ class Store:
     @contextmanager
     def committing(self) -> Iterator[int]:
         """Commit the rows that were put; the body may write more into the commit, and gets the last journal id."""
+        self._set_waiting(any(self._rows[table] for table in _DURABLE) or bool(self._acknowledgements))
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self._write()
@@ -131,6 +139,11 @@ class Store:
     def close(self) -> None:
         """Close the file. Uncommitted rows are lost."""
         self.db.close()
+
+    def _set_waiting(self, waits: bool) -> None:
+        if waits != self._waits_for_disk:
+            self.db.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
+            self._waits_for_disk = waits
 
     def _write(self) -> None:
         if self._journal:

@@ -28,6 +28,10 @@ class OpenSession(Body, kind=Kind.OPEN):
     """Name the session that the connection is for. From gateway to driver, before the client's first frame."""
 
     session: str
+    user: str
+    """The user that the session belongs to."""
+    weaver_key: str
+    """The session's key to the weaver. It comes this way because a program can read its environment."""
     guest: str | None = None
     """The user of the client, if the session is another user's who shares it: a guest cannot end it."""
 

@@ -112,7 +112,7 @@ def test_a_state_of_a_newer_threadlet_is_no_state() -> None:
         (hello(devices=["GPU-0"]), "a device is described by a map"),
         (hello(devices=[{**GPU, "kind": "tpu"}]), "a device is a gpu or a cpu, not 'tpu'"),
         (hello(devices=[{**GPU, "memory": -1}]), "memory is a count or None, not -1"),
-        (hello(key=""), "key is a printable text"),
+        (hello(key=""), "key is a text of 1 to 4096 characters"),
         (hello(replica="a\nb"), "replica is a printable text"),
         (hello(instance=None), "instance is a printable text"),
         (hello(group="g" * (MAX_NAME + 1)), f"group is a text of at most {MAX_NAME} characters"),

@@ -18,6 +18,8 @@ from typing import Any
 from loom.control.address import parse_weaver_address
 from loom.control.frame import Splitter, pack
 from loom.control.introduction import PROTOCOL
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys, read_secret
 from tests.support.processes import read_json, start
 
 BOUND = 30.0
@@ -121,18 +123,20 @@ def hello_of(key: str, replica: str, instance: str, **rest: Any) -> dict[str, An
 
 
 class RawGateway(Line):
-    """Asks a weaver."""
+    """Asks a weaver: as the gateway for the admin, or as the holder of a key."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, key: str | None = None) -> None:
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(path)
         super().__init__(connected)
+        self.send("hello", Keys(read_secret(Path(path).parent)).gateway() if key is None else key)
+        self.user: str | None = ADMIN if key is None else None
         self._number = 0
         self._passed: list[list[Any]] = []
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         self._number += 1
-        self.send("ask", self._number, operation, arguments)
+        self.send("ask", self._number, self.user, operation, arguments)
         while True:
             frame = self.receive()
             assert frame, "the weaver closed the connection"
@@ -144,7 +148,7 @@ class RawGateway(Line):
 
     def watch(self) -> dict[str, Any]:
         """Begin to watch; return the snapshot."""
-        self.send("watch", 0)
+        self.send("watch", 0, self.user)
         return dict(self.until(lambda frame: frame[0] == "snapshot")[2])
 
     def event(self, kind: str, replica: str | None = None) -> dict[str, Any]:
@@ -195,8 +199,15 @@ class WeaverProcess:
             process.wait(BOUND)
         return process.returncode
 
-    def gateway(self) -> RawGateway:
-        return RawGateway(self.socket)
+    def gateway(self, key: str | None = None) -> RawGateway:
+        return RawGateway(self.socket, key)
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(read_secret(self.folder))
+
+    def address_of(self, user: str, session: str | None = None) -> str:
+        return f"{self.address.rpartition('/')[0]}/{self.keys.of(user, session)}"
 
     def output(self) -> str:
         return (self.folder / "output").read_text()

@@ -16,6 +16,11 @@ from loom.control.frame import Splitter, pack
 from loom.weaver.client import WeaverClient
 from tests.support.gateways import BOUND
 
+
+def a_key() -> str:
+    return "a-key"
+
+
 Answer = Callable[["FakeWeaver", list[Any]], Awaitable[None]]
 
 
@@ -37,6 +42,8 @@ class FakeWeaver:
         splitter = Splitter()
         while data := await reader.read(65536):
             for frame in splitter.feed(data):
+                if frame == ["hello", a_key()]:
+                    continue
                 self.asked.append(frame)
                 await self._answer(self, frame)
 
@@ -69,7 +76,7 @@ async def made() -> AsyncIterator[Made]:
         async def make(answer: Answer, patience: float = 0.2) -> tuple[WeaverClient, FakeWeaver]:
             fake = FakeWeaver(os.path.join(folder, "sock"), answer)
             await fake.start()
-            client = WeaverClient(fake.path, patience)
+            client = WeaverClient(fake.path, a_key, patience)
             client.came()
             fakes.append(fake)
             clients.append(client)
@@ -83,7 +90,7 @@ async def made() -> AsyncIterator[Made]:
 
 
 async def echo(fake: FakeWeaver, frame: list[Any]) -> None:
-    _, number, operation, arguments = frame
+    _, number, _, operation, arguments = frame
     fake.say(["answer", number, [operation, arguments]])
 
 
@@ -111,7 +118,7 @@ async def test_answers_may_come_in_another_order(made: Made) -> None:
 
 async def test_a_command_is_given_and_then_waited_for(made: Made) -> None:
     async def weaver(fake: FakeWeaver, frame: list[Any]) -> None:
-        _, number, operation, arguments = frame
+        _, number, _, operation, arguments = frame
         fake.say(["answer", number, {"id": "c-1"} if operation == "command" else [operation, arguments]])
 
     client, fake = await made(weaver)
@@ -119,7 +126,7 @@ async def test_a_command_is_given_and_then_waited_for(made: Made) -> None:
     state = await client.do("command", "anna", kind="pause", wait=1.5)
 
     assert state == ["command_state", {"id": "c-1", "timeout": 1.5, "by": "anna"}]
-    assert fake.asked[0][2:] == ["command", {"kind": "pause", "by": "anna"}]
+    assert fake.asked[0][2:] == [None, "command", {"kind": "pause", "by": "anna"}]
 
 
 async def test_a_user_cannot_ask_for_what_drivers_tell(made: Made) -> None:
@@ -141,7 +148,7 @@ async def test_an_error_is_raised_as_what_it_is(made: Made) -> None:
 
 
 async def test_while_it_is_away_a_question_waits_and_then_says_why() -> None:
-    client = WeaverClient("/nowhere", patience=0.05)
+    client = WeaverClient("/nowhere", a_key, patience=0.05)
 
     with pytest.raises(loom.WeaverUnavailable, match="has not come up yet"):
         await client.ask("status")
@@ -260,7 +267,7 @@ async def test_an_error_that_nobody_waits_for_any_more_leaves_the_others(made: M
 
 
 async def test_a_weaver_that_is_said_to_be_there_is_waited_for_until_it_listens(tmp_path: Path) -> None:
-    client, fake = WeaverClient(str(tmp_path / "sock"), BOUND), FakeWeaver(str(tmp_path / "sock"), echo)
+    client, fake = WeaverClient(str(tmp_path / "sock"), a_key, BOUND), FakeWeaver(str(tmp_path / "sock"), echo)
     client.came()
     asking = asyncio.ensure_future(client.ask("status"))
     await asyncio.sleep(0)  # in which it finds nobody
@@ -274,7 +281,7 @@ async def test_a_weaver_that_is_said_to_be_there_is_waited_for_until_it_listens(
 
 
 async def test_a_weaver_that_is_said_to_be_there_and_does_not_listen_is_away(tmp_path: Path) -> None:
-    client = WeaverClient(str(tmp_path / "sock"), 0.05)
+    client = WeaverClient(str(tmp_path / "sock"), a_key, 0.05)
     client.came()
 
     with pytest.raises(loom.WeaverUnavailable, match="the weaver is away: No such file or directory"):
@@ -298,9 +305,9 @@ async def test_watching_ends_with_the_weaver(made: Made) -> None:
         fake.hang_up()
 
     client, _ = await made(push)
-    watched = client.watch()
 
-    assert await anext(watched) == ("snapshot", {"replicas": []})
-    assert await anext(watched) == ("event", {"event": {"id": 1}})
-    with pytest.raises(loom.WeaverUnavailable):
-        await anext(watched)
+    async with client.watch("anna") as watch:
+        assert await watch.next() == ("snapshot", {"replicas": []})
+        assert await watch.next() == ("event", {"event": {"id": 1}})
+        with pytest.raises(loom.WeaverUnavailable):
+            await watch.next()

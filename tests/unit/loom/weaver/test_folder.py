@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom.control.address import WeaverAddress
-from loom.weaver.storage.folder import WeaverFolder
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys, read_secret
+from loom.weaver.storage.folder import Remembered, WeaverFolder
 
-ADDRESS = WeaverAddress("127.0.0.1", 4000, "a-key")
+PLACE = Remembered("127.0.0.1", 4000)
 
 
 def test_an_address_is_there_for_the_weaver_after_this_one(tmp_path: Path) -> None:
     folder = WeaverFolder(tmp_path / "weaver")
     assert folder.remembered() is None
 
-    folder.remember(ADDRESS)
-    folder.remember(ADDRESS)
+    folder.remember(PLACE)
+    folder.remember(PLACE)
 
-    assert folder.remembered() == ADDRESS
+    assert folder.remembered() == PLACE
     assert (folder.path / "link.json").stat().st_mode & 0o077 == 0
 
 
@@ -33,11 +34,27 @@ def test_an_address_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> No
     assert folder.remembered() is None
 
 
-def test_keys_are_long_and_differ() -> None:
-    first, second = WeaverFolder.new_key(), WeaverFolder.new_key()
+def test_the_secret_stays_and_only_the_folder_has_it(tmp_path: Path) -> None:
+    first = WeaverFolder(tmp_path / "weaver").keys.gateway()
+    other = WeaverFolder(tmp_path / "other").keys.gateway()
 
-    assert first != second
-    assert len(first) >= 43
+    assert Keys(read_secret(tmp_path / "weaver")).gateway() == first
+    assert first != other
+    assert (tmp_path / "weaver" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_each_user_has_a_store_whatever_the_name(tmp_path: Path) -> None:
+    folder = WeaverFolder(tmp_path / "weaver")
+    users = ["anna", "..", "a/b", "a%2Fb", "x" * 500, "x" * 499 + "y", "\U0001f600" * 100, "Anna"]
+
+    stores = [folder.store(user) for user in (ADMIN, *users)]
+    for store in stores:
+        store.touch()
+
+    assert len({store.resolve() for store in stores}) == len(stores)
+    assert all(store.resolve().is_relative_to(folder.path.resolve()) for store in stores)
+    assert stores[0] == folder.path / "weaver.sqlite"
+    assert sorted(folder.users()) == sorted((ADMIN, *users))
 
 
 def test_one_weaver_at_a_time_has_the_folder(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_clock_that_was_turned_back_makes_no_step_time() -> None:
 
 def test_a_replica_is_stored_and_read_back() -> None:
     replica = replica_in(ReplicaState.PAUSED)
-    replica.begin_instance("one")
+    replica.begin_instance("one", 5.0)
     replica.take_step(7, START, START)
     replica.config = {"learning_rate": 0.5}
 
@@ -154,6 +154,6 @@ def test_a_new_process_begins_without_what_the_one_before_reported() -> None:
     for step in range(10):
         replica.take_step(step, START + step, START)
 
-    replica.begin_instance("two")
+    replica.begin_instance("two", 5.0)
 
     assert (replica.step, replica.seq, replica.metrics, replica.baseline_step_time()) == (None, 0, {}, None)

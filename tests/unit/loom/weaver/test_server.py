@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from loom.control.address import parse_weaver_address
+from loom.token_file import ADMIN
 from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
@@ -59,7 +60,14 @@ def test_a_replica_that_registers_is_there_with_its_devices(weaver: WeaverProces
     assert replica["state"] == "running"
     assert replica["connected"] is True
     assert replica["devices"] == ["GPU-0"]
-    assert device == {**GPU, "state": "active", "reason": None, "replicas": ["train_0"], "status": None}
+    assert device == {
+        **GPU,
+        "state": "active",
+        "reason": None,
+        "replicas": ["train_0"],
+        "status": None,
+        "user": ADMIN,
+    }
     assert gateway.ask("status")["replicas"] == {"running": 1}
 
 
@@ -116,7 +124,7 @@ def test_replicas_of_a_mesh_are_awaited_until_all_have_registered(weaver: Weaver
     asking, gateway = weaver.gateway(), weaver.gateway()
     RawThreadlet(weaver.address, "first", session="s", procs="7", rank=0).welcome()
     wanted = {"session": "s", "procs": 7, "ranks": [0, 1]}
-    asking.send("ask", 1, "replicas_in", {**wanted, "timeout": BOUND})
+    asking.send("ask", 1, ADMIN, "replicas_in", {**wanted, "timeout": BOUND})
 
     early = gateway.ask("replicas_in", **wanted)
     second = RawThreadlet(weaver.address, "second", session="s", procs="7", rank=1)
@@ -419,7 +427,7 @@ def test_the_stack_of_a_replica_can_be_seen(weaver: WeaverProcess) -> None:
     threadlet = RawThreadlet(weaver.address, pid=0)  # as one on another host, whose threadlet is asked
     threadlet.welcome()
     gateway = weaver.gateway()
-    gateway.send("ask", 99, "stacks", {"replica": "train_0"})
+    gateway.send("ask", 99, ADMIN, "stacks", {"replica": "train_0"})
 
     kind, id = threadlet.receive()
     threadlet.send("stack", id, "in train()")
@@ -606,4 +614,4 @@ def test_the_line_that_says_ready_has_the_address_and_the_pid(weaver: WeaverProc
 
     assert weaver.process is not None
     assert weaver.pid == weaver.process.pid
-    assert (remembered["port"], remembered["key"]) == (address.port, address.key)
+    assert (remembered["port"], remembered["key"]) == (address.port, None)

@@ -17,17 +17,18 @@ import pytest
 
 import loom
 from loom.control.frame import Splitter, pack
+from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
-from loom.weaver.registry import Registry
-from loom.weaver.serving import connection
-from loom.weaver.serving import server as serving
+from loom.weaver.keys import Keys
+from loom.weaver.serving import connection, requests, user_weaver
+from loom.weaver.serving import connections as serving
 from loom.weaver.serving.server import Server, monotonic_clock
+from loom.weaver.serving.users import Users
 from loom.weaver.states import ReplicaState
 from loom.weaver.storage.store import Store
-from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU, hello_of
 
-KEY = "a-key"
+KEYS = Keys(b"secret")
 
 
 class Link:
@@ -57,11 +58,19 @@ class Link:
         self._writer.close()
 
 
+class AdminClient(WeaverClient):
+    """The gateway, which acts for the admin if a test names nobody else."""
+
+    async def ask(self, operation: str, within: float = BOUND, /, user: str | None = None, **arguments: Any) -> Any:
+        return await super().ask(operation, within, user=user or ADMIN, **arguments)
+
+
 class Running:
     """A server, a client of it, and where it listens."""
 
     def __init__(self, server: Server, client: WeaverClient, port: int) -> None:
         self.server, self.client, self.port = server, client, port
+        self.admin = server.users.of(ADMIN)
         self.links: list[Link] = []
 
     async def connect(self, **options: Any) -> Link:
@@ -78,22 +87,22 @@ class Running:
 
     async def threadlet(self, replica: str = "train_0", **hello: Any) -> Link:
         link = await self.connect()
-        link.send("hello", hello_of(KEY, replica, f"instance of {replica}", **hello))
+        link.send("hello", hello_of(KEYS.of(ADMIN), replica, f"instance of {replica}", **hello))
         await link.receive("welcome")
         return link
 
 
 @contextlib.asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[Running]:
-    clock = monotonic_clock()
-    server = Server(Weaver(Registry(Store(":memory:"), clock()), KEY, clock()), clock, "tcp://h:1/k", **options)
+    users = Users(lambda user: Store(":memory:"), [ADMIN], KEYS, monotonic_clock(), "tcp://h:1")
+    server = Server(users, **options)
     with tempfile.TemporaryDirectory(prefix="loom-test-") as folder:
         tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
         path = str(Path(folder) / "sock")
         unix.bind(path)
         unix.listen()
         await server.start(tcp, unix)
-        client = WeaverClient(path, 1.0)
+        client = AdminClient(path, KEYS.gateway, 1.0)
         client.came()
         weaver = Running(server, client, tcp.getsockname()[1])
         try:
@@ -138,7 +147,7 @@ async def test_what_there_is_can_be_asked_for() -> None:
         assert [event["kind"] for event in await ask("events", kind="registered", replica="train_0")] == [
             "registered"
         ]
-        assert await ask("address") == "tcp://h:1/k"
+        assert await ask("address") == f"tcp://h:1/{KEYS.of(ADMIN)}"
         assert (await ask("numbers"))["of_devices"]["GPU-0"]["utilization"] == 0.5
 
 
@@ -259,7 +268,7 @@ async def test_what_drivers_tell_is_logged() -> None:
 
 async def test_of_many_sessions_the_calls_of_those_that_told_last_are_known() -> None:
     async with running() as weaver:
-        tell = weaver.server.requests.answer
+        tell = weaver.admin.requests.answer
         for number in (*range(1000), 0, 1000):
             tell("calls", {"session": f"s{number}", "counts": [0] * 15, "sum": 1.0})
 
@@ -328,7 +337,7 @@ async def test_a_stack_comes_from_the_threadlet_itself(monkeypatch: pytest.Monke
     async def no_py_spy(pid: int) -> None:
         return None
 
-    monkeypatch.setattr(serving, "py_spy", no_py_spy)
+    monkeypatch.setattr(user_weaver, "py_spy", no_py_spy)
     async with running() as weaver:
         link = await weaver.threadlet()
         asking = asyncio.ensure_future(weaver.client.do("stacks", "anna", replica="train_0"))
@@ -343,8 +352,8 @@ async def test_a_stack_that_does_not_come_is_explained(monkeypatch: pytest.Monke
     async def no_py_spy(pid: int) -> None:
         return None
 
-    monkeypatch.setattr(serving, "py_spy", no_py_spy)
-    monkeypatch.setattr(serving, "STACK_WITHIN", 0.05)
+    monkeypatch.setattr(user_weaver, "py_spy", no_py_spy)
+    monkeypatch.setattr(user_weaver, "STACK_WITHIN", 0.05)
     async with running() as weaver:
         link = await weaver.threadlet()
         assert "did not answer" in await weaver.client.do("stacks", "anna", replica="train_0")
@@ -358,7 +367,7 @@ async def test_a_stack_of_py_spy_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     async def py_spy(pid: int) -> str:
         return f"of {pid}"
 
-    monkeypatch.setattr(serving, "py_spy", py_spy)
+    monkeypatch.setattr(user_weaver, "py_spy", py_spy)
     async with running() as weaver:
         await weaver.threadlet()
 
@@ -366,25 +375,24 @@ async def test_a_stack_of_py_spy_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_watcher_is_told_what_happens_and_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "CHANGES_EVERY", 0.01)
+    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.01)
     async with running() as weaver:
-        watching = weaver.client.watch()
-        assert await anext(watching) == ("snapshot", await snapshot_of(weaver.client))
-        link = await weaver.threadlet()
+        async with weaver.client.watch(ADMIN) as watch:
+            assert await watch.next() == ("snapshot", await snapshot_of(weaver.client))
+            link = await weaver.threadlet()
 
-        async def until(wanted: str) -> dict[str, Any]:
-            async for _, update in watching:
-                if wanted in update and (wanted != "changes" or update["changes"]["replicas"]):
-                    return update
-            raise AssertionError("the watch ended")
+            async def until(wanted: str) -> dict[str, Any]:
+                while True:
+                    _, update = await watch.next()
+                    if wanted in update and (wanted != "changes" or update["changes"]["replicas"]):
+                        return update
 
-        assert (await until("event"))["event"]["kind"] == "registered"
-        link.send("status", [[1, time.time(), 7, None, None, {}, None]])
-        link.send("devices", time.time(), {"GPU-0": {"power": 100.0}, "GPU-9": {}})
-        changes = (await until("changes"))["changes"]
-        while changes["replicas"]["train_0"]["step"] != 7:
+            assert (await until("event"))["event"]["kind"] == "registered"
+            link.send("status", [[1, time.time(), 7, None, None, {}, None]])
+            link.send("devices", time.time(), {"GPU-0": {"power": 100.0}, "GPU-9": {}})
             changes = (await until("changes"))["changes"]
-        await watching.aclose()  # type: ignore[attr-defined]
+            while changes["replicas"]["train_0"]["step"] != 7:
+                changes = (await until("changes"))["changes"]
 
 
 async def snapshot_of(client: WeaverClient) -> Any:
@@ -405,7 +413,7 @@ async def snapshot_of(client: WeaverClient) -> Any:
     [
         (["dance"], "the first frame on the link is a hello, not 'dance'"),
         (["hello", {"protocol": 7}], "the threadlet speaks version 7"),
-        (["hello", hello_of("wrong", "train_0", "i")], "the key is not this weaver's"),
+        (["hello", hello_of("wrong", "train_0", "i")], "the key is not of this weaver"),
     ],
 )
 async def test_who_does_not_introduce_itself_is_refused(frame: list[Any], text: str) -> None:
@@ -451,7 +459,7 @@ async def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_hello_may_come_in_pieces() -> None:
     async with running() as weaver:
         link = await weaver.connect()
-        for byte in pack(["hello", hello_of(KEY, "train_0", "i")]):
+        for byte in pack(["hello", hello_of(KEYS.of(ADMIN), "train_0", "i")]):
             link._writer.write(bytes([byte]))
             await asyncio.sleep(0)
 
@@ -461,7 +469,7 @@ async def test_a_hello_may_come_in_pieces() -> None:
 async def test_a_process_that_lives_is_not_dead_because_its_connection_is_lost() -> None:
     async with running() as weaver:
         link = await weaver.threadlet()
-        replica = weaver.server.weaver.known.replicas["train_0"]
+        replica = weaver.admin.weaver.known.replicas["train_0"]
 
         link.close()
         await weaver.until(lambda: replica.state is not ReplicaState.RUNNING)
@@ -473,10 +481,10 @@ async def test_a_process_at_another_address_is_not_looked_for_on_this_host(monke
     async def py_spy(pid: int) -> str:
         return "of a process of this host"
 
-    monkeypatch.setattr(serving, "py_spy", py_spy)
+    monkeypatch.setattr(user_weaver, "py_spy", py_spy)
     async with running() as weaver:
         link = await weaver.connect(local_addr=("127.0.0.2", 0))
-        link.send("hello", hello_of(KEY, "train_0", "i"))
+        link.send("hello", hello_of(KEYS.of(ADMIN), "train_0", "i"))
         await link.receive("welcome")
         asking = asyncio.ensure_future(weaver.client.do("stacks", "anna", replica="train_0"))
         _, id = await link.receive("stack")
@@ -489,7 +497,7 @@ async def test_a_threadlet_that_does_not_read_is_disconnected(monkeypatch: pytes
     monkeypatch.setattr(connection, "MAX_UNREAD", 1 << 16)
     async with running() as weaver:
         await weaver.threadlet()
-        replica = weaver.server.weaver.known.replicas["train_0"]
+        replica = weaver.admin.weaver.known.replicas["train_0"]
         for _ in range(2000):
             await weaver.client.ask("command", kind="update_config", params={"text": "x" * 100_000})
             if replica.link is None:
@@ -517,9 +525,9 @@ async def test_a_replica_that_says_goodbye_has_ended_as_it_says() -> None:
 
 async def test_a_weaver_that_nobody_needs_ends() -> None:
     async with running(linger=0.05) as weaver:
-        await asyncio.wait_for(weaver.server.ended.wait(), BOUND)
+        await asyncio.wait_for(weaver.server.users.ended.wait(), BOUND)
 
-        assert weaver.server.failure is None
+        assert weaver.server.users.failure is None
 
 
 async def test_a_client_that_speaks_nonsense_is_disconnected() -> None:
@@ -535,7 +543,7 @@ async def test_a_second_process_cannot_be_a_replica_that_lives() -> None:
     async with running() as weaver:
         await weaver.threadlet()
         link = await weaver.connect()
-        link.send("hello", hello_of(KEY, "train_0", "another"))
+        link.send("hello", hello_of(KEYS.of(ADMIN), "train_0", "another"))
 
         _, code, text = await link.receive("refuse")
 
@@ -559,9 +567,9 @@ async def test_a_new_process_takes_the_place_of_one_that_left() -> None:
         first = await weaver.threadlet()
         given = await weaver.client.do("command", "anna", kind="pause")
         first.close()
-        await weaver.until(lambda: weaver.server.weaver.known.replicas["train_0"].link is None)
+        await weaver.until(lambda: weaver.admin.weaver.known.replicas["train_0"].link is None)
         second = await weaver.connect()
-        second.send("hello", hello_of(KEY, "train_0", "another", group="eval"))
+        second.send("hello", hello_of(KEYS.of(ADMIN), "train_0", "another", group="eval"))
         await second.receive("welcome")
 
         outcome = (await weaver.client.do("command_state", "anna", id=given["id"]))["outcomes"]["train_0"]
@@ -574,12 +582,12 @@ async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.Monk
         raise sqlite3.OperationalError("disk full")
 
     async with running() as weaver:
-        monkeypatch.setattr(weaver.server.weaver, "commit", fail)
-        weaver.server.commit()
-        weaver.server.commit()
+        monkeypatch.setattr(weaver.admin.weaver, "commit", fail)
+        weaver.admin.commit()
+        weaver.admin.commit()
 
-        assert weaver.server.ended.is_set()
-        assert str(weaver.server.failure) == "disk full"
+        assert weaver.server.users.ended.is_set()
+        assert str(weaver.server.users.failure) == "disk full"
 
 
 async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,7 +595,7 @@ async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPa
         raise KeyError("step")
 
     async with running() as weaver:
-        monkeypatch.setattr(weaver.server.requests, "answer", fail)
+        monkeypatch.setattr(weaver.admin.requests, "answer", fail)
 
         with pytest.raises(loom.LoomError, match=r"the weaver failed: KeyError\('step'\)"):
             await weaver.client.ask("status")
@@ -597,17 +605,37 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     monkeypatch.setattr(serving, "MAX_UNREAD_BY_WATCHER", 1 << 16)
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
-        writer.write(pack(["watch", 0]))
-        await weaver.until(lambda: bool(weaver.server.watchers))
+        writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))
+        await weaver.until(lambda: bool(weaver.admin._watchers))
         for number in range(2000):
             with contextlib.suppress(loom.WeaverUnavailable):
                 await weaver.client.ask(
                     "note", kind="much", replica=None, data={"text": "x" * 1000, "number": number}
                 )
-            if not weaver.server.watchers:
+            if not weaver.admin._watchers:
                 break
             await asyncio.sleep(0)
 
-        assert not weaver.server.watchers
+        assert not weaver.admin._watchers
         del reader
         writer.close()
+
+
+async def test_replicas_and_jobs_that_ended_leave_the_numbers_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet(devices=[])
+        await weaver.threadlet("train_1", group="other", devices=[])
+        link.send("bye", "done", "finished")
+        with pytest.raises(EOFError):
+            await link.receive("refuse")
+
+        early = await weaver.client.ask("numbers")
+        monkeypatch.setattr(requests, "KEPT_IN_METRICS", 0.0)
+        late = await weaver.client.ask("numbers")
+
+        assert set(early["of_replicas"]) == {"train_0", "train_1"}
+        assert [job["job"] for job in early["of_jobs"]] == ["train", "other"]
+        assert set(late["of_replicas"]) == {"train_1"}
+        assert [job["job"] for job in late["of_jobs"]] == ["other"]

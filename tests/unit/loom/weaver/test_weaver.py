@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from loom.control.commands import CommandKind
+from loom.control.introduction import ThreadletHello
 from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
 from loom.weaver.goodput import goodput
+from loom.weaver.liveness import SUCCESSOR_WITHIN
 from loom.weaver.outbox import Peer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
@@ -18,7 +20,6 @@ from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 
 START = 1_700_000_000.0
-KEY = "a-key"
 
 
 class Threadlet(Peer):
@@ -30,7 +31,10 @@ class Threadlet(Peer):
         self.closed = False
         self.instance = hello.pop("instance", f"instance-{next(bench.numbers)}")
         self.seq = 0
-        self.say("hello", hello_of(KEY, replica, self.instance, **hello))
+        session = hello.pop("key_of", None)
+        frame = ["hello", hello_of("any", replica, self.instance, **hello)]
+        bench.weaver.hello(self, ThreadletHello.from_body(frame), bench.now, session)
+        bench.commit()
 
     def say(self, *frame: Any) -> None:
         self.bench.weaver.receive(self, [list(frame)], self.bench.now)
@@ -68,7 +72,7 @@ class Bench:
         self.events: list[dict[str, Any]] = []
         self.stacks: list[tuple[str, str]] = []
         self.options = options
-        self.weaver = Weaver(Registry(Store(path), self.now, **options), KEY, self.now)
+        self.weaver = Weaver(Registry(Store(path), self.now, **options), self.now)
 
     def commit(self) -> None:
         output = self.weaver.commit(self.now)
@@ -103,7 +107,7 @@ class Bench:
 
     def restart(self) -> None:
         self.weaver.known._store.close()
-        self.weaver = Weaver(Registry(Store(self.path), self.now, **self.options), KEY, self.now)
+        self.weaver = Weaver(Registry(Store(self.path), self.now, **self.options), self.now)
 
 
 @pytest.fixture
@@ -842,3 +846,80 @@ def test_looking_after_replicas_costs_the_same_for_few_and_many(bench: Bench) ->
 
     assert len(bench.weaver._liveness._checks) == 200
     assert bench.weaver._liveness._checks[0][0] > bench.now + 0.5
+
+
+# -- a replica that changes hands -----------------------------------------------------------------------------
+
+
+def test_a_command_given_while_the_next_process_waits_is_for_that_one(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0")
+    before = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "anna", bench.now)
+    bench.now += 0.1
+    refused = Threadlet(bench, "train_0", instance="next")
+    given = bench.weaver.dispatcher.give(CommandKind.STOP, {}, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+    bench.now += 0.1
+
+    successor = Threadlet(bench, "train_0", instance="next")
+    successor.ack(given.id)
+
+    assert refused.told[0][:2] == ["refuse", "replica_taken"]
+    assert before.done
+    assert not before.acknowledgements["train_0"].ok
+    assert successor.commands() == [("stop", {})]
+    assert given.acknowledgements["train_0"].ok
+
+
+def test_a_command_for_a_process_that_never_takes_over_is_answered(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0")
+    Threadlet(bench, "train_0", instance="next")
+    bench.now += 0.1
+    given = bench.weaver.dispatcher.give(CommandKind.STOP, {}, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+    assert not given.done
+    assert not bench.weaver.settled
+
+    bench.wait(SUCCESSOR_WITHIN + 0.5)
+
+    assert given.acknowledgements["train_0"].reason == "replica 'train_0' has failed: killed"
+
+
+def test_a_fault_does_not_pass_to_the_next_process(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0", injectable=True)
+    Threadlet(bench, "train_0", instance="next")
+    bench.now += 0.1
+    fault = {"fault": "sigstop", "params": {}}
+    given = bench.weaver.dispatcher.give(CommandKind.INJECT, fault, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+
+    successor = Threadlet(bench, "train_0", instance="next", injectable=True)
+
+    assert given.done
+    assert successor.commands() == []
+
+
+# -- what is on the disk --------------------------------------------------------------------------------------
+
+
+def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+
+    def waits() -> bool:
+        return bool(bench.weaver.known._store.db.execute("PRAGMA synchronous").fetchone() == (2,))
+
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(1, loss=0.5)
+    assert not waits()
+    given = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "anna", bench.now)
+    bench.commit()
+    assert waits()
+    threadlet.step(2, loss=0.4)
+    assert not waits()
+    threadlet.ack(given.id)
+    assert waits()
+    bench.weaver.set_policy("train", "stop", "anna", bench.now)
+    bench.commit()
+    assert waits()

@@ -99,7 +99,8 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
         server = await asyncio.start_unix_server(driver.serve, driver.path)
         access = AccessControl(TokenAuthority("own"))
         access.guard(driver)  # type: ignore[arg-type]
-        relay = Relay(driver, access, SimpleNamespace(check_open=lambda: None))  # type: ignore[arg-type]
+        draining: Any = SimpleNamespace(check_open=lambda: None)
+        relay = Relay(driver, access, draining, lambda user, session: "a-key")  # type: ignore[arg-type]
         client = Client(hello)
         principal = Principal(Token("gateway", "gateway", "drive", "", 0.0, user="admin"), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}

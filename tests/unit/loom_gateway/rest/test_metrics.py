@@ -8,12 +8,14 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loom.errors import WeaverUnavailable
 from loom.latencies import BOUNDS, Latencies
 from loom.process import tasks
+from loom.weaver.keys import EVERYONE
 from loom_gateway.rest.metrics import metrics_text
 from loom_gateway.sessions.session import SessionState
 
@@ -36,23 +38,24 @@ NUMBERS = {
 class StandIn:
     """Stands in for the weaver's client and the manager of sessions: what they count is chosen here."""
 
-    def __init__(self, numbers: dict[str, Any] | None) -> None:
+    def __init__(self, numbers: dict[str, dict[str, Any]] | None) -> None:
         self._numbers = numbers
         traffic = SimpleNamespace(bytes_in=3, bytes_out=4)
-        session = SimpleNamespace(name="s", state=SessionState.STARTING, clients=1, operations=2, traffic=traffic)
-        self.sessions = lambda: [session]
+        about = {"state": SessionState.STARTING, "clients": 1, "operations": 2, "traffic": traffic}
+        self.sessions = lambda: [SimpleNamespace(name="s", user="anna", **about)]
         self.ended = SimpleNamespace(all=list)
 
-    async def ask(self, operation: str) -> dict[str, Any]:
-        assert operation == "numbers"
+    async def ask(self, operation: str, user: str) -> bytes:
+        assert (operation, user) == ("numbers", EVERYONE)
         if self._numbers is None:
             raise WeaverUnavailable("it is away")
-        return self._numbers
+        packed: bytes = msgpack.packb(self._numbers)
+        return packed
 
 
 def page(**numbers: Any) -> str:
-    gateway: Any = StandIn({**NUMBERS, **numbers})
-    return asyncio.run(metrics_text(gateway, gateway)).decode()
+    gateway: Any = StandIn({"anna": {**NUMBERS, **numbers}})
+    return asyncio.run(metrics_text(gateway, gateway, None)).decode()
 
 
 def samples(text: str, family: str) -> dict[tuple[str, ...], float]:
@@ -66,15 +69,17 @@ def test_a_family_is_introduced_and_its_samples_follow() -> None:
     text = page()
 
     assert "# HELP loom_replicas Replicas, by state.\n# TYPE loom_replicas gauge\n" in text
-    assert samples(text, "loom_replicas")["running",] == 2
-    assert samples(text, "loom_replicas")["failed",] == 0
-    assert samples(text, "loom_devices") == {(): 8}
+    assert samples(text, "loom_replicas")["running", "anna"] == 2
+    assert samples(text, "loom_replicas")["failed", "anna"] == 0
+    assert samples(text, "loom_devices") == {("anna",): 8}
 
 
 def test_a_counter_has_its_name_and_no_time_of_creation() -> None:
     text = page()
 
-    assert '# TYPE loom_session_frames_total counter\nloom_session_frames_total{session="s"} 2.0\n' in text
+    assert (
+        '# TYPE loom_session_frames_total counter\nloom_session_frames_total{session="s",user="anna"} 2.0\n' in text
+    )
     assert "_created" not in text
 
 
@@ -85,12 +90,12 @@ def test_buckets_add_up() -> None:
 
     text = page(call_latency={"s": latencies.to_dict(), "another session": latencies.to_dict()})
 
-    assert 'loom_call_latency_seconds_bucket{le="0.02",session="s"} 0.0' in text
-    assert 'loom_call_latency_seconds_bucket{le="0.05",session="s"} 2.0' in text
-    assert f'loom_call_latency_seconds_bucket{{le="{BOUNDS[-1]}",session="s"}} 3.0' in text
-    assert 'loom_call_latency_seconds_bucket{le="+Inf",session="s"} 4.0' in text
-    assert 'loom_call_latency_seconds_count{session="s"} 4.0' in text
-    assert 'loom_call_latency_seconds_sum{session="s"} 20.6' in text
+    assert 'loom_call_latency_seconds_bucket{le="0.02",session="s",user="anna"} 0.0' in text
+    assert 'loom_call_latency_seconds_bucket{le="0.05",session="s",user="anna"} 2.0' in text
+    assert f'loom_call_latency_seconds_bucket{{le="{BOUNDS[-1]}",session="s",user="anna"}} 3.0' in text
+    assert 'loom_call_latency_seconds_bucket{le="+Inf",session="s",user="anna"} 4.0' in text
+    assert 'loom_call_latency_seconds_count{session="s",user="anna"} 4.0' in text
+    assert 'loom_call_latency_seconds_sum{session="s",user="anna"} 20.6' in text
     assert "another session" not in text
 
 
@@ -107,7 +112,7 @@ def test_what_others_name_cannot_make_a_sample() -> None:
 
     text = page(of_devices={name: {"utilization": 0.5, "power": None}})
 
-    assert samples(text, "loom_device_utilization_ratio") == {(name,): 0.5}
+    assert samples(text, "loom_device_utilization_ratio") == {(name, "anna"): 0.5}
     assert samples(text, "loom_device_power_watts") == {}
     assert "\nforged" not in text
 
@@ -120,17 +125,20 @@ def test_a_job_has_its_goodput_and_where_its_time_went() -> None:
 
     text = page(of_jobs=jobs)
 
-    assert samples(text, "loom_goodput_ratio") == {("a",): 0.75}
-    assert samples(text, "loom_goodput_seconds_total") == {("a", "compute"): 3.0, ("a", "lost"): 1.0}
+    assert samples(text, "loom_goodput_ratio") == {("a", "anna"): 0.75}
+    assert samples(text, "loom_goodput_seconds_total") == {
+        ("a", "compute", "anna"): 3.0,
+        ("a", "lost", "anna"): 1.0,
+    }
 
 
 def test_while_the_weaver_is_away_its_numbers_are_missing() -> None:
     gateway: Any = StandIn(None)
 
-    text = asyncio.run(metrics_text(gateway, gateway)).decode()
+    text = asyncio.run(metrics_text(gateway, gateway, None)).decode()
 
     assert samples(text, "loom_weaver_up") == {(): 0}
-    assert samples(text, "loom_session_clients") == {("s",): 1}
+    assert samples(text, "loom_session_clients") == {("s", "anna"): 1}
     assert "loom_replicas" not in text
 
 
@@ -139,4 +147,15 @@ def test_background_tasks_that_died_are_counted_of_the_gateway_and_of_drivers(
 ) -> None:
     monkeypatch.setattr(tasks, "died", Counter({"watch tokens": 2, "look for workers": 1}))
     text = page(call_latency={"s": {**Latencies().to_dict(), "tasks_died": 4}})
-    assert samples(text, "loom_tasks_died") == {("gateway", ""): 3, ("driver", "s"): 4}
+    assert samples(text, "loom_tasks_died") == {("gateway", "", ""): 3, ("driver", "s", "anna"): 4}
+
+
+def test_a_user_sees_only_their_own_numbers() -> None:
+    gateway: Any = StandIn({"anna": {**NUMBERS, "devices": 8}, "bert": {**NUMBERS, "devices": 3}})
+
+    everyone = asyncio.run(metrics_text(gateway, gateway, None)).decode()
+    bert = asyncio.run(metrics_text(gateway, gateway, "bert")).decode()
+
+    assert samples(everyone, "loom_devices") == {("anna",): 8, ("bert",): 3}
+    assert samples(bert, "loom_devices") == {("bert",): 3}
+    assert "anna" not in bert

@@ -1,0 +1,43 @@
+"""Checks of the arguments of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loom.errors import WrongArguments
+
+
+def text(arguments: dict[str, Any], name: str) -> str:
+    """Return a text that has to be there, and not empty."""
+    value = text_or_none(arguments, name)
+    if not value:
+        raise WrongArguments(f"{name} is missing")
+    return value
+
+
+def text_or_none(arguments: dict[str, Any], name: str) -> str | None:
+    """Return a text, or None if it was not given."""
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, str):
+        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
+    return value
+
+
+def count(arguments: dict[str, Any], name: str, default: int) -> int:
+    """Return a count, or the default if none was given."""
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise WrongArguments(f"{name} is a count, not {value!r:.80}")
+    return value
+
+
+def seconds(arguments: dict[str, Any], name: str, default: float) -> float:
+    """Return a time in seconds, or the default if none was given."""
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float):
+        raise WrongArguments(f"{name} is a time in seconds, not {value!r:.80}")
+    return float(value)

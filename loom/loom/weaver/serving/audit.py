@@ -1,0 +1,46 @@
+"""`AuditTrail`: what the drivers' sessions were asked to do to replicas, for the gateway, which keeps the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import deque
+from typing import Any
+
+MAX_ENTRIES = 10_000
+"""Entries that wait for a gateway; beyond it the oldest are dropped."""
+
+_MAX_TEXT = 200
+
+
+class AuditTrail:
+    """Numbered entries, each of which is given to the gateway until it says that it has written it."""
+
+    def __init__(self) -> None:
+        self._id = uuid.uuid4().hex
+        self._entries: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_ENTRIES)
+        self._last = 0
+        self._more = asyncio.Event()
+
+    def add(self, user: str, session: str, operation: str, arguments: dict[str, Any], time: float) -> None:
+        """Add an entry for an operation of a session. Values stay out of it: they may be secrets."""
+        about = {name: str(value)[:_MAX_TEXT] for name, value in arguments.items() if name in _SHOWN}
+        keys = {"keys": [str(key)[:_MAX_TEXT] for key in arguments["params"]]} if "params" in arguments else {}
+        self._last += 1
+        entry = {"given": time, "user": user, "session": session, "operation": operation, **about, **keys}
+        self._entries.append((self._last, entry))
+        self._more.set()
+
+    async def after(self, trail: str, number: int, timeout: float) -> dict[str, Any]:
+        """Drop the entries up to a number of this trail; return those after it, or none when the time is over."""
+        while trail == self._id and self._entries and self._entries[0][0] <= number:
+            self._entries.popleft()
+        if not self._entries:
+            self._more.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._more.wait(), timeout)
+        return {"trail": self._id, "last": self._last, "entries": [entry for _, entry in self._entries]}
+
+
+_SHOWN = ("kind", "target", "fault", "duration", "injection", "device", "reason", "group", "action")

@@ -1,0 +1,280 @@
+"""The connections of the weaver's server: threadlets', and the gateway's and the drivers'.
+
+Neither is believed a byte before it has shown a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sqlite3
+from collections.abc import Awaitable
+from typing import Any
+
+import psutil
+
+from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack
+from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
+from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
+from loom.weaver.keys import EVERYONE, Grant
+from loom.weaver.replicas import Replica
+from loom.weaver.serving.connection import Connection
+from loom.weaver.serving.everyone import Everyone
+from loom.weaver.serving.operations import OPERATIONS
+from loom.weaver.serving.processes import find_process
+from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
+from loom.weaver.serving.users import Users
+
+_log = logging.getLogger(__name__)
+
+MAX_UNREAD_BY_WATCHER = 8 << 20
+"""Bytes that may wait for a watcher in addition to its snapshot."""
+
+HELLO_WITHIN = 10.0
+"""Seconds that a peer has to show its key."""
+
+_MAX_REQUEST_HELLO = MAX_KEY + 64
+"""Bytes of the first frame of a connection for requests."""
+
+_OF_SESSIONS = frozenset(("spawned", "supervision", "calls", "note", "replicas_in"))
+"""Operations of a session about itself."""
+
+_CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operation.method != "GET")
+
+
+class Peers:
+    """The open connections."""
+
+    def __init__(self) -> None:
+        self.links: set[ThreadletLink] = set()
+        self.callers: set[RequestConnection] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.links or self.callers)
+
+    def close(self) -> None:
+        for connection in [*self.links, *self.callers]:
+            connection.close()
+
+
+class RequestConnection(Connection):
+    """The connection of the gateway, or of a session's driver. Its first frame is ``["hello", key]``."""
+
+    def __init__(self, users: Users, peers: Peers) -> None:
+        super().__init__(_MAX_REQUEST_HELLO)
+        self._users = users
+        self._peers = peers
+        self._everyone = Everyone(users)
+        self._grant: Grant | None = None
+        """What the key grants; None before the key has come."""
+        self._watched: set[UserWeaver] = set()
+        self._snapshot = 0
+        """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
+        self._hello_timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._peers.callers.add(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hello_timer.cancel()
+        self._peers.callers.discard(self)
+        for user in self._watched:
+            user.unwatch(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._grant is None:
+                hello, data = self.splitter.feed_first(data)
+                if hello is None:
+                    return
+                self._grant = self._take_hello(hello)
+            for frame in self.splitter.feed(data):
+                self._receive(frame, self._grant)
+        except ProtocolMismatch as error:
+            _log.warning("a client of the weaver is disconnected: %s", error)
+            self.close()
+        except AuthenticationError as error:
+            self.send(["refuse", error.code, str(error)])
+            self.splitter = Splitter(0)
+            self.close()
+
+    def push(self, number: int, update: dict[str, Any]) -> None:
+        """Send an update for a watch of this connection; disconnect a watcher that does not read."""
+        if self.transport.is_closing():
+            return
+        self.send(["event", number, update])
+        waiting = self.transport.get_write_buffer_size()
+        self._snapshot = min(self._snapshot, waiting)
+        if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot:
+            _log.warning("a watcher is disconnected: it has left %d bytes unread", waiting)
+            self.transport.abort()
+
+    def _take_hello(self, frame: list[Any]) -> Grant:
+        match frame:
+            case ["hello", str(key)]:
+                grant = self._users.keys.read(key)
+            case _:
+                raise ProtocolMismatch("the first frame is not a hello with a key")
+        if not grant.is_gateway and grant.session is None:
+            raise AuthenticationError("the key is one for threadlets: only the gateway and sessions ask the weaver")
+        self._hello_timer.cancel()
+        self.splitter.limit = MAX_FRAME
+        return grant
+
+    def _receive(self, frame: list[Any], grant: Grant) -> None:
+        match frame:
+            case ["ask", int(number), (str() | None) as user, str(operation), dict(arguments)]:
+                self._handle(number, grant, user, operation, arguments)
+            case ["watch", int(number), (str() | None) as user]:
+                self._watch(number, grant, user)
+            case _:
+                raise ProtocolMismatch(f"not a question: {frame!r:.80}")
+
+    def _handle(
+        self, number: int, grant: Grant, user: str | None, operation: str, arguments: dict[str, Any]
+    ) -> None:
+        try:
+            of = _user(grant, user)
+            if grant.session is not None:
+                return self._handle_session(number, of, grant.session, operation, arguments)
+            if operation == "audit":
+                trail, last = str(arguments.get("trail")), int(arguments.get("last", 0))
+                self._users.tasks.run(self._answer_later(number, None, self._users.audit.after(trail, last, 20.0)))
+            elif of == EVERYONE:
+                self._send_answer(["answer", number, self._everyone.answer(operation, arguments)])
+            else:
+                self._answer(number, self._users.of(of), operation, arguments)
+        except LoomError as error:
+            self._send_answer(["error", number, error.code, str(error)])
+        except sqlite3.Error:
+            raise  # the store is broken, so the weaver has to end
+        except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
+            _log.exception("%s cannot be answered", operation)
+            self._send_answer(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
+
+    def _handle_session(
+        self, number: int, user: str, session: str, operation: str, arguments: dict[str, Any]
+    ) -> None:
+        """Do what a session may ask for: operations on its user's replicas, and reports about itself."""
+        if operation not in OPERATIONS and operation not in _OF_SESSIONS:
+            raise Denied(f"a session cannot ask the weaver for {operation!r:.80}")
+        if operation in _CHANGING:
+            self._users.audit.add(user, session, operation, arguments, self._users.clock())
+        self._answer(
+            number,
+            self._users.of(user),
+            operation,
+            {**arguments, "by": session, "session": session, "admin": False},
+        )
+
+    def _answer(self, number: int, user: UserWeaver, operation: str, arguments: dict[str, Any]) -> None:
+        answer = user.requests.answer(operation, arguments)
+        if inspect.isawaitable(answer):
+            self._users.tasks.run(self._answer_later(number, user, answer))
+        else:
+            user.answer(lambda: self._send_answer(["answer", number, answer]))
+        user.plan_commit()
+
+    async def _answer_later(self, number: int, user: UserWeaver | None, waiting: Awaitable[Any]) -> None:
+        try:
+            answer = ["answer", number, await waiting]
+        except LoomError as error:
+            answer = ["error", number, error.code, str(error)]
+        if user is None:
+            self._send_answer(answer)
+        else:
+            user.answer(lambda: self._send_answer(answer))
+
+    def _watch(self, number: int, grant: Grant, user: str | None) -> None:
+        try:
+            watched = self._users.of(_user(grant, user, everyone=False))
+        except LoomError as error:
+            return self._send_answer(["error", number, error.code, str(error)])
+        self._watched.add(watched)
+        self._send_answer(["snapshot", number, watched.watch(self, number)])
+        self._snapshot = self.transport.get_write_buffer_size()
+        watched.plan_commit()
+
+    def _send_answer(self, answer: list[Any]) -> None:
+        try:
+            self.send(answer)
+        except LoomError as error:
+            self.send(["error", answer[1], error.code, str(error)])
+
+
+def _user(grant: Grant, user: str | None, everyone: bool = True) -> str:
+    """Return the user that a request is for, if its sender may act for that one."""
+    if grant.user is not None:
+        if user not in (None, grant.user):
+            raise Denied("a session acts for its own user only")
+        return grant.user
+    if not user or (user == EVERYONE and not everyone):
+        raise Denied("the gateway has to name the user that it acts for")
+    return user
+
+
+class ThreadletLink(Connection, ThreadletPeer):
+    """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key."""
+
+    def __init__(self, users: Users, peers: Peers) -> None:
+        super().__init__(MAX_HELLO)
+        self.process: psutil.Process | None = None
+        self._users = users
+        self._peers = peers
+        self._of: UserWeaver | None = None
+        self._introduced: Replica | None = None
+        """The replica of the hello, which `_introduce` handles once."""
+        self._hello_timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._peers.links.add(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self.splitter.feed(data)
+            if frames and self._of is None:
+                self._take_hello(frames.pop(0))
+            if frames and self._of is not None:
+                self._of.weaver.receive(self, frames, self._users.clock())
+        except LoomError as error:
+            self._refuse(error)
+        if self._introduced is None and self.replica is not None:
+            self._introduce(self.replica)
+        if self._of is not None:
+            self._of.plan_commit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hello_timer.cancel()
+        self._peers.links.discard(self)
+        if self._of is not None:
+            self._of.lost(self)
+
+    def _take_hello(self, frame: list[Any]) -> None:
+        hello = ThreadletHello.from_body(frame)
+        grant = self._users.keys.read(hello.key)
+        if grant.user is None:
+            raise AuthenticationError("the key is the gateway's: a threadlet shows one of a user or a session")
+        self._of = self._users.of(grant.user)
+        self._of.weaver.hello(self, hello, self._users.clock(), grant.session)
+
+    def _refuse(self, error: LoomError) -> None:
+        if self._of is not None:
+            self._of.weaver.outbox.refuse(self, error.code, str(error))
+        else:
+            self.write(pack(Refusal(error.code, str(error)).to_body()))
+            self.close()
+        self.splitter = Splitter(0)
+        self.transport.pause_reading()
+
+    def _introduce(self, replica: Replica) -> None:
+        self._introduced = replica
+        self.splitter.limit = MAX_FRAME
+        self._hello_timer.cancel()
+        ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
+        if ours and theirs and ours[0] == theirs[0]:
+            self.process = find_process(replica.pid)

@@ -1,0 +1,79 @@
+"""`Everyone`: the requests of an admin that are about all users."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from loom.errors import NotFound, WrongArguments
+from loom.weaver.serving.users import Users
+
+
+class Everyone:
+    """The operations on all users' weavers: the lists, the status, and the failure of a device."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "status": self._status,
+            "replicas": lambda arguments: self._joined("replicas", arguments),
+            "devices": lambda arguments: self._joined("devices", arguments),
+            "events": self._events,
+            "goodput": lambda arguments: self._joined("goodput", arguments),
+            "numbers": self._numbers,
+            "users": lambda arguments: [user for user, _ in self._users.items()],
+            "fail_device": self._fail_device,
+        }
+
+    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Do an operation on all users' weavers; what it reports is stored when this returns."""
+        found = self._operations.get(operation)
+        if found is None:
+            raise WrongArguments(
+                f"{operation!r:.80} is done for one user at a time; name the user. For all users there are "
+                f"{', '.join(self._operations)}"
+            )
+        return found(arguments)
+
+    def _each(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {user: one.requests.answer(operation, arguments) for user, one in self._users.items()}
+
+    def _joined(self, operation: str, arguments: dict[str, Any]) -> list[Any]:
+        return [one for found in self._each(operation, arguments).values() for one in found]
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        each = list(self._each("status", arguments).values())
+        replicas: Counter[str] = Counter()
+        for one in each:
+            replicas.update(one["replicas"])
+        sums = {name: sum(one[name] for one in each) for name in ("devices", "commands", "event", "reports")}
+        return {**each[0], **sums, "replicas": dict(replicas)}
+
+    def _events(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the newest events of all, by time; their ids count for each user alone."""
+        if arguments.get("after") is not None:
+            raise WrongArguments("events are numbered for each user: name the user to read on after an event")
+        each = self._each("events", arguments)
+        found = [{**event, "user": user} for user, events in each.items() for event in events]
+        found.sort(key=lambda event: event["time"])
+        return found[-(arguments.get("limit") or 100) :]
+
+    def _numbers(self, arguments: dict[str, Any]) -> bytes:
+        """Return the packed numbers of each user, for a reader that unpacks them on a thread of its own."""
+        packed: bytes = msgpack.packb(self._each("numbers", arguments))
+        return packed
+
+    def _fail_device(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Record the failure for every user whose replicas use the device; return an event that lists them all."""
+        device = arguments.get("device")
+        using = {user: one for user, one in self._users.items() if str(device) in one.weaver.known.devices}
+        if not using:
+            raise NotFound(f"no user's replicas have registered the device {device!r:.80}", code="unknown_device")
+        events = {user: one.requests.answer("fail_device", arguments) for user, one in using.items()}
+        for one in using.values():
+            one.commit()
+        replicas = [{**replica, "user": user} for user, event in events.items() for replica in event["replicas"]]
+        return {**next(iter(events.values())), "replicas": replicas}

@@ -1,0 +1,103 @@
+"""`Users`: one weaver for each user, in one process. None knows of another's replicas, devices or commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from loom.errors import UnsafeStateFolder
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys
+from loom.weaver.liveness import LivenessTimeouts
+from loom.weaver.registry import Registry
+from loom.weaver.serving.audit import AuditTrail
+from loom.weaver.serving.requests import RequestHandler
+from loom.weaver.serving.tasks import Tasks
+from loom.weaver.serving.user_weaver import UserWeaver
+from loom.weaver.storage.store import Store
+from loom.weaver.weaver import Weaver
+
+_log = logging.getLogger(__name__)
+
+
+class Users:
+    """The weavers of the users that the gateway, or a valid key, has named.
+
+    Args:
+        open_store: opens the store of a user.
+        existing: the users that have a store already, whose replicas may live.
+        clock: returns the seconds since the epoch, and never goes back.
+        place: where threadlets connect, ``tcp://HOST:PORT``.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[str], Store],
+        existing: Collection[str],
+        keys: Keys,
+        clock: Callable[[], float],
+        place: str,
+        timing: LivenessTimeouts | None = None,
+    ) -> None:
+        self.keys = keys
+        self.clock = clock
+        self.tasks = Tasks()
+        self.audit = AuditTrail()
+        self.ended = asyncio.Event()
+        """Set when a store is broken, or the server ends."""
+        self.failure: Exception | None = None
+        """The error that ended the weaver; None if it ended as requested."""
+        self._open_store = open_store
+        self._place = place
+        self._timing = timing
+        self._py_spies = asyncio.Semaphore(2)
+        self._users: dict[str, UserWeaver] = {}
+        self._active: dict[UserWeaver, None] = {}
+        """The weavers that may have something to do."""
+        for user in existing:
+            try:
+                self.of(user)
+            except UnsafeStateFolder as error:
+                if user == ADMIN:
+                    raise
+                _log.error("%s", error)  # the others go on; this user's requests are refused with the reason
+
+    def items(self) -> Iterable[tuple[str, UserWeaver]]:
+        return list(self._users.items())
+
+    def of(self, user: str) -> UserWeaver:
+        """Return a user's weaver, which is made when the user is first named."""
+        return self._users.get(user) or self._new(user)
+
+    def tick(self, now: float) -> None:
+        for user in list(self._active):
+            user.tick(now)
+            if user.is_idle:
+                del self._active[user]
+
+    def address(self, user: str, session: str | None = None) -> str:
+        """Return the address for threadlets of a user, or of one session."""
+        return f"{self._place}/{self.keys.of(user, session)}"
+
+    def close(self) -> None:
+        for user in self._users.values():
+            user.close()
+
+    def _new(self, user: str) -> UserWeaver:
+        store, now = self._open_store(user), self.clock()
+        weaver = Weaver(Registry(store, now), now, self._timing)
+        requests = RequestHandler(user, weaver, self.clock, self.address, self._others_on)
+        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, self._py_spies, self._active, self._fail)
+        self._users[user] = made
+        self._active[made] = None
+        return made
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.ended.set()
+
+    def _others_on(self, user: str, hosts: Collection[str], workers: Collection[str]) -> bool:
+        """Return whether another user's replica lives on one of the hosts, or their session uses a worker."""
+        others = (one for name, one in self._users.items() if name != user)
+        return any(one.requests.is_on(hosts, workers) for one in others)

@@ -1,0 +1,360 @@
+"""Several users of one weaver: what is one's own, what a key grants, and what an admin can do for all."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+
+from loom.control.frame import pack
+from loom.errors import UnsafeStateFolder
+from loom.token_file import ADMIN
+from loom.weaver.keys import EVERYONE, Grant, Keys
+from loom.weaver.serving.server import monotonic_clock
+from loom.weaver.serving.users import Users
+from loom.weaver.storage.store import Store
+from tests.unit.loom.weaver.raw_threadlet import (
+    BOUND,
+    GPU,
+    RawGateway,
+    RawThreadlet,
+    Refused,
+    WeaverProcess,
+    running_weaver,
+)
+
+
+@pytest.fixture
+def weaver() -> Iterator[WeaverProcess]:
+    with running_weaver() as weaver:
+        yield weaver
+
+
+def gateway_for(weaver: WeaverProcess, user: str) -> RawGateway:
+    gateway = weaver.gateway()
+    gateway.user = user
+    return gateway
+
+
+def session_of(weaver: WeaverProcess, user: str, session: str) -> RawGateway:
+    return weaver.gateway(weaver.keys.of(user, session))
+
+
+def threadlet_of(weaver: WeaverProcess, user: str, replica: str = "train_0", **hello: object) -> RawThreadlet:
+    threadlet = RawThreadlet(weaver.address_of(user), replica, **hello)  # type: ignore[arg-type]
+    threadlet.welcome()
+    return threadlet
+
+
+def test_the_same_names_of_two_users_are_two_replicas(weaver: WeaverProcess) -> None:
+    anna, bert = threadlet_of(weaver, "anna"), threadlet_of(weaver, "bert")
+    asked = gateway_for(weaver, "anna")
+
+    given = asked.ask("command", kind="update_config", params={"learning_rate": 0.5}, target="*")
+    id, _, params = anna.command()
+    anna.ack(id)
+    asked.ask("policy", group="train", action="stop")
+    asked.ask("fail_device", device="GPU-0", reason="gone")
+
+    assert given["replicas"] == ["train_0"]
+    assert params == {"learning_rate": 0.5}
+    assert asked.ask("command_state", id=given["id"], timeout=BOUND)["done"]
+    other = gateway_for(weaver, "bert")
+    bert.send("beat", 1.0, 1, "step")
+    assert other.ask("policies") == {}
+    assert [one["state"] for one in other.ask("devices")] == ["active"]
+    assert {one["kind"] for one in other.ask("events")} <= {"weaver_started", "registered", "running"}
+    bert.socket.settimeout(0.3)  # whatever concerned bert's replica was sent before those answers
+    with pytest.raises(TimeoutError):
+        bert.until(lambda frame: frame[0] == "command")
+    with pytest.raises(Refused, match="no command"):
+        other.ask("command_state", id=given["id"])
+
+
+def test_an_error_names_nothing_of_another_user(weaver: WeaverProcess) -> None:
+    threadlet_of(weaver, "anna", "secret-name")
+    threadlet_of(weaver, "bert", "public")
+
+    with pytest.raises(Refused, match=r'no replica named "secret-name"; registered: public$'):
+        gateway_for(weaver, "bert").ask("replica", id="secret-name")
+    with pytest.raises(Refused, match=r"no device 'GPU-9'; registered: GPU-0$"):
+        gateway_for(weaver, "bert").ask("fail_device", device="GPU-9")
+
+
+def test_a_session_registers_replicas_of_its_own_only(weaver: WeaverProcess) -> None:
+    living = threadlet_of(weaver, "anna", "shared-name", session="b")
+    address = weaver.address_of("anna", "a")
+
+    other_session = RawThreadlet(address, "x@b", session="b").receive()
+    taken = RawThreadlet(address, "shared-name").receive()
+    unnamed = RawThreadlet(address, "y")
+    unnamed.welcome()
+
+    assert other_session[:2] == ["refuse", "authentication"]
+    assert "of the session 'a', and registers no replica of 'b'" in other_session[2]
+    assert taken[:2] == ["refuse", "replica_taken"]
+    replicas = {one["id"]: one["session"] for one in gateway_for(weaver, "anna").ask("replicas")}
+    assert replicas == {"shared-name": "b", "y": "a"}
+    living.close()
+
+
+def test_a_session_acts_for_its_user_and_reports_for_itself(weaver: WeaverProcess) -> None:
+    mine = threadlet_of(weaver, "anna", "mine", session="a", procs="1", rank=0)
+    other = threadlet_of(weaver, "anna", "other", session="b", procs="1", rank=0)
+    driver = session_of(weaver, "anna", "a")
+
+    ended = driver.ask("supervision", session="b", procs=1, rank=None, what="died")
+    driver.ask("command", kind="pause", target="other", by="somebody")
+
+    assert ended == ["mine"]
+    (event,) = driver.ask("events", kind="command")
+    assert event["by"] == "a"
+    assert driver.ask("address") == weaver.address_of("anna", "a")
+    mine.close()
+    other.close()
+
+
+@pytest.mark.parametrize("user", ["bert", ADMIN, EVERYONE])
+def test_a_session_cannot_act_for_another_user(weaver: WeaverProcess, user: str) -> None:
+    driver = session_of(weaver, "anna", "a")
+    driver.user = user
+
+    with pytest.raises(Refused, match="a session acts for its own user only"):
+        driver.ask("replicas")
+    driver.send("watch", 5, user)
+    assert driver.receive()[:2] == ["error", 5]
+
+
+@pytest.mark.parametrize("operation", ["numbers", "audit", "users"])
+def test_a_session_cannot_ask_for_what_only_the_gateway_may(weaver: WeaverProcess, operation: str) -> None:
+    with pytest.raises(Refused, match="a session cannot ask"):
+        session_of(weaver, "anna", "a").ask(operation)
+
+
+def test_the_gateway_names_whom_it_acts_for(weaver: WeaverProcess) -> None:
+    gateway = weaver.gateway()
+    gateway.user = None
+
+    with pytest.raises(Refused, match="has to name the user"):
+        gateway.ask("replicas")
+
+
+def connected(weaver: WeaverProcess) -> socket.socket:
+    there = socket.socket(socket.AF_UNIX)
+    there.settimeout(BOUND)
+    there.connect(weaver.socket)
+    return there
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pack(["ask", 1, ADMIN, "replicas", {}]),
+        pack(["hello"]),
+        pack(["hello", 5]),
+        b"\xff\xff\xff\xff",
+        (1 << 20).to_bytes(4, "big") + b"x" * 100,
+    ],
+)
+def test_the_unix_socket_answers_nobody_without_a_key(weaver: WeaverProcess, said: bytes) -> None:
+    with connected(weaver) as there:
+        there.sendall(said)
+        assert there.recv(100) == b""
+
+
+@pytest.mark.parametrize("key", ["", "x", "anna:a:wrong", "::", "::wrong", "a:b:c:d"])
+def test_a_key_that_is_none_is_refused(weaver: WeaverProcess, key: str) -> None:
+    assert weaver.gateway(key).receive()[:2] == ["refuse", "authentication"]
+
+
+def test_a_key_for_threadlets_asks_nothing_and_the_gateways_registers_nothing(weaver: WeaverProcess) -> None:
+    assert "one for threadlets" in weaver.gateway(weaver.keys.of("anna")).receive()[2]
+    address = f"{weaver.address.rpartition('/')[0]}/{weaver.keys.gateway()}"
+    assert "the key is the gateway's" in RawThreadlet(address).receive()[2]
+
+
+@pytest.mark.parametrize(
+    ("user", "session"),
+    [("anna", None), ("anna", "a"), ("a:b", "c/d"), ("\U0001f600 x", "%41"), ("anna:a", None), ("*", None)],
+)
+def test_a_key_grants_what_it_names(user: str, session: str | None) -> None:
+    keys = Keys(b"secret")
+
+    assert keys.read(keys.of(user, session)) == Grant(user, session)
+    assert keys.read(keys.gateway()) == Grant(None, None)
+
+
+def test_keys_of_another_secret_or_with_other_names_grant_nothing() -> None:
+    keys = Keys(b"secret")
+    user, session, mac = keys.of("anna", "a").split(":")
+
+    for forged in (Keys(b"other").of("anna", "a"), f"bert:{session}:{mac}", f"{user}::{mac}", f"::{mac}"):
+        with pytest.raises(Exception, match="the key is not of this weaver"):
+            keys.read(forged)
+
+
+def test_replicas_are_there_after_a_restart_for_their_user(weaver: WeaverProcess) -> None:
+    threadlet_of(weaver, "anna", "a_0")
+    threadlet_of(weaver, "../bert", "b_0")
+    gateway_for(weaver, "anna").ask("policy", group="train", action="pause")
+
+    weaver.end()
+    weaver.start()
+
+    assert [one["id"] for one in gateway_for(weaver, "anna").ask("replicas")] == ["a_0"]
+    assert gateway_for(weaver, "anna").ask("policies") == {"train": "pause"}
+    assert [one["id"] for one in gateway_for(weaver, "../bert").ask("replicas")] == ["b_0"]
+    assert sorted(gateway_for(weaver, EVERYONE).ask("users")) == ["../bert", ADMIN, "anna"]
+
+
+def test_the_key_of_an_older_loom_is_the_admins(weaver: WeaverProcess) -> None:
+    weaver.end()
+    link = weaver.folder / "link.json"
+    link.write_text(json.dumps({**json.loads(link.read_text()), "key": "the-old-key"}))
+    weaver.start()
+
+    RawThreadlet(f"{weaver.address.rpartition('/')[0]}/the-old-key", "train_0").welcome()
+
+    assert [one["id"] for one in weaver.gateway().ask("replicas")] == ["train_0"]
+
+
+def test_a_secret_that_was_removed_makes_every_key_void(weaver: WeaverProcess) -> None:
+    before = weaver.address_of("anna")
+    weaver.end()
+    (weaver.folder / "secret").unlink()
+    weaver.start()
+
+    assert RawThreadlet(before).receive()[1] == "authentication"
+
+
+def test_an_admin_reports_a_device_for_all_who_use_it(weaver: WeaverProcess) -> None:
+    anna, bert = threadlet_of(weaver, "anna", "a"), threadlet_of(weaver, "bert", "b")
+    carla = threadlet_of(weaver, "carla", "c", devices=[{**GPU, "uuid": "GPU-7"}])
+    everyone = gateway_for(weaver, EVERYONE)
+
+    event = everyone.ask("fail_device", device="GPU-0", reason="Xid 79")
+
+    assert [(one["user"], one["replica"]) for one in event["replicas"]] == [("anna", "a"), ("bert", "b")]
+    assert anna.command()[1] == bert.command()[1] == "device_failed"
+    assert [one["state"] for one in gateway_for(weaver, "carla").ask("devices")] == ["active"]
+    with pytest.raises(Refused, match="no user's replicas have registered"):
+        everyone.ask("fail_device", device="GPU-1")
+    carla.close()
+
+
+def test_an_admin_sees_lists_of_all(weaver: WeaverProcess) -> None:
+    threadlet_of(weaver, "anna", "train_0")
+    threadlet_of(weaver, "bert", "train_0")
+    everyone = gateway_for(weaver, EVERYONE)
+
+    assert {(one["user"], one["id"]) for one in everyone.ask("replicas")} == {
+        ("anna", "train_0"),
+        ("bert", "train_0"),
+    }
+    assert {one["user"] for one in everyone.ask("devices")} == {"anna", "bert"}
+    assert {one["user"] for one in everyone.ask("goodput")} == {"anna", "bert"}
+    assert {one["user"] for one in everyone.ask("events", kind="registered")} == {"anna", "bert"}
+    assert everyone.ask("status")["replicas"] == {"running": 2}
+    assert set(msgpack.unpackb(everyone.ask("numbers"))) == {ADMIN, "anna", "bert"}
+    with pytest.raises(Refused, match="one user at a time"):
+        everyone.ask("command", kind="pause")
+    with pytest.raises(Refused, match="numbered for each user"):
+        everyone.ask("events", after=1)
+
+
+def test_a_watcher_is_told_of_its_users_replicas_only(weaver: WeaverProcess) -> None:
+    watcher = gateway_for(weaver, "anna")
+    assert watcher.watch()["replicas"] == []
+
+    threadlet_of(weaver, "bert", "b")
+    threadlet_of(weaver, "anna", "a")
+
+    assert watcher.event("registered")["replica"] == "a"
+
+
+def test_a_fault_of_a_host_on_which_others_are_needs_an_admin(weaver: WeaverProcess) -> None:
+    mine = threadlet_of(weaver, "anna", "a", host="h", injectable=True)
+    other = threadlet_of(weaver, "bert", "b", host="h")
+    anna = gateway_for(weaver, "anna")
+    fault = {"fault": "lost_host", "target": "a"}
+
+    with pytest.raises(Refused, match=r"lost_host strikes every process on a host.*scope admin"):
+        anna.ask("inject", **fault)
+    with pytest.raises(Refused, match="scope admin"):
+        session_of(weaver, "anna", "s").ask("inject", **fault, admin=True)
+    process_fault = anna.ask("inject", fault="sigstop", target="a")
+    by_admin = anna.ask("inject", **fault, admin=True)
+
+    assert process_fault["replicas"] == by_admin["replicas"] == ["a"]
+    mine.close()
+    other.close()
+
+
+def test_a_fault_of_a_worker_that_anothers_session_uses_needs_an_admin(weaver: WeaverProcess) -> None:
+    threadlet = threadlet_of(weaver, "anna", "a", host="h", session="mine", injectable=True)
+    calls = {"counts": [0] * 15, "sum": 0.0}
+    session_of(weaver, "anna", "mine").ask("calls", workers=["tcp://w0:26600"], **calls)
+    bert = session_of(weaver, "bert", "his")
+    anna = gateway_for(weaver, "anna")
+
+    bert.ask("calls", workers=["tcp://w1:26600"], **calls)
+    alone = anna.ask("inject", fault="lost_host", target="a")
+    bert.ask("calls", workers=["tcp://w1:26600", "tcp://w0:26600"], **calls)
+
+    assert alone["replicas"] == ["a"]
+    with pytest.raises(Refused, match="another user has processes there"):
+        anna.ask("inject", fault="lost_host", target="a")
+    threadlet.close()
+
+
+def test_what_a_session_commands_is_given_to_the_gateway_for_the_audit_once(weaver: WeaverProcess) -> None:
+    driver, gateway = session_of(weaver, "anna", "a"), weaver.gateway()
+    driver.ask("command", kind="update_config", params={"password": "hidden"}, target="train")
+    driver.ask("replicas")
+    gateway.ask("command", kind="pause")  # the gateway writes its own line
+
+    trail = gateway.ask("audit", trail="", last=0)
+    (entry,) = trail["entries"]
+
+    assert (entry["user"], entry["session"], entry["operation"]) == ("anna", "a", "command")
+    assert (entry["kind"], entry["target"], entry["keys"]) == ("update_config", "train", ["password"])
+    assert "hidden" not in json.dumps(entry)
+    driver.ask("policy", group="train", action="stop")
+    (second,) = gateway.ask("audit", trail=trail["trail"], last=trail["last"])["entries"]
+    assert (second["operation"], second["group"], second["action"]) == ("policy", "train", "stop")
+
+
+async def test_users_without_work_are_left_alone() -> None:
+    now = [1_700_000_000.0]
+    users = Users(lambda user: Store(":memory:"), [ADMIN], Keys(b"secret"), lambda: now[0], "tcp://h:1")
+    for number in range(50):
+        users.of(f"user-{number}")
+
+    for _ in range(5):
+        users.tick(now[0])
+        for user in [users.of(name) for name, _ in users.items()]:
+            user.commit()
+        now[0] += 0.1
+
+    assert not users._active
+    users.of("user-1").requests.answer("policy", {"group": "train", "action": "stop"})
+    users.of("user-1").plan_commit()
+    assert list(users._active) == [users.of("user-1")]
+    users.close()
+
+
+async def test_a_store_that_cannot_be_read_is_one_users_trouble() -> None:
+    def store(user: str) -> Store:
+        if user == "bert":
+            raise UnsafeStateFolder("broken")
+        return Store(":memory:")
+
+    users = Users(store, [ADMIN, "bert", "anna"], Keys(b"secret"), monotonic_clock(), "tcp://h:1")
+
+    assert [user for user, _ in users.items()] == [ADMIN, "anna"]
+    with pytest.raises(UnsafeStateFolder):
+        users.of("bert")
+    users.close()
