@@ -10,7 +10,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from string import Formatter
 from typing import Any
@@ -39,6 +39,20 @@ IDLE = 4.0
 _NOBODY_BEHIND = (502, 503, 504)  # the HTTP statuses of an ingress whose gateway does not answer
 
 
+TokenSource = str | Callable[[], str] | None
+"""A token, or a function that returns the one to show now, for tokens that expire."""
+
+
+def token_now(token: TokenSource) -> str | None:
+    """Return the token to show now. Raise `GatewayUnreachable` if its function fails: it is asked again later."""
+    if not callable(token):
+        return token
+    try:
+        return token()
+    except Exception as error:
+        raise GatewayUnreachable(f"there is no token to show: token=… raised {error!r}") from error
+
+
 class Gateway:
     """A REST client of one gateway, for any thread. Connections are kept for a while for the next calls.
 
@@ -56,7 +70,7 @@ class Gateway:
     def __init__(
         self,
         url: str,
-        token: str | None,
+        token: TokenSource,
         timeout: float = 10.0,
         ca: str | None = None,
         insecure: bool = False,
@@ -149,7 +163,8 @@ class Gateway:
     def _open(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
     ) -> Iterator[http.client.HTTPResponse]:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        token = token_now(self._token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         content = None
         if body is not None:
             content = _body(body)

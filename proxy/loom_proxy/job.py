@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from loom.errors import WaitTimeout
-from loom.rest import Gateway
+from loom.rest import Gateway, token_now
 from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
@@ -61,7 +61,7 @@ class Job:
     A ``with`` block on the job closes it at its end.
     """
 
-    def __init__(self, connection: Connection, token: str | None, attached: bool) -> None:
+    def __init__(self, connection: Connection, attached: bool) -> None:
         self._connection = connection
         calls = self._calls = connection.calls
         calls.make_proxy = functools.partial(proxy_of, calls)
@@ -83,8 +83,6 @@ class Job:
         connection.on(Kind.PORT_MESSAGES, self._ports.take)
         connection.on_end(self._ports.end)
         welcome = connection.welcome
-        self.token = token
-        """The token, for other programs that join the session."""
         self.session: str = welcome.session
         """Name of the session, for `connect` to attach to."""
         self.hosts = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
@@ -92,6 +90,11 @@ class Job:
         self.versions: Mapping[str, str] = dict(welcome.versions)
         """Versions of python, monarch-loom, torchmonarch and torch in the cluster."""
         connection.start()
+
+    @property
+    def token(self) -> str | None:
+        """The token, for other programs that join the session."""
+        return token_now(self._connection.address.token)
 
     @property
     def url(self) -> str:
@@ -130,7 +133,7 @@ class Job:
         transport = "http" if self.transport == "http" else "auto"
         session = None if self._calls.watching else self._calls
         # `connect` has decided about the URL.
-        return WeaverProxy(self._gateway_url, self.token, ca, transport, session, insecure=True)
+        return WeaverProxy(self._gateway_url, self._connection.address.token, ca, transport, session, insecure=True)
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""
@@ -329,7 +332,9 @@ class Job:
         self._gateway().unshare_session(self.session, user)
 
     def _gateway(self) -> Gateway:
-        return Gateway(self._gateway_url, self.token, ca=self._connection.address.ca, insecure=True)
+        return Gateway(
+            self._gateway_url, self._connection.address.token, ca=self._connection.address.ca, insecure=True
+        )
 
     def _reach_by(self, forward: PortForward, url: str) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, LoomError, SessionClosed
+from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked
 from loom.wire.bodies import EndSession, Notice, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
@@ -146,7 +146,10 @@ class Connection:
             if not goes_on and self._end_reason is None and not self._leaving.is_set():
                 self.calls.away = goes_on = True
         except LoomError as error:
-            broken = error
+            if self._renews(error):
+                self.calls.away = goes_on = True
+            else:
+                broken = error
         finally:
             if not goes_on:
                 self._fail(self._end_reason or broken or ConnectionLost(f"the connection to {self.url} broke"))
@@ -234,7 +237,13 @@ class Connection:
                 take(message)
 
     def _take_refusal(self, message: Message) -> None:
-        self._end_reason = error_from_refusal(message)
+        error = error_from_refusal(message)
+        if not self._renews(error):  # otherwise the connection is over, and the next one shows the next token
+            self._end_reason = error
+
+    def _renews(self, error: LoomError) -> bool:
+        """Return whether an error is the end of a token that has a successor."""
+        return isinstance(error, TokenRevoked) and callable(self.address.token)
 
     def _take_end(self, message: Message) -> None:
         reason = SessionEnded.from_body(message.body).reason

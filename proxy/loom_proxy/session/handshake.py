@@ -16,6 +16,7 @@ from loom.errors import (
     RateLimited,
 )
 from loom.process.backoff import Backoff
+from loom.rest import TokenSource, token_now
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
@@ -44,7 +45,7 @@ class Address(NamedTuple):
 
     url: str
     """The WebSocket's URL, which `loom.rest.normalise_url` returns."""
-    token: str | None
+    token: TokenSource
     patience: float | None = None
     """Seconds of attempts to reconnect; None for as long as the session can live."""
     ca: str | None = None
@@ -78,15 +79,15 @@ def connect(to: Address, hello: Hello, timeout: float, kind: str | None = None) 
             code="unknown_transport",
         )
     if kind == "http":
-        return _say_hello(HttpTransport.open(to.url, to.token, timeout, to.ca), to.url, hello)
+        return _say_hello(HttpTransport.open(to.url, token_now(to.token), timeout, to.ca), to.url, hello)
     try:
-        return _say_hello(WebSocketTransport.open(to.url, to.token, timeout, to.ca), to.url, hello)
+        return _say_hello(WebSocketTransport.open(to.url, token_now(to.token), timeout, to.ca), to.url, hello)
     except NoUpgrade as error:
         if kind == "websocket":
             raise
         no_websocket = error
     try:
-        transport = HttpTransport.open(to.url, to.token, timeout, to.ca)
+        transport = HttpTransport.open(to.url, token_now(to.token), timeout, to.ca)
     except LoomError:
         raise no_websocket from None
     if to.url not in _logged:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
-from loom.rest import safe_url
+from loom.rest import TokenSource, safe_url
 from loom.wire.handshake import Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
@@ -20,7 +20,7 @@ ATTEMPTS = 3  # sessions that `connect` tries to open if the workers accept conn
 
 def connect(
     url: str | None = None,
-    token: str | None = None,
+    token: TokenSource = None,
     session: str | None = None,
     *,
     mode: str = "drive",
@@ -41,7 +41,8 @@ def connect(
         url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
             ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, which is restarted when
             it ends or no longer reaches the gateway.
-        token: default ``LOOM_TOKEN``.
+        token: the token, or a function that returns it; default ``LOOM_TOKEN``. The function is called, in any
+            thread, for each connection: a token that expires is replaced by the next, and the session goes on.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``, or ``watch`` to attach next to the client that drives: such a job sees events, logs, meshes
             and runs, and everything else raises `ReadOnlySession`.
@@ -91,13 +92,13 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
-            return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
+            return Job(Connection.open(address, hello, timeout), attached=session is not None)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return Job(Connection.open(address, hello, timeout), token, attached=session is not None)
+    return Job(Connection.open(address, hello, timeout), attached=session is not None)
 
 
-def _connect_by_kubectl(url: str, token: str | None, session: str | None, **options: Any) -> Job:
+def _connect_by_kubectl(url: str, token: TokenSource, session: str | None, **options: Any) -> Job:
     forward = PortForward(parse_kube_address(url))
     try:
         job = connect(forward.url, token, session, **options)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout
-from loom.rest import Gateway
+from loom.rest import Gateway, TokenSource
 from loom.weaver.serving.operations import OPERATIONS, Ask, takes
 from loom.weaver.views import (
     DeviceInfo,
@@ -69,7 +69,7 @@ class WeaverProxy:
     def __init__(
         self,
         url: str,
-        token: str | None,
+        token: TokenSource,
         ca: str | None = None,
         transport: str = "auto",
         session: Calls | None = None,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
+from loom.rest import TokenSource
 from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
@@ -28,7 +29,7 @@ class WeaverFeed:
     def __init__(
         self,
         url: str,
-        token: str | None,
+        token: TokenSource,
         ca: str | None,
         transport: str,
         ask: Ask,

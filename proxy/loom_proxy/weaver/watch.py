@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import connect
 
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
-from loom.rest import safe_url
+from loom.rest import TokenSource, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import RECONNECT
@@ -75,11 +75,11 @@ class _Connect(connect_async):
 class WeaverWatch:
     """A watch of the weaver of one gateway."""
 
-    def __init__(self, url: str, token: str | None, ca: str | None = None, insecure: bool = False) -> None:
+    def __init__(self, url: str, token: TokenSource, ca: str | None = None, insecure: bool = False) -> None:
         self.url = _watch_url(url, insecure)
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._options: dict[str, Any] = {
-            "additional_headers": {"Authorization": f"Bearer {token}"} if token else {},
+            "additional_headers": {"Authorization": f"Bearer {shown}"} if (shown := token_now(token)) else {},
             "ssl": self._context,
             "open_timeout": OPEN_TIMEOUT,
             "max_size": None,  # a snapshot of many replicas is large

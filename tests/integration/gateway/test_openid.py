@@ -51,6 +51,31 @@ def ask(gateway: Gateway, token: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)["error"]
 
 
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+def test_a_function_that_gives_the_next_token_keeps_the_connection(
+    gateway: Gateway, issuer: OpenIdIssuerProcess, transport: str
+) -> None:
+    assert ask(gateway, issuer.sign_in("alice"))[0] == 200
+    issuer.token_seconds = 6
+    issuer.stop()
+    issuer.start()
+    given: list[str] = []
+
+    def token() -> str:
+        given.append(issuer.sign_in("alice"))
+        return given[-1]
+
+    with loom.connect(gateway.url, token, transport=transport) as job:
+        counter = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}, name="p").spawn("counter", Counter)
+        numbers = []
+        opened = len(given)
+        while sum(event.name == "resumed" for event in job.events(timeout=0)) < 2:
+            numbers.append(counter.add.call_one().get(BOUND))
+        assert len(given) >= opened + 2
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert job.weaver.replicas() == {}
+
+
 def call_on(job: loom.Job) -> None:
     """Call until a call raises."""
     while True:
