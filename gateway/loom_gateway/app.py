@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
 from loom.process import tasks
+from loom.proof import PROOF_PATH
 from loom.token_file import ADMIN
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
@@ -38,6 +39,12 @@ class WorkerInfo(BaseModel):
     address: str
     reachable: bool
     """Whether the host's port accepts connections now."""
+
+
+class Proof(BaseModel):
+    """The proof that the gateway knows a token: see `loom.proof`."""
+
+    proof: str
 
 
 class GatewayStatus(BaseModel):
@@ -120,6 +127,11 @@ def create_app(
             response.status_code = 503
             return Health(status="draining")
         return Health()
+
+    @app.get(PROOF_PATH)
+    async def proof(request: Request, key: str = "", challenge: str = "") -> Proof:
+        """Prove that the gateway knows a token, to a client that has not shown it yet. Needs no token."""
+        return Proof(proof=access.prove(key, challenge, request.client.host if request.client else ""))
 
     @app.get("/api/v1/status")
     async def status(request: Request) -> GatewayStatus:

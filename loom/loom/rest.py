@@ -24,6 +24,7 @@ from loom.errors import (
     WrongArguments,
     error_for_code,
 )
+from loom.proof import check_proof
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
@@ -172,6 +173,8 @@ class Gateway:
         connection = self._connection(self._timeout + patience)
         whole = False
         try:
+            if connection.sock is None:
+                self._connect(connection, token)
             connection.request(method, urlsplit(self._base).path + path, content, headers)
             response = connection.getresponse()
             if response.status >= 300:
@@ -194,6 +197,10 @@ class Gateway:
                 self._idle.append((connection, time.monotonic()))
             else:
                 connection.close()
+
+    def _connect(self, connection: http.client.HTTPConnection, token: str | None) -> None:
+        connection.connect()
+        check_proof(connection.sock, self._base, token)
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         """Return a connection for one request: an idle one that the gateway has not closed, or a new one."""

@@ -339,7 +339,13 @@ class Job:
     def _reach_by(self, forward: PortForward, url: str) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""
         self._reached_by = url
-        self._connection.unanswered = forward.renew
+        connection = self._connection
+
+        def renew() -> None:
+            forward.renew()
+            connection.move_to(forward.url)
+
+        connection.unanswered = renew
 
         def close() -> None:
             self._connection.ended.wait()

@@ -24,6 +24,7 @@ from tests.benchmarks import (
     ports,
     ray_environment,
     report,
+    siege,
     threadlet,
     two_looms,
     weaver,
@@ -190,6 +191,20 @@ def measure_doors(
     """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
     plan = doors.DoorPlan(rounds, seconds, per_second)
     _report(lambda say: doors.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("siege")
+def measure_siege(
+    connections: Annotated[int, typer.Option(min=1, max=10_000, help="Connections without a token.")] = 2000,
+    sessions: Annotated[int, typer.Option(min=1, max=64, help="Sessions that make calls.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")] = 5.0,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """Calls of sessions beside thousands of connections that show no token, and without these."""
+    plan = siege.SiegePlan(connections, sessions, seconds)
+    _report(lambda say: siege.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("http")

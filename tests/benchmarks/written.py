@@ -30,6 +30,7 @@ BUDGETS = {
     "bytes a second against Ray Client": Budget("at least", 3.0),
     "small call beside 1 GiB": Budget("at most", 3.0),
     "small call beside bad handshakes": Budget("at most", 3.0),
+    "call beside 2,000 hostile connections": Budget("at most", 3.0),
     "dead process to failed": Budget("at most", 0.5),
     "status report": Budget("at most", 1.0),
     "check for updates": Budget("at most", 0.3),

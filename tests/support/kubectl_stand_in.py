@@ -28,7 +28,7 @@ def main() -> None:
         sys.exit(f'Error from server (NotFound): {kinds[kind]} "{name}" not found')
     host, _, port = place.read_text().rpartition(":")
     local, _, remote = options.ports.partition(":")
-    asyncio.run(forward(options.address, int(local), remote, host, int(port)))
+    asyncio.run(forward(options.address, int(local or 0), remote, host, int(port)))
 
 
 async def forward(address: str, local: int, remote: str, host: str, port: int) -> None:
@@ -38,6 +38,7 @@ async def forward(address: str, local: int, remote: str, host: str, port: int) -
         await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
 
     server = await asyncio.start_server(accept, address, local)
+    local = server.sockets[0].getsockname()[1]
     print(f"Forwarding from {address}:{local} -> {remote}", flush=True)
     await server.serve_forever()
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +89,43 @@ def test_a_forward_that_ends_is_started_again_and_loses_nothing(job: loom.Job) -
     assert [set(answer.get(BOUND).values()) for answer in answers] == [{3 + number} for number in range(20)]
     (again,) = forwarding(os.getpid())
     assert again.pid != kubectl.pid
+
+
+def test_who_takes_the_port_gets_no_token_and_the_forward_moves(job: loom.Job) -> None:
+    counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
+    counters.add.call(1).get(BOUND)
+    before = job._connection.url
+    port = int(before.removesuffix("/ws/v1").rpartition(":")[2])
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    received: list[bytes] = []
+    over = threading.Event()
+
+    def take_the_port() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):  # kubectl has not ended
+                taken.bind(("127.0.0.1", port))
+                break
+            time.sleep(0.001)
+        with contextlib.suppress(OSError):
+            taken.listen()
+            while True:
+                with taken.accept()[0] as sock:
+                    received.append(sock.recv(1 << 16))
+
+    taking = threading.Thread(target=take_the_port, daemon=True)
+    taking.start()
+    (kubectl,) = forwarding(os.getpid())
+    kubectl.send_signal(signal.SIGKILL)
+    answers = [counters.add.call(1) for _ in range(20)]
+
+    assert [set(answer.get(BOUND).values()) for answer in answers] == [{3 + number} for number in range(20)]
+    over.set()
+    with contextlib.suppress(OSError):
+        taken.shutdown(socket.SHUT_RDWR)
+    taken.close()
+    taking.join(BOUND)
+    assert not any(b"authorization" in request.lower() for request in received)
 
 
 def test_a_forward_through_which_nobody_answers_is_started_again(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from loom.errors import (
     RateLimited,
     ScopeError,
     TokenRevoked,
+    WrongArguments,
 )
 from loom.process import tasks
 from loom.token_file import Token, digest
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 BURST = 5.0  # the number of seconds whose allowance of connections an address may use at once
 SIGNATURES = 20.0  # signatures a second to check for addresses that have shown too many wrong tokens
 TICK = 1.0  # seconds between two checks of connected clients' tokens
+
+_HEX = re.compile("[0-9a-f]{16,64}")
 
 Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 
@@ -126,10 +130,7 @@ class AccessControl(SessionAccess):
         except TokenRevoked:  # not a guess, so it does not count as a failure
             raise
         except AuthenticationError:
-            self._check_rate(address, counts)
-            if wait := self._failures.wait(address):
-                raise self._too_many_failures(wait) from None
-            self._failures.count(address)
+            self._count_failure(address, counts)
             raise
         # Clients that come back to their sessions, perhaps hundreds after a restart, are never refused.
         if scope["type"] == "http" and scope.get("path") != TUNNELS:
@@ -152,6 +153,28 @@ class AccessControl(SessionAccess):
         if len(self._signed) > ADDRESSES:
             self._signed.popitem(last=False)
         return token
+
+    def prove(self, key: str, challenge: str, peer: str) -> str:
+        """Return the gateway's proof that it knows a token; see `loom.proof`. Nobody needs a token to ask.
+
+        Raises:
+            WrongArguments: a value is not of the form that a client sends.
+            AuthenticationError: no good token has the key; `RateLimited` if an address asks for too many such keys.
+        """
+        if not _HEX.fullmatch(key) or not _HEX.fullmatch(challenge):
+            raise WrongArguments("a proof needs key=… and challenge=…, of 16 to 64 hexadecimal digits each")
+        try:
+            return self._authority.prove(key, challenge)
+        except AuthenticationError as error:
+            if not isinstance(error, TokenRevoked):
+                self._count_failure(address_key(peer), counts=True)
+            raise
+
+    def _count_failure(self, address: str, counts: bool) -> None:
+        self._check_rate(address, counts)
+        if wait := self._failures.wait(address):
+            raise self._too_many_failures(wait) from None
+        self._failures.count(address)
 
     def _check_rate(self, who: str, counts: bool) -> None:
         if counts:

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import AuthenticationError, LoomError, RateLimited
+from loom.proof import PROOF_PATH
 from loom_gateway.access.connections import admit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.hosts import AllowedHosts
@@ -15,7 +16,7 @@ from loom_gateway.access.hosts import AllowedHosts
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""
 
-_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", PROOF_PATH})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _TUNNEL = "/api/v1/tunnel"

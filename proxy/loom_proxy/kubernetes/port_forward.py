@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
 from loom.process.backoff import Backoff
 from loom.process.child import Child
-from loom.process.listen import free_ports
+from loom.proof import note_forwarded
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ END_TIMEOUT = 5.0  # seconds that a ``kubectl`` has to end
 RENEW_AFTER = 10.0  # seconds that a new ``kubectl`` is left alone, even if the gateway does not answer through it
 BACKOFF = Backoff(0.2, 5.0)  # seconds between restarts of a ``kubectl`` that does not forward
 
+_FORWARDS = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 _NAME = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _ADDRESS = re.compile(
     rf"kube://(?P<namespace>{_NAME})/(?:(?P<kind>[a-z]+)/)?(?P<name>{_NAME})(?::(?P<port>\d+)(?P<path>/[^?#]*)?|/)?"
@@ -75,9 +76,9 @@ class PortForward:
                 f"{address} needs kubectl, which is not on PATH: install it (kubernetes.io/docs/tasks/tools), or "
                 "give the ws:// or wss:// address of an ingress"
             )
-        (self.port,) = free_ports(1)  # of 127.0.0.1; it stays the same across restarts
+        self.port = 0  # of 127.0.0.1, which the first ``kubectl`` chooses
         self._command = ["sh", "-c", _UNTIL_STDIN_CLOSES, "sh", kubectl, "port-forward", "--address", "127.0.0.1"]
-        self._command += ["-n", address.namespace, address.resource, f"{self.port}:{address.port}"]
+        self._command += ["-n", address.namespace, address.resource]
         self.starts = 0  # the number of times that ``kubectl`` was started
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -107,10 +108,19 @@ class PortForward:
             self._kubectl.cut()
         self._thread.join(END_TIMEOUT)
 
-    def _start(self) -> Child:
+    def _start(self, port: int = 0) -> Child:
+        """Start a ``kubectl``, which forwards a port; 0: one of its choice: another program may take a free one."""
         self._started = time.monotonic()
         self.starts += 1
-        return Child(f"kubectl to {self.address}", self._command, understand=_forwards, on_line=self._heard)
+        command = [*self._command, f"{port or ''}:{self.address.port}"]
+        child = Child(f"kubectl to {self.address}", command, understand=_forwards, on_line=self._heard)
+        child.ready.add_done_callback(self._note_port)
+        return child
+
+    def _note_port(self, ready: concurrent.futures.Future[dict[str, Any]]) -> None:
+        if ready.exception() is None:
+            self.port = ready.result()["port"]
+            note_forwarded(self.port)
 
     def _heard(self, line: str) -> None:
         if line and not line.startswith("Handling connection"):
@@ -122,6 +132,7 @@ class PortForward:
     def _await_first(self) -> None:
         try:
             self._kubectl.ready.result(START_TIMEOUT)
+            self._note_port(self._kubectl.ready)  # the callback may come later
         except (LoomError, concurrent.futures.TimeoutError) as error:
             what = "ended" if isinstance(error, LoomError) else f"did not forward within {START_TIMEOUT:g} s"
             self._kubectl.cut()
@@ -144,8 +155,11 @@ class PortForward:
                 return
             with self._lock:
                 if not self._closing.is_set():
-                    self._kubectl = self._start()
+                    # The same port, unless another program has taken it.
+                    worked = self._kubectl.ready.exception() is None
+                    self._kubectl = self._start(self.port if worked else 0)
 
 
 def _forwards(line: str) -> dict[str, Any] | None:
-    return {} if line.startswith("Forwarding from") else None
+    match = _FORWARDS.match(line)
+    return {"port": int(match[1])} if match else None

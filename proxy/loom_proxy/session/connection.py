@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked
+from loom.rest import normalise_url
 from loom.wire.bodies import EndSession, Notice, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
@@ -87,6 +88,11 @@ class Connection:
         hello = replace(hello, capabilities=_capabilities())
         handshake = connect(address, hello, timeout)
         return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))
+
+    def move_to(self, url: str) -> None:
+        """Reconnect to another URL of the gateway from now on."""
+        self.url = normalise_url(url)
+        self.address = self.address._replace(url=self.url)
 
     def start(self) -> None:
         """Start to take messages, after all subscriptions with `on`."""

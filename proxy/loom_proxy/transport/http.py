@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
 from loom.process.backoff import Backoff
+from loom.proof import check_proof
 from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
@@ -45,6 +46,7 @@ class _KeepAlive:
     def __init__(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
         self._url = url
+        self._token = token
         self._tls = tls
         self._prefix = parts.path.removesuffix(WEBSOCKET_PATH) + TUNNELS
         self._headers = {"User-Agent": "monarch-loom"} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -62,6 +64,7 @@ class _KeepAlive:
             try:
                 if self._http.sock is None:
                     self._http.sock = connect(self._url, connect_timeout, self._secured)
+                    check_proof(self._http.sock, self._url, self._token)
                 self._http.sock.settimeout(timeout)
                 self._http.request(method, self._prefix + path, body, headers)
                 response = self._http.getresponse()

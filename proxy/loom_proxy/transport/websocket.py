@@ -31,6 +31,7 @@ from loom.errors import (
     NotAGateway,
     error_for_code,
 )
+from loom.proof import check_proof
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH
@@ -72,6 +73,8 @@ class WebSocketTransport(Transport):
         sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))
         try:
             with errors_of_opening(url, timeout, cut=NoUpgrade):
+                if isinstance(sock, socket.socket):  # the port that kubectl forwards has no TLS
+                    check_proof(sock, url, token)
                 transport = cls._upgrade(sock, url, token)
         except BaseException:
             sock.close()

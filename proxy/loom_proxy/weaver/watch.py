@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import math
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import connect
 
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
+from loom.proof import check_proof, is_forwarded
 from loom.rest import TokenSource, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
@@ -78,6 +80,7 @@ class WeaverWatch:
     def __init__(self, url: str, token: TokenSource, ca: str | None = None, insecure: bool = False) -> None:
         self.url = _watch_url(url, insecure)
         self._context = client_context(ca) if self.url.startswith("wss:") else None
+        self._token = token
         self._options: dict[str, Any] = {
             "additional_headers": {"Authorization": f"Bearer {shown}"} if (shown := token_now(token)) else {},
             "ssl": self._context,
@@ -140,15 +143,32 @@ class WeaverWatch:
             yield away
             await asyncio.sleep(wait)
 
+    def _proven(self) -> socket.socket | None:
+        """Return a connection to a forwarded port, whose gateway has proved itself; None for other addresses."""
+        parts = urlsplit(self.url)
+        if parts.port is None or not is_forwarded(parts.port):
+            return None
+        sock = socket.create_connection((str(parts.hostname), parts.port), OPEN_TIMEOUT)
+        try:
+            check_proof(sock, self.url, token_now(self._token))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
     def _open(self) -> Any:
         try:
-            return connect(self.url, **self._options)
+            return connect(self.url, sock=self._proven(), **self._options)
+        except LoomError:
+            raise
         except (OSError, InvalidHandshake, EOFError) as error:
             raise self._not_opened(error) from error
 
     async def _open_async(self) -> Any:
         try:
-            return await _Connect(self.url, **self._options)
+            return await _Connect(self.url, sock=await asyncio.to_thread(self._proven), **self._options)
+        except LoomError:
+            raise
         except (OSError, InvalidHandshake, EOFError) as error:
             raise self._not_opened(error) from error
 

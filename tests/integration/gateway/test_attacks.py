@@ -27,6 +27,7 @@ from websockets.exceptions import ConnectionClosed
 
 import loom
 from loom import Actor, endpoint
+from loom.rest import Gateway
 from loom.token_file import TokenFile
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message
@@ -34,6 +35,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
 from tests.benchmarks import doors as doors_benchmark
 from tests.benchmarks.attack import TRIES, attack
+from tests.benchmarks.hostile import KINDS, Hostile
 from tests.support.raw_client import BOUND, answer, exchange, say_hello, status_of, websocket
 
 SPY = """
@@ -315,6 +317,41 @@ def test_every_kind_of_bad_handshake_is_refused(target: Target) -> None:
 def test_who_attacks_another_machine_with_the_benchmark_is_refused() -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.1"):
         asyncio.run(attack("ws://10.0.0.5:8470", 1, 1))
+
+
+@pytest.fixture(scope="module")
+def besieged() -> Iterator[LocalCluster]:
+    """A gateway that has room for few connections without a token."""
+    with LocalCluster(1, gateway_options=["--max-connections-per-address", "50"]) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("hosts", [1, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_connections_without_a_token_keep_nobody_out_and_are_bounded(
+    besieged: LocalCluster, kind: str, hosts: int
+) -> None:
+    gateway = psutil.Process(besieged.pids[0])
+
+    async def hold(job: loom.Job) -> None:
+        hostile = Hostile(besieged.url, 200, hosts)
+        await asyncio.wait_for(hostile.begin(kind), BOUND)
+        try:
+            for number in range(20):
+                assert await asyncio.to_thread(job.run, max, number, 0) == number
+            assert await asyncio.to_thread(Gateway(besieged.url, besieged.token, BOUND).sessions)
+            newcomer = await asyncio.to_thread(
+                loom.connect, besieged.url, besieged.token, job.session, mode="watch", timeout=BOUND
+            )
+            await asyncio.to_thread(newcomer.detach)
+            assert gateway.num_fds() < before + min(50 * hosts, 200) + 60
+        finally:
+            await hostile.end()
+
+    with loom.connect(besieged.url, besieged.token) as job:
+        before = gateway.num_fds()
+        asyncio.run(hold(job))
+        assert job.run(max, 1, 2) == 2
 
 
 @pytest.mark.slow
