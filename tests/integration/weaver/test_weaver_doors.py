@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from websockets.sync.client import ClientConnection, connect
 
 import loom
 from loom.token_file import TokenFile
-from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest import weaver_feed as weaver_socket
+from loom_gateway.rest import weaver_watches
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
@@ -257,14 +258,27 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
 # -- readers who are too slow -----------------------------------------------------------------------------------
 
 
-class Pushing(WeaverClient):
-    """Stands in for a weaver that pushes without end."""
+class Pushing:
+    """Stands in for a weaver, and for its watch, that pushes without end."""
 
-    async def watch(self) -> Any:
-        yield "snapshot", {"replicas": []}
-        while True:
-            yield "event", {"event": {"text": "x" * 1000}}
-            await asyncio.sleep(0)
+    def __init__(self) -> None:
+        self.watches = self.snapshots = 0
+
+    @asynccontextmanager
+    async def watch(self, user: str) -> AsyncIterator[Pushing]:
+        assert user == "admin"
+        self.watches += 1
+        self.refresh()
+        yield self
+
+    def refresh(self) -> None:
+        self.snapshots += 1
+        self._next = "snapshot"
+
+    async def next(self) -> tuple[str, dict[str, Any]]:
+        await asyncio.sleep(0)
+        kind, self._next = self._next, "event"
+        return kind, {"replicas": []} if kind == "snapshot" else {"event": {"text": "x" * 1000}}
 
 
 class Reader:
@@ -296,7 +310,7 @@ class Reader:
 
 @pytest.mark.parametrize("takes_goodbye", [True, False])
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
-    monkeypatch.setattr(weaver_socket, "MAX_WAITING", 100_000)
+    monkeypatch.setattr(weaver_watches, "MAX_WAITING", 100_000)
     monkeypatch.setattr(weaver_socket, "DISCONNECT_TIMEOUT", 0.1)
     doors = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
@@ -305,9 +319,54 @@ async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPat
     reader = scope["loom.socket"] = Reader(takes_goodbye)
     began = time.monotonic()
 
-    await asyncio.wait_for(WeaverSocket(Pushing("/nowhere"), doors)(scope, reader.receive, reader.send), BOUND)
+    weaver: Any = Pushing()
+    await asyncio.wait_for(WeaverSocket(weaver, doors)(scope, reader.receive, reader.send), BOUND)
 
     assert time.monotonic() - began < BOUND / 2
     if takes_goodbye:
         assert reader.sent[-1] == {"type": "websocket.close", "code": 4000, "reason": "watcher_too_slow"}
     assert reader.aborted is not takes_goodbye
+
+
+async def text_of(reader: weaver_watches.FeedReader) -> str:
+    got: asyncio.Queue[str] = asyncio.Queue()
+
+    async def send(message: Any) -> None:
+        got.put_nowait(message["text"])
+        await asyncio.Event().wait()  # takes one message and no more
+
+    sending = asyncio.ensure_future(reader.send_to(send))
+    try:
+        return await got.get()
+    finally:
+        sending.cancel()
+
+
+async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
+    weaver: Any = Pushing()
+    watches = weaver_watches.WeaverWatches(weaver)
+    first, second = weaver_watches.FeedReader(), weaver_watches.FeedReader()
+
+    with watches.reading("admin", "admin", first):
+        assert '"snapshot"' in await asyncio.wait_for(text_of(first), BOUND)
+        assert '"event"' in await asyncio.wait_for(text_of(first), BOUND)
+        with watches.reading("admin", "admin", second):
+            assert '"snapshot"' in await asyncio.wait_for(text_of(second), BOUND)
+            assert '"event"' in await asyncio.wait_for(text_of(second), BOUND)
+            assert (weaver.watches, weaver.snapshots) == (1, 2)
+    assert not watches._watches
+
+
+async def test_a_user_has_so_many_readers_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weaver_watches, "MAX_READERS", 1)
+    weaver: Any = Pushing()
+    watches = weaver_watches.WeaverWatches(weaver)
+    one, two = weaver_watches.FeedReader(), weaver_watches.FeedReader()
+
+    with watches.reading("anna", "admin", one):
+        with pytest.raises(loom.LimitReached, match="1 programs watch the weaver as 'anna' already"):
+            watches.reading("anna", "admin", two).__enter__()
+        with watches.reading("bert", "admin", two):
+            pass
+    with watches.reading("anna", "admin", one):
+        pass
