@@ -136,18 +136,24 @@ class Gateway:
                         raise self._not_a_gateway()
                     yield entry
 
-    def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.Ask`."""
+    def ask(self, operation: str, *, as_user: str | None = None, **arguments: Any) -> Any:
+        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.Ask`.
+
+        ``as_user`` is another user whose replicas it is about, which only an admin may name.
+        """
         method, path, has, only = OPERATIONS[operation]
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
         named = [name for _, name, _, _ in Formatter().parse(path) if name]
         path = "/weaver/" + path.format_map({name: quoted(given.pop(name)) for name in named})
         if operation == "stacks":  # the response is plain text
+            path += f"?{urlencode({'user': as_user})}" if as_user is not None else ""
             with self._open(method, path, patience=patience) as response:
                 return response.read().decode()
-        if method != "POST":
-            path += f"?{urlencode(given)}" if given else ""
+        query = {} if method == "POST" else dict(given)
+        if as_user is not None:
+            query["user"] = as_user
+        path += f"?{urlencode(query)}" if query else ""
         answer = self._call(method, path, has, given if method == "POST" else None, patience)
         return answer[has] if only else answer
 

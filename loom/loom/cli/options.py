@@ -26,15 +26,19 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", envvar="LOOM_INSECURE", help="Go without TLS to another machine, for ws://."),
 ]
+User = Annotated[
+    str | None,
+    typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
 
 
-def weaver_of(url: str, token: str | None, ca: str | None, insecure: bool) -> WeaverProxy:
+def weaver_of(url: str, token: str | None, ca: str | None, insecure: bool, user: str | None = None) -> WeaverProxy:
     """Return a proxy for the weaver behind a gateway. No request is sent yet."""
     from loom_proxy.weaver.client import WeaverProxy
 
-    return WeaverProxy(url, token, ca, insecure=insecure)
+    return WeaverProxy(url, token, ca, insecure=insecure, user=user)
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Insecure, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
+from loom.cli.options import (
+    Ca,
+    Insecure,
+    Json,
+    Timeout,
+    Token,
+    Url,
+    User,
+    acknowledgements,
+    read_assignments,
+    weaver_of,
+)
 from loom.cli.output import print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -40,11 +51,12 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Show every replica and device as they change, until Ctrl-C."""
     from loom.cli.weaver_display import json_line, live
 
-    proxy = weaver_of(url, token, ca, insecure)
+    proxy = weaver_of(url, token, ca, insecure, user)
     with suppress(KeyboardInterrupt):
         if as_json:
             for update in proxy.watch():
@@ -63,13 +75,14 @@ def config_set(
     as_json: Json = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Change the configuration of replicas while they train, and show at which step each took it.
 
     Exits with 1 unless every replica did.
     """
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
-    command = weaver_of(url, token, ca, insecure).command(
+    command = weaver_of(url, token, ca, insecure, user).command(
         "update_config", config, replica, wait=min(timeout, FIRST_WAIT)
     )
     _report(command, replica, timeout, as_json)
@@ -86,8 +99,11 @@ def _command(kind: str, text: str) -> Callable[..., None]:
         as_json: Json = False,
         ca: Ca = None,
         insecure: Insecure = False,
+        user: User = None,
     ) -> None:
-        command = weaver_of(url, token, ca, insecure).command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
+        command = weaver_of(url, token, ca, insecure, user).command(
+            kind, target=replica, wait=min(timeout, FIRST_WAIT)
+        )
         _report(command, replica, timeout, as_json)
 
     give.__name__, give.__doc__ = kind, text
@@ -103,19 +119,24 @@ COMMANDS = (
 """``loom pause``, ``resume``, ``stop`` and ``drain``."""
 
 
-def weaver(url: Url, token: Token = None, ca: Ca = None, insecure: Insecure = False) -> None:
+def weaver(url: Url, token: Token = None, ca: Ca = None, insecure: Insecure = False, user: User = None) -> None:
     """Print LOOM_WEAVER=…, with which a training script that Loom does not spawn finds the weaver.
 
     The address contains the key of the weaver: keep it secret, as you keep a token.
     """
-    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca, insecure).address()}")
+    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca, insecure, user).address()}")
 
 
 def devices(
-    url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False
+    url: Url,
+    token: Token = None,
+    as_json: Json = False,
+    ca: Ca = None,
+    insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """List the devices, and the replicas on them."""
-    found = weaver_of(url, token, ca, insecure).devices()
+    found = weaver_of(url, token, ca, insecure, user).devices()
     from loom.cli.weaver_display import device_row
 
     columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
@@ -131,9 +152,10 @@ def fail_device(
     as_json: Json = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Report that a device has failed: its replicas are notified, and their groups' policies are carried out."""
-    event = weaver_of(url, token, ca, insecure).report_device_failure(device, reason)
+    event = weaver_of(url, token, ca, insecure, user).report_device_failure(device, reason)
     chain = event.data.get("replicas") or []
     show(
         as_json,
@@ -152,9 +174,10 @@ def policy(
     as_json: Json = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Choose the action for a group's replicas when a device of theirs fails; without arguments, show them."""
-    proxy = weaver_of(url, token, ca, insecure)
+    proxy = weaver_of(url, token, ca, insecure, user)
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
     found = proxy.policies() if group is None or action is None else proxy.set_policy(group, action)
@@ -173,19 +196,22 @@ def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Show the events of replicas and devices, the oldest first."""
     from loom.cli.weaver_display import event_line
 
-    found = weaver_of(url, token, ca, insecure).events(after, follow, limit=limit, kind=kind, replica=replica)
+    found = weaver_of(url, token, ca, insecure, user).events(after, follow, limit=limit, kind=kind, replica=replica)
     with suppress(KeyboardInterrupt):
         for event in found:
             typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
 
 
-def stacks(url: Url, replica: Replica, token: Token = None, ca: Ca = None, insecure: Insecure = False) -> None:
+def stacks(
+    url: Url, replica: Replica, token: Token = None, ca: Ca = None, insecure: Insecure = False, user: User = None
+) -> None:
     """Show the stacks of a replica's threads."""
-    typer.echo(weaver_of(url, token, ca, insecure).stacks(replica))
+    typer.echo(weaver_of(url, token, ca, insecure, user).stacks(replica))
 
 
 def metrics(
@@ -201,9 +227,10 @@ def metrics(
     as_json: Json = False,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Show the history of a metric of a replica, or the names of its metrics."""
-    proxy = weaver_of(url, token, ca, insecure)
+    proxy = weaver_of(url, token, ca, insecure, user)
     if metric is None:
         newest = proxy.replica(replica).metrics
         known = {name: newest.get(name) for name in proxy.metrics(replica)}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout
@@ -64,6 +65,8 @@ class WeaverProxy:
             second; or ``"auto"``: HTTP if there is no WebSocket.
         session: the session that carries requests to the weaver; None uses REST.
         insecure: whether a URL without TLS may lead to another machine; see `loom.connect`.
+        user: another user whose replicas everything is about, ``"*"`` for everyone's lists; only an admin may name
+            one. The replicas and devices of everyone have ``USER/`` before their id.
     """
 
     def __init__(
@@ -74,10 +77,14 @@ class WeaverProxy:
         transport: str = "auto",
         session: Calls | None = None,
         insecure: bool = False,
+        user: str | None = None,
     ) -> None:
         self._gateway = Gateway(url, token, ca=ca, insecure=insecure)
-        self._ask: Ask = self._gateway.ask if session is None else SessionWeaver(session, self._gateway).ask
-        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look, insecure)
+        self._user = user
+        self._ask: Ask = partial(self._gateway.ask, as_user=user)
+        if session is not None:
+            self._ask = SessionWeaver(session, self._gateway).ask
+        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look, insecure, user)
 
     @property
     def aio(self) -> AsyncWeaverProxy:
@@ -98,7 +105,7 @@ class WeaverProxy:
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Return every replica by its id, also those that have failed or finished."""
         found = self._ask("replicas")
-        return {one["id"]: ReplicaInfo.from_body(one) for one in found}
+        return {self._name(one, "id"): ReplicaInfo.from_body(one) for one in found}
 
     def replica(self, id: str) -> ReplicaInfo:
         """Return a replica.
@@ -111,7 +118,10 @@ class WeaverProxy:
     def devices(self) -> dict[str, DeviceInfo]:
         """Return every device by its uuid, with its replicas and its state."""
         found = self._ask("devices")
-        return {one["uuid"]: DeviceInfo.from_body(one) for one in found}
+        return {self._name(one, "uuid"): DeviceInfo.from_body(one) for one in found}
+
+    def _name(self, one: dict[str, Any], key: str) -> str:
+        return f"{one['user']}/{one[key]}" if self._user == "*" else one[key]
 
     def events(
         self,

@@ -35,8 +35,9 @@ class WeaverFeed:
         ask: Ask,
         look: Callable[[], Snapshot],
         insecure: bool,
+        user: str | None = None,
     ) -> None:
-        self._url, self._token, self._ca, self._insecure = url, token, ca, insecure
+        self._url, self._token, self._ca, self._insecure, self._user = url, token, ca, insecure, user
         self._transport = transport
         self._ask = ask
         self._look = look
@@ -95,7 +96,7 @@ class WeaverFeed:
     def _socket(self) -> WeaverWatch:
         from loom_proxy.weaver.watch import WeaverWatch  # imported late: it takes a while, and few programs need it
 
-        return WeaverWatch(self._url, self._token, self._ca, self._insecure)
+        return WeaverWatch(self._url, self._token, self._ca, self._insecure, self._user)
 
 
 class _Reader:

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
@@ -77,8 +77,15 @@ class _Connect(connect_async):
 class WeaverWatch:
     """A watch of the weaver of one gateway."""
 
-    def __init__(self, url: str, token: TokenSource, ca: str | None = None, insecure: bool = False) -> None:
-        self.url = _watch_url(url, insecure)
+    def __init__(
+        self,
+        url: str,
+        token: TokenSource,
+        ca: str | None = None,
+        insecure: bool = False,
+        user: str | None = None,
+    ) -> None:
+        self.url = _watch_url(url, insecure, user)
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._token = token
         self._options: dict[str, Any] = {
@@ -184,9 +191,10 @@ class WeaverWatch:
         return GatewayUnreachable(f"no gateway at {self.url}: {error or type(error).__name__}")
 
 
-def _watch_url(url: str, insecure: bool) -> str:
+def _watch_url(url: str, insecure: bool, user: str | None) -> str:
     parts = urlsplit(safe_url(url, insecure))
-    return urlunsplit(parts._replace(path=f"{parts.path}/weaver"))
+    query = "" if user is None else urlencode({"user": user})
+    return urlunsplit(parts._replace(path=f"{parts.path}/weaver", query=query))
 
 
 def _read(text: str | bytes) -> WeaverUpdate | None:

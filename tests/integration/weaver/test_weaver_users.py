@@ -1,0 +1,109 @@
+"""Two users of one gateway whose replicas have the same names, and an admin, over REST and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from loom_proxy.weaver.client import WeaverProxy
+from tests.support.gateways import BOUND, await_true
+from tests.support.processes import run
+from tests.support.users import House
+from tests.support.weaver_training import training
+
+LOOM = "import sys; from loom.cli import main; main()"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(list(cluster.workers), tmp_path_factory.mktemp("users"), "--injectable")
+    yield made
+    made.gateway.close()
+
+
+def weaver_of(house: House, user: str, named: str | None = None) -> WeaverProxy:
+    return WeaverProxy(house.url, house.tokens[user], user=named)
+
+
+def has_weaver(house: House) -> bool:
+    try:
+        return bool(weaver_of(house, "ann").address())
+    except loom.WeaverUnavailable:
+        return False
+
+
+def test_two_users_with_a_group_of_one_name_never_touch_each_other(house: House) -> None:
+    await_true(lambda: has_weaver(house))
+    ann, bob, root = (weaver_of(house, user) for user in ("ann", "bob", "root"))
+    with training(ann.address(), "train_0", group="train"), training(bob.address(), "train_0", group="train"):
+        await_true(lambda: all("train_0" in user.replicas() for user in (ann, bob)))
+        taken = ann.update_config("*", learning_rate=0.25).get(BOUND)
+
+        assert set(taken) == {"train_0"}
+        assert ann.replica("train_0").config["learning_rate"] == 0.25
+        assert bob.replica("train_0").config.get("learning_rate") != 0.25
+        assert not list(bob.events(kind="command"))
+        assert root.replicas() == {}
+        assert weaver_of(house, "root", "bob").replica("train_0").user == "bob"
+        assert {"ann/train_0", "bob/train_0"} <= set(weaver_of(house, "root", "*").replicas())
+        with pytest.raises(loom.ScopeError, match="to name another user needs a token of scope admin"):
+            weaver_of(house, "bob", "ann").replicas()
+        with pytest.raises(loom.NotFound, match="knows no user 'nobody'"):
+            weaver_of(house, "root", "nobody").replicas()
+
+
+def test_the_command_line_names_another_user_for_an_admin(house: House) -> None:
+    await_true(lambda: has_weaver(house))
+    ann = weaver_of(house, "ann")
+    environment = {**os.environ, "LOOM_URL": house.url, "LOOM_TOKEN": house.tokens["root"]}
+    with training(ann.address(), "cli_0"):
+        await_true(lambda: "cli_0" in ann.replicas())
+
+        shown = run("-c", LOOM, "devices", "--user", "ann", "--json", env=environment)
+        paused = run("-c", LOOM, "pause", "--replica", "cli_0", "--user", "ann", env=environment)
+
+    assert "cli_0" in [one for device in json.loads(shown.stdout)["devices"] for one in device["replicas"]]
+    assert paused.returncode == 0, paused.stderr
+
+
+def test_faults_that_strike_all_users_need_an_admin(house: House) -> None:
+    await_true(lambda: has_weaver(house))
+    with house.connect("ann") as job:
+        for fault in ("dead_gateway", "dead_weaver"):
+            with pytest.raises(loom.ScopeError, match="strikes all users"):
+                weaver_of(house, "bob").inject(fault, "*")
+        with pytest.raises(loom.UnknownSession):
+            weaver_of(house, "bob").inject("dead_driver", job.session)
+        assert job.run(len, "ab") == 2
+
+
+def test_what_a_session_commands_is_in_the_audit(house: House) -> None:
+    with house.connect("ann") as job:
+        await_true(lambda: has_weaver(house))
+        job.weaver.pause("nobody-*")
+
+        await_true(lambda: bool(house.audit(operation="command")))
+        (line,) = house.audit(operation="command")
+
+        assert (line["user"], line["session"], line["kind"]) == ("ann", job.session, "pause")
+
+
+def test_the_numbers_of_another_user_are_not_in_ones_metrics(house: House) -> None:
+    await_true(lambda: has_weaver(house))
+    ann = weaver_of(house, "ann")
+    with training(ann.address(), "counted_0"), house.connect("ann") as job:
+        await_true(lambda: "counted_0" in house.answer("ann", "GET", "/metrics", None)[1])
+        seen = {user: house.answer(user, "GET", "/metrics", None)[1] for user in ("ann", "bob", "root")}
+
+    assert "counted_0" in seen["root"]
+    assert job.session in seen["root"]
+    assert "counted_0" not in seen["bob"]
+    assert job.session not in seen["bob"]
+    assert 'user="ann"' not in seen["bob"]
