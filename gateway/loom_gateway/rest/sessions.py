@@ -55,7 +55,7 @@ class SessionList(BaseModel):
     sessions: list[SessionInfo]
     """The living sessions."""
     ended: Sequence[EndedSessionInfo] = ()
-    """The last hundred ended sessions, if the request asked for them."""
+    """The last hundred ended sessions of each user, if the request asked for them."""
 
 
 def _sender(request: Request) -> Principal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from loom.errors import LoomError, SessionLost, UnknownSession
 from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverRecord, LastWords, write_json
 
-KEEP = 100  # the number of ended sessions to remember
+KEEP = 100  # the number of ended sessions to remember of each user
+KEEP_IN_ALL = 400  # and of all users; beyond it, the oldest of the user with the most is forgotten
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,11 @@ class EndedSession(EndedSessionInfo):
     """The last lines of the driver's output."""
     log: str
     """The path of the session's log."""
-    shared: Mapping[str, str]
-    """The users with whom it was shared, each with the scope."""
+
+    @property
+    def shared(self) -> Mapping[str, str]:
+        """The users with whom it is shared: none, because a share lasts as long as the session."""
+        return {}
 
     @classmethod
     def of(cls, record: DriverRecord, words: LastWords, how: str, output: Sequence[str], log: str) -> EndedSession:
@@ -61,7 +65,6 @@ class EndedSession(EndedSessionInfo):
             lost=not words.reason,
             output="\n".join(output),
             log=log,
-            shared=record.shared,
         )
 
     def error(self) -> LoomError:
@@ -77,16 +80,19 @@ class EndedSession(EndedSessionInfo):
 
 
 class EndedSessions:
-    """The last `KEEP` ended sessions, the newest last, which the next gateway finds in the file ``path``."""
+    """The last `KEEP` ended sessions of each user, the newest last.
+
+    The next gateway finds them in the file ``path``.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._sessions: deque[EndedSession] = deque(self._read(), maxlen=KEEP)
+        self._sessions: list[EndedSession] = self._read()
 
     def _read(self) -> list[EndedSession]:
         try:
             # An older gateway noted no users: what it knew is for the admin.
-            before: dict[str, Any] = {"user": ADMIN, "shared": {}}
+            before: dict[str, Any] = {"user": ADMIN}
             return [EndedSession(**(before | values)) for values in json.loads(Path(self._path).read_text())]
         except FileNotFoundError:
             return []
@@ -96,10 +102,18 @@ class EndedSessions:
 
     def add(self, session: EndedSession) -> None:
         self._sessions.append(session)
+        users = Counter(one.user for one in self._sessions)
+        if users[session.user] > KEEP:
+            self._forget_oldest(session.user)
+        elif len(self._sessions) > KEEP_IN_ALL:
+            self._forget_oldest(users.most_common(1)[0][0])
         try:
             write_json(self._path, list(self._sessions))
         except OSError as error:
             logger.warning("the end of session %s cannot be written down: %s", session.name, error)
+
+    def _forget_oldest(self, user: str) -> None:
+        self._sessions.remove(next(one for one in self._sessions if one.user == user))
 
     def all(self) -> list[EndedSession]:
         return list(self._sessions)

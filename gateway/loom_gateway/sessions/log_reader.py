@@ -20,7 +20,7 @@ from loom.errors import LimitReached, NoSuchMesh, NoSuchRank, UnknownSession, Wr
 from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import open_regular
 
-KEEP_ENDED = 16  # the number of ended sessions whose logs are kept, the newest
+KEEP_ENDED = 16  # the number of ended sessions of each user whose logs are kept, the newest
 LOOK_EVERY = 0.2  # seconds between two reads of a followed file: no event for files works everywhere
 MAX_FOLLOWERS = 64  # programs that follow logs at once; each reads five times a second
 SIGN_OF_LIFE = 5.0  # seconds of silence after which a follower gets an empty line
@@ -56,23 +56,26 @@ class LogQuery:
 
 
 class SessionLogs:
-    """The logs of the living sessions and of the last `KEEP_ENDED` ended ones."""
+    """The logs of the living sessions and of the last `KEEP_ENDED` ended ones of each user."""
 
     def __init__(self) -> None:
         self._living: dict[str, str] = {}  # paths by session
         self._ended: dict[str, str] = {}  # the newest last
+        self._user_of: dict[str, str] = {}  # of the ended ones
         self._closing = False
         self._followers: Counter[str] = Counter()  # by user
 
     def add(self, session: str, path: str) -> None:
         self._living[session] = path
 
-    def ended(self, session: str, path: str) -> None:
-        """Note that a session has ended and its log is complete. Remove the oldest such log."""
+    def ended(self, session: str, path: str, user: str = ADMIN) -> None:
+        """Note that a session of a user has ended and its log is complete. Remove the user's oldest such log."""
         self._living.pop(session, None)
         self._ended[session] = path
-        for name in list(self._ended)[:-KEEP_ENDED]:
+        self._user_of[session] = user
+        for name in [one for one in self._ended if self._user_of[one] == user][:-KEEP_ENDED]:
             old = self._ended.pop(name)
+            del self._user_of[name]
             for part in (old, old + ".1"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(part)

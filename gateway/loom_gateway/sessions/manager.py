@@ -107,7 +107,7 @@ class SessionManager:
             user_of: returns the user of a token, given its id; the records of an older gateway have no users.
         """
         for ended in self.ended.all():
-            self.logs.ended(ended.name, ended.log)
+            self.logs.ended(ended.name, ended.log, ended.user)
         known = {ended.log for ended in self.ended.all()}
         spares = []
         found = []
@@ -253,7 +253,7 @@ class SessionManager:
         session.over.set()
 
     def _note_end(self, ended: EndedSession) -> None:
-        self.logs.ended(ended.name, ended.log)
+        self.logs.ended(ended.name, ended.log, ended.user)
         self.ended.add(ended)
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 

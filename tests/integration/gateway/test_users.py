@@ -113,6 +113,7 @@ def test_who_is_refused_gets_the_names_of_own_sessions_only(
 
 def test_an_ended_session_and_its_log_are_its_users_too(house: House) -> None:
     with house.connect("ann") as job:
+        job.share("bob")
         job.run(print, "for ann's eyes")
         job.flush_logs()
     await_true(lambda: job.session in {one["name"] for one in house.rest("ann").ended_sessions()})

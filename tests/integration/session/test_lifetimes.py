@@ -19,7 +19,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import KEPT, LIMIT, cut
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
-from loom_gateway.sessions.history import KEEP, EndedSession, EndedSessions
+from loom_gateway.sessions.history import KEEP, KEEP_IN_ALL, EndedSession, EndedSessions
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
@@ -159,8 +159,8 @@ def test_the_next_gateway_has_the_log_of_a_session_that_has_ended(gateway: Gatew
     assert "this was printed" in logs.stdout
 
 
-def ended(number: int) -> EndedSession:
-    return EndedSession(f"session-{number}", "because", 0, 1.0, 2.0, "ann", False, "", "/nowhere.log", {})
+def ended(number: int, user: str = "ann") -> EndedSession:
+    return EndedSession(f"session-{number}", "because", 0, 1.0, 2.0, user, False, "", "/nowhere.log")
 
 
 def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path) -> None:
@@ -171,6 +171,15 @@ def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path
     assert EndedSessions(path).all() == sessions.all()
     assert [session.name for session in sessions.all()] == [f"session-{n}" for n in range(5, KEEP + 5)]
     assert sessions.get("session-0") is None
+
+
+def test_a_user_who_ends_many_sessions_pushes_out_no_other_users(tmp_path: Path) -> None:
+    sessions = EndedSessions(str(tmp_path / "ended.json"))
+    sessions.add(ended(0, "bob"))
+    for number in range(1, KEEP_IN_ALL + KEEP):
+        sessions.add(ended(number, f"user {number % 4}"))
+    assert sessions.get("session-0") is not None
+    assert len(sessions.all()) <= KEEP_IN_ALL
 
 
 @pytest.mark.parametrize("text", ["", "null", "[1]", '[{"name": "x"}]'])

@@ -613,6 +613,16 @@ def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
     assert texts(logs.read("1", LogQuery())) == ["kept"]
 
 
+def test_a_user_who_ends_many_sessions_pushes_out_no_other_users_logs(tmp_path: Any) -> None:
+    logs = SessionLogs()
+    for number in range(KEEP_ENDED + 2):
+        path = tmp_path / f"{number}.log"
+        LogSpool(str(path)).append([entry("kept")])
+        logs.ended(str(number), str(path), "ann" if number == 0 else "bob")
+    assert texts(logs.read("0", LogQuery())) == ["kept"]
+    assert not (tmp_path / "1.log").exists()
+
+
 def test_lines_for_a_terminal_that_is_gone_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     import msgpack
 
