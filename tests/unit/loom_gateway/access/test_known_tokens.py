@@ -64,9 +64,7 @@ def test_a_gateway_that_runs_goes_by_what_the_file_said(
 
 
 @pytest.mark.parametrize("lose", [damage, remove])
-def test_the_next_gateway_refuses_minted_tokens_says_why_and_ends_no_session(
-    gateways: Gateways, lose: object
-) -> None:
+def test_the_next_gateway_refuses_minted_tokens_and_says_why(gateways: Gateways, lose: object) -> None:
     with pytest.raises(loom.TokenRevoked):
         check(gateways.first, gateways.bad_text)
     content = gateways.file.path.read_bytes()
