@@ -62,7 +62,7 @@ class Health(BaseModel):
     """The answer of a healthy gateway."""
 
     status: str = "ok"
-    """``ok``, or ``draining`` if the gateway was told to stop."""
+    """``ok``, ``draining`` if the gateway was told to stop, or why a required audit cannot be written."""
 
 
 def create_app(
@@ -126,6 +126,9 @@ def create_app(
         if draining.begun:
             response.status_code = 503
             return Health(status="draining")
+        if access.audit.refuses:
+            response.status_code = 503
+            return Health(status=f"the audit cannot be written: {access.audit.failure}")
         return Health()
 
     @app.get(PROOF_PATH)

@@ -55,7 +55,7 @@ def serve(settings: GatewaySettings) -> None:
     generated = "" if settings.token or settings.token_file else generate_token()
     own = _own_token(settings) or generated
     file = TokenFile(settings.tokens or default_path())
-    audit = Audit(settings.audit, settings.audit_size)
+    audit = Audit(settings.audit, settings.audit_size, required=settings.audit_required)
     folder = _state_folder(settings, listener.getsockname()[1])
     known = KnownTokens(None if folder is None else os.path.join(folder.path, "tokens.json"))
     if not known.any:

@@ -169,6 +169,7 @@ class GatewaySettings(Limits):
     trusted_proxy: list[str] = _option([], "A proxy whose X-Forwarded-For is believed.", metavar="ADDRESS")
     audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
+    audit_required: bool = _option(False, "Refuse what cannot be written into the audit.")
     exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
 
     def arguments(self) -> list[str]:

@@ -107,6 +107,10 @@ class GatewayDraining(LoomError, code="gateway_draining", http_status=503):
     """The gateway is stopping and takes no new sessions; its existing ones go on until it ends."""
 
 
+class AuditUnavailable(Unavailable, code="audit_unavailable", http_status=503):
+    """The gateway must write down what it does (``--audit-required``) and cannot now; nothing was begun."""
+
+
 class NotAGateway(Unavailable, code="not_a_gateway", exit_status=5):
     """Something answered at the address, but it is not a Loom gateway."""
 

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from loom.errors import LoomError, WrongArguments
+from loom.errors import AuditUnavailable, LoomError, WrongArguments
 from loom.token_file import Token
 from loom_gateway.access.rate_limits import RateLimit
+
+logger = logging.getLogger(__name__)
 
 KEPT_FILES = 5  # the number of full files to keep, as ``FILE.1`` (the newest) to ``FILE.5``
 PERIOD = 60.0  # seconds over which refusals of one kind to one user at one address share one line
@@ -30,12 +32,19 @@ class Audit:
     Args:
         path: the file; None writes nothing.
         max_bytes: size at which the file is rotated.
+        required: whether `ask` refuses what cannot be written down.
     """
 
     def __init__(
-        self, path: Path | None, max_bytes: int = 64 << 20, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path | None,
+        max_bytes: int = 64 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        required: bool = False,
     ) -> None:
         self._handler: _PrivateFile | None = None
+        self._required = required
+        self.failure = ""  # why the last line could not be written; empty if it could
         self._clock = clock
         # By address, user and kind of refusal: the number since the last line, and that line's time.
         self._refused: dict[tuple[str, str, str], tuple[int, float]] = {}
@@ -45,6 +54,27 @@ class Audit:
                 self._handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
             except OSError as error:
                 raise WrongArguments(f"cannot write the audit file {path}: {error.strerror or error}") from error
+        elif required:
+            raise WrongArguments("--audit-required needs --audit FILE")
+
+    @property
+    def refuses(self) -> bool:
+        """Whether everything that has to be written down is refused now."""
+        return self._required and bool(self.failure)
+
+    def ask(self, who: Token, peer: str, **details: object) -> None:
+        """Write down what is asked for before it is done, if the audit is required.
+
+        Raises:
+            AuditUnavailable: it cannot be written down, so it must not be done.
+        """
+        if self._required:
+            self.write("asked", who, peer, **details)
+            if self.failure:
+                raise AuditUnavailable(
+                    f"nothing was begun, because the gateway cannot write it into its audit (--audit-required): "
+                    f"{self.failure}"
+                )
 
     def write(self, event: str, who: Token | None, peer: str, **details: object) -> None:
         if self._handler is None:
@@ -52,7 +82,14 @@ class Audit:
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         token = {} if who is None else {"token": who.id, "name": who.name, "user": who.user, "scope": who.scope}
         line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
-        self._handler.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
+        try:
+            self._handler.write_line(line)
+        except OSError as error:
+            if not self.failure:
+                logger.error("the audit cannot be written: %s", error)
+            self.failure = error.strerror or str(error)
+        else:
+            self.failure = ""
 
     def refused(self, error: LoomError, who: Token | None, peer: str) -> None:
         """Note a refusal. Refusals in quick succession share one line, which has their number."""
@@ -78,6 +115,8 @@ class Audit:
     def tick(self, period: float = PERIOD) -> None:
         """Write a line for each kind of refusal that has gone on, once its last line is ``period`` seconds old."""
         now = self._clock()
+        if self.refuses:
+            self.write("audit goes on", None, "")
         for key, (count, last) in list(self._refused.items()):
             if now - last >= period:
                 del self._refused[key]
@@ -95,6 +134,19 @@ class Audit:
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
     """A rotating file that only its owner may read."""
+
+    _torn = False  # whether the last line in the file has no end, because the disk was full
+
+    def write_line(self, line: str) -> None:
+        """Write a line, or raise `OSError`."""
+        if self.shouldRollover(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None)):
+            self.doRollover()
+        assert self.stream is not None
+        data = (b"\n" if self._torn else b"") + line.encode() + b"\n"
+        while data:
+            written = os.write(self.stream.fileno(), data)  # a disk that is nearly full takes a part
+            self._torn = not data[:written].endswith(b"\n")
+            data = data[written:]
 
     def _open(self) -> io.TextIOWrapper:
         handle = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

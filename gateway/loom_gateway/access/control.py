@@ -210,9 +210,13 @@ class AccessControl(SessionAccess):
             raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
         scope, what = scope_of(hello), f"to {hello.mode} a session"
         if hello.session is not None:
-            return self.find_session(principal, hello.session, scope, what)
-        self.require(principal, scope, what)
-        return None
+            session = self.find_session(principal, hello.session, scope, what)
+        else:
+            session = None
+            self.require(principal, scope, what)
+        if not hello.stream:  # what comes back goes on with what was written down
+            self.audit.ask(principal.token, principal.peer, session=hello.session or "a new one", mode=hello.mode)
+        return session
 
     @contextmanager
     def opening(self, principal: Principal) -> Iterator[None]:

@@ -58,6 +58,12 @@ class AccessMiddleware:
         if reads:
             await self._app(scope, receive, send)
             return
+        try:
+            asked = {"method": scope["method"], "path": path[:200]}
+            self._access.audit.ask(principal.token, principal.peer, **asked)
+        except LoomError as error:
+            await _refuse(error, scope, receive, send)
+            return
 
         async def note_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":  # noted before the client gets the answer

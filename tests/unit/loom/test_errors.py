@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 
 CASES = """
 ActorError              actor_error             500 1
+AuditUnavailable        audit_unavailable       503 1 ConnectionError OSError
 AuthenticationError     authentication          401 6 PermissionError OSError
 BadPlan                 bad_plan                500 2 ValueError
 CheckpointBroken        checkpoint_broken       500 1

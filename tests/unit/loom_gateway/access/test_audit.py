@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import loom
+from loom.errors import AuditUnavailable
 from loom.token_file import Token
 from loom_gateway.access.audit import KEPT_FILES, KINDS, PERIOD, Audit
 from tests.unit.loom_gateway.access.test_limits import Clock
@@ -149,3 +151,53 @@ def test_no_file_no_audit() -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(loom.WrongArguments, match="folder/audit"):
         Audit(tmp_path / "folder" / "audit")
+
+
+# -- an audit that is required ------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_what_is_asked_and_tears_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [10]
+    write = os.write
+
+    def nearly_full(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        taken = data[: room[0]]
+        room[0] -= len(taken)
+        return write(descriptor, taken)
+
+    audit = Audit(tmp_path / "audit", required=True)
+    audit.ask(ME, "", session="first")
+    monkeypatch.setattr(os, "write", nearly_full)
+    for _ in range(2):
+        with pytest.raises(AuditUnavailable, match="No space left"):
+            audit.ask(ME, "", session="lost")
+    assert audit.refuses
+    monkeypatch.setattr(os, "write", write)
+    audit.tick()
+    assert not audit.refuses
+    audit.ask(ME, "", session="last")
+    audit.close()
+    torn, *rest = (tmp_path / "audit").read_text().splitlines()[1:]
+    assert len(torn) == 10
+    assert [json.loads(line)["event"] for line in rest] == ["audit goes on", "asked"]
+
+
+def test_an_audit_that_is_not_required_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    audit = Audit(tmp_path / "audit")
+    monkeypatch.setattr(os, "write", full)
+    audit.write("opened", ME, "")
+    audit.ask(ME, "")
+    assert not audit.refuses
+    audit.close()
+
+
+def test_a_required_audit_needs_a_file() -> None:
+    with pytest.raises(loom.WrongArguments, match="--audit FILE"):
+        Audit(None, required=True)
