@@ -158,3 +158,50 @@ def test_sessions_that_come_and_go_leave_nothing(
         assert is_now.processes == was.processes
         assert is_now.descriptors <= was.descriptors + DESCRIPTORS
         assert is_now.memory <= was.memory + allowed
+
+
+FLAT = 1.10
+"""By which a process of a session that goes on for long may grow once it has warmed up."""
+
+SAMPLES = 20
+
+
+def resident(pids: dict[str, int]) -> dict[str, int]:
+    return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seconds", [300, 1800], ids=["5 minutes", "30 minutes"])
+def test_a_session_that_remakes_its_meshes_stays_as_large_as_it_is(
+    gateway_of_its_own: LocalCluster, seconds: float
+) -> None:
+    """Of the second half, the end is compared with the beginning, by medians: allocators settle in the first."""
+    cluster = gateway_of_its_own
+    data = os.urandom(1 << 20)
+    with loom.connect(cluster.url, cluster.token, timeout=BOUND) as job:
+        pids = {"laptop": os.getpid(), "gateway": cluster.pids[0], "driver": job.run(os.getpid)}
+        samples: list[dict[str, int]] = []
+        began = time.monotonic()
+        rounds = 0
+        while (gone := time.monotonic() - began) < seconds:
+            procs = job.hosts.spawn_procs(per_host={"gpus": 1}, name=f"procs {rounds}")
+            for number in range(20):
+                actors = procs.spawn(f"counters {rounds} {number}", Counter, number)
+                assert list(actors.add.call(1).get(timeout=BOUND).values()) == [number + 1] * 2
+                assert actors.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
+                actors.stop().get(timeout=BOUND)
+            procs.stop().get(timeout=BOUND)
+            job.run(len, data)
+            rounds += 1
+            if gone > seconds / 2:
+                samples.append(resident(pids))
+        workers = resident({f"worker {number}": pid for number, pid in enumerate(cluster.pids[1:])})
+    assert len(samples) >= 2 * SAMPLES, f"only {rounds} rounds in {seconds:g} s"
+    print(f"{rounds} rounds; workers, whose meshes Monarch keeps: {workers}")
+    for name in pids:
+        first, last = (
+            statistics.median(sample[name] for sample in part) for part in (samples[:SAMPLES], samples[-SAMPLES:])
+        )
+        print(f"{name}: {first / 2**20:.0f} → {last / 2**20:.0f} MiB")
+        assert last <= first * FLAT, name

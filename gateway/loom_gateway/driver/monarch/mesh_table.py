@@ -190,10 +190,13 @@ class MeshTable:
 
         Only their names are kept. Every operation on them fails.
         """
-        ids = {key for key, entry in self._entries.copy().items() if ident in (entry.root, entry.procs)}
-        release([self._entries[key].mesh for key in sorted(ids, reverse=True)])
-        for key in ids:
-            entry = self._entries[key]
+        belong = {
+            key: entry
+            for key, entry in self._entries.copy().items()
+            if ident in (entry.root, entry.procs) and entry.failure is None
+        }
+        release([belong[key].mesh for key in sorted(belong, reverse=True)])
+        for key, entry in belong.items():
             failure = SupervisionError(f"mesh {entry.name!r} was stopped")
             self._entries[key] = Entry(
                 entry.kind,
@@ -206,10 +209,10 @@ class MeshTable:
                 stopped=True,
                 last_shape=entry.shape,
             )
-        for called in [called for called in self._endpoints.copy() if called[0] in ids]:
+        for called in [called for called in self._endpoints.copy() if called[0] in belong]:
             self._endpoints.pop(called, None)
-        self._keep_names(sorted(ids))
-        return ids
+        self._keep_names(sorted(belong))
+        return belong
 
     def _keep_names(self, idents: Sequence[int]) -> None:
         with self._forgetting:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom.errors import LoomError, NoSuchMesh, SupervisionError
+from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES, Entry, MeshTable
 
 HOSTS, GPUS = 2, 2
 
@@ -37,3 +38,22 @@ def test_no_element_is_found_of_another_size_or_name(meshes: MeshTable) -> None:
 def test_of_two_meshes_with_one_name_neither_is_meant(meshes: MeshTable) -> None:
     meshes.add(2, Entry("actors", "echoes", mesh(offset=4), 2))
     assert meshes.element("echoes", {"hosts": (1, HOSTS), "gpus": (0, GPUS)}) is None
+
+
+def test_of_a_stopped_mesh_the_name_is_kept_and_of_the_last_ones_only(meshes: MeshTable) -> None:
+    meshes.add(2, Entry("actors", "steppers", None, 2, procs=7))
+    meshes.fail(3, "actors", LoomError("its constructor raised"))
+    assert set(meshes.retire(1)) == {1}
+    with pytest.raises(SupervisionError, match="mesh 'echoes' was stopped"):
+        meshes.entry(1)
+    assert set(meshes.retire(7)) == {2}
+    assert set(meshes.retire(1)) == set()
+    with pytest.raises(LoomError, match="constructor raised"):
+        meshes.entry(3)
+    for ident in range(20, 20 + KEPT_NAMES):
+        meshes.add(ident, Entry("actors", f"mesh {ident}", None, ident))
+        meshes.retire(ident)
+    assert meshes.known(1) is None
+    with pytest.raises(NoSuchMesh, match="stopped long ago"):
+        meshes.entry(1)
+    assert meshes.known(19 + KEPT_NAMES) is not None
