@@ -52,7 +52,7 @@ RULES: dict[str, Rule] = {
     "GET /healthz": Rule(None),
     "GET /readyz": Rule(None),
     "GET /api/v1/proof": Rule(None),
-    "GET /metrics": Rule("view", whose="weaver"),
+    "GET /metrics": Rule("view"),
     "GET /api/v1/openapi.json": Rule("view"),
     "GET /api/v1/status": Rule("view"),
     "GET /api/v1/sessions": Rule("view"),
