@@ -14,6 +14,7 @@ import pytest
 import loom
 from loom import Actor, endpoint
 from loom.control.commands import Change
+from loom.wire.bodies import OpenSession
 from loom_gateway.driver.weaver_link import WeaverLink
 from loom_proxy.local import LocalCluster
 
@@ -132,10 +133,11 @@ async def test_without_a_weaver_that_is_said(tmp_path: Any) -> None:
     import asyncio
 
     loop = asyncio.get_running_loop()
+    opening = OpenSession("session", "admin", "a-key")
     with pytest.raises(loom.WeaverUnavailable, match="no weaver"):
-        await WeaverLink(None, "session", loop).client.ask("status")
+        await WeaverLink(None, opening, loop).client.ask("status")
     with pytest.raises(loom.WeaverUnavailable, match="away"):
-        await WeaverLink(str(tmp_path), "session", loop).client.ask("status")
+        await WeaverLink(str(tmp_path), opening, loop).client.ask("status")
 
 
 def test_a_dead_process_is_a_failed_replica_at_once(own_cluster: LocalCluster) -> None:

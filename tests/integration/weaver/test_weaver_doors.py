@@ -189,24 +189,27 @@ def test_metrics_need_a_token_and_show_replicas(guarded: Guarded) -> None:
         weaver.update_config("train_5", learning_rate=0.5).get(BOUND)
         await_true(lambda: 'metric="loss"' in page())
         job.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(BOUND)
-        calls = f'loom_call_latency_seconds_count{{session="{job.session}"}}'
+        calls = f'loom_call_latency_seconds_count{{session="{job.session}",user="admin"}}'
         await_true(lambda: samples(page()).get(calls, 0) >= 1)
         shown = samples(page())
 
         assert shown["loom_weaver_up"] == 1
-        assert shown['loom_replicas{state="running"}'] == 1
-        assert shown['loom_replicas{state="stalled"}'] == 0
-        assert shown['loom_goodput_ratio{job="measured"}'] > 0
-        assert shown['loom_goodput_seconds_total{job="measured",reason="compute"}'] > 0
-        assert shown['loom_replica_step{group="measured",replica="train_5"}'] > 0
-        assert 0 < shown['loom_replica_metric{group="measured",metric="loss",replica="train_5"}'] <= 1
-        assert shown["loom_command_latency_seconds_count"] >= 1
-        assert shown['loom_command_latency_seconds_bucket{le="+Inf"}'] >= 1
-        assert shown[f'loom_call_latency_seconds_bucket{{le="+Inf",session="{job.session}"}}'] == shown[calls]
-        assert 0 < shown[f'loom_call_latency_seconds_sum{{session="{job.session}"}}'] < BOUND
-        assert shown[f'loom_session_clients{{session="{job.session}"}}'] == 1
-        assert shown[f'loom_session_sent_bytes_total{{session="{job.session}"}}'] > 0
-        assert shown[f'loom_session_received_bytes_total{{session="{job.session}"}}'] > 0
+        assert shown['loom_replicas{state="running",user="admin"}'] == 1
+        assert shown['loom_replicas{state="stalled",user="admin"}'] == 0
+        assert shown['loom_goodput_ratio{job="measured",user="admin"}'] > 0
+        assert shown['loom_goodput_seconds_total{job="measured",reason="compute",user="admin"}'] > 0
+        assert shown['loom_replica_step{group="measured",replica="train_5",user="admin"}'] > 0
+        assert 0 < shown['loom_replica_metric{group="measured",metric="loss",replica="train_5",user="admin"}'] <= 1
+        assert shown['loom_command_latency_seconds_count{user="admin"}'] >= 1
+        assert shown['loom_command_latency_seconds_bucket{le="+Inf",user="admin"}'] >= 1
+        assert (
+            shown[f'loom_call_latency_seconds_bucket{{le="+Inf",session="{job.session}",user="admin"}}']
+            == shown[calls]
+        )
+        assert 0 < shown[f'loom_call_latency_seconds_sum{{session="{job.session}",user="admin"}}'] < BOUND
+        assert shown[f'loom_session_clients{{session="{job.session}",user="admin"}}'] == 1
+        assert shown[f'loom_session_sent_bytes_total{{session="{job.session}",user="admin"}}'] > 0
+        assert shown[f'loom_session_received_bytes_total{{session="{job.session}",user="admin"}}'] > 0
 
 
 def samples(page: str) -> dict[str, float]:
