@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from loom.weaver.storage.store import Store
 from tests.benchmarks import steering
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller_process import CallerProcess
@@ -109,7 +111,7 @@ def measure(plan: WeaverPlan, command: str, say: Callable[[str], object] = lambd
         with steering.running() as cluster:
             applied.append(cluster.commands(plan.commands))
             failed.append(cluster.kills(plan.kills))
-    return load_report(plan, command, rounds, applied, failed)
+    return load_report(plan, command, rounds, applied, failed, commit_seconds())
 
 
 def load_report(
@@ -118,6 +120,7 @@ def load_report(
     rounds: Sequence[Busy],
     applied: Sequence[steering.Commands],
     failed: Sequence[Sequence[float]],
+    commits: dict[str, list[float]],
 ) -> BudgetReport:
     """Set what was measured beside its budgets."""
     most = max(plan.replicas)
@@ -191,6 +194,8 @@ def load_report(
             tuple(one.throughput.microseconds for one in rounds),
         ),
     ]
+    for what, seconds in commits.items():
+        figures.append(Figure(f"commit of a {what}, p50", "ms", (percentile(seconds, 50) * 1e3,)))
     for count in plan.replicas:
         loads = [one.by_replicas[count] for one in rounds]
         name = f"{count:,} replicas"
@@ -210,6 +215,25 @@ def load_report(
         + f" cores for {most:,} replicas",
     )
     return BudgetReport("weaver", command, describe_machine(), asdict(plan), budgets, tuple(figures), notes)
+
+
+def commit_seconds(count: int = 200) -> dict[str, list[float]]:
+    """Return the seconds of commits of a command, which wait for the disk, and of a report, which do not."""
+    found: dict[str, list[float]] = {"command": [], "report": []}
+    with TemporaryDirectory(prefix="loom-benchmark-") as folder, closing(Store(Path(folder) / "store")) as store:
+        for number in range(count):
+            for what, seconds in found.items():
+                if what == "command":
+                    store.put(
+                        "commands", f"{number:032}", {"id": f"{number:032}", "params": {"learning_rate": 0.1}}
+                    )
+                else:
+                    store.log(["train_0", "instance", [[number, 0.0, number, None, None, {"loss": 0.5}, None]]])
+                start = time.perf_counter()
+                with store.committing():
+                    pass
+                seconds.append(time.perf_counter() - start)
+    return found
 
 
 def _throughput(plan: WeaverPlan) -> Load:

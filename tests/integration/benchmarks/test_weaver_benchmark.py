@@ -32,7 +32,7 @@ def busy(**changed: float) -> Busy:
 def weaver_report(*rounds: Busy, applied: float = 0.005, failed: float = 0.1) -> BudgetReport:
     plan = WeaverPlan(rounds=len(rounds), replicas=(100, 10_000))
     commands = [Commands((applied,) * 3, (2 * applied,) * 3) for _ in rounds]
-    return weaver.load_report(plan, "command", rounds, commands, [[0.01, failed] for _ in rounds])
+    return weaver.load_report(plan, "command", rounds, commands, [[0.01, failed] for _ in rounds], {})
 
 
 def missed(report: BudgetReport) -> list[Ratio]:
