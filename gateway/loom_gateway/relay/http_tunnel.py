@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
+from loom.errors import ConnectionLost, LimitReached, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 POLL = 25.0  # the longest time in seconds to hold back an answer: ingresses cut requests that take 30 or 60 s
 IDLE = 60.0  # seconds without a poll after which a client counts as gone
+
+MAX_TUNNELS = 1024
+"""Tunnels of one token. Each may hold a batch in both directions."""
 
 BATCH = 2 << 20
 """Bytes of a batch, unless one frame is larger. Reading from the driver pauses when as many bytes wait."""
@@ -215,9 +218,14 @@ class Tunnels:
             tunnel.end()
 
     async def _open(self, request: Request) -> Response:
+        owner = _token_id(request)
+        if sum(token == owner for token, _ in self._tunnels.values()) >= MAX_TUNNELS:
+            raise LimitReached(
+                f"{MAX_TUNNELS} tunnels of this token are open: close some, or wait {self._idle:g} s"
+            )
         name = secrets.token_urlsafe(24)
         tunnel = Tunnel(self._idle, partial(self._tunnels.pop, name, None))
-        self._tunnels[name] = _token_id(request), tunnel
+        self._tunnels[name] = owner, tunnel
         task = asyncio.ensure_future(self._serve(request, tunnel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

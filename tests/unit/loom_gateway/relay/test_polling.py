@@ -232,3 +232,13 @@ async def test_names_of_tunnels_cannot_be_guessed() -> None:
         names = {(await client.post(TUNNELS)).json()["tunnel"] for _ in range(20)}
     assert len(names) == 20
     assert min(map(len, names)) >= 32
+
+
+async def test_the_tunnels_of_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "MAX_TUNNELS", 3)
+    async with gateway() as client:
+        opened = [(await client.post(TUNNELS)).json()["tunnel"] for _ in range(3)]
+        refused = await client.post(TUNNELS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "limit_reached")
+        await client.delete(f"{TUNNELS}/{opened[0]}")
+        assert (await client.post(TUNNELS)).status_code == 201
