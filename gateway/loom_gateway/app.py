@@ -24,6 +24,7 @@ from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
+from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_feed import WeaverSocket
@@ -162,6 +163,7 @@ def create_app(
         return Response(await metrics_text(manager, weaver, only), media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))
+    app.include_router(session_replica_routes(weaver, access))
     app.include_router(weaver_routes(supervisor, access, Components(access, supervisor, injectable)))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining

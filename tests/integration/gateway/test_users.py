@@ -18,6 +18,7 @@ from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, await_true
 from tests.support.processes import run
 from tests.support.raw_client import refusal, websocket
+from tests.support.two_users import Trainer
 from tests.support.users import House
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -179,6 +180,28 @@ def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) 
 
     with house.connect("ann", job.session, take_over=True) as again:  # the guest's close left it running
         assert again.run(len, "abc") == 3
+
+
+def test_who_may_operate_commands_the_replicas_of_the_session_and_no_other(house: House, job: loom.Job) -> None:
+    trainers = job.hosts.spawn_procs().slice(hosts=0).spawn("trainer", Trainer)
+    assert trainers.rate.call_one().get(BOUND) == 0.0
+    path = f"/api/v1/sessions/{job.session}"
+    command = {"kind": "update_config", "target": "*", "params": {"rate": 0.5}, "wait": BOUND}
+    assert house.answer("bob", "POST", f"{path}/commands", command)[0] == 404
+
+    job.share("bob", "view")
+    status, seen = house.answer("bob", "GET", f"{path}/replicas")
+    assert (status, [one["id"] for one in json.loads(seen)["replicas"]]) == (200, ["train_0"])
+    assert house.answer("bob", "POST", f"{path}/commands", command)[0] == 403
+
+    job.share("bob", "operate")
+    status, state = house.answer("bob", "POST", f"{path}/commands", command)
+    assert (status, json.loads(state)["outcomes"]["train_0"]["ok"]) == (200, True)
+    assert trainers.rate.call_one().get(BOUND) == 0.5
+    with house.connect("ann") as another:
+        path = f"/api/v1/sessions/{another.session}"
+        another.share("bob", "operate")
+        assert house.answer("bob", "POST", f"{path}/commands", command)[0] == 404  # it has no replicas
 
 
 def test_a_token_of_a_smaller_scope_than_the_share_is_still_of_that_scope(house: House, job: loom.Job) -> None:

@@ -60,6 +60,8 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/sessions/{name}/logs": Rule("view", whose="session"),
     "PUT /api/v1/sessions/{name}/shares/{user}": Rule("operate", {"scope": "view"}, whose="session"),
     "DELETE /api/v1/sessions/{name}/shares/{user}": Rule("operate", whose="session"),
+    "GET /api/v1/sessions/{name}/replicas": Rule("view", whose="session"),
+    "POST /api/v1/sessions/{name}/commands": Rule("operate", {"kind": "pause"}, whose="session"),
     "POST /api/v1/tunnel": Rule("view"),
     "DELETE /api/v1/tunnel/{tunnel}": Rule("view", whose="tunnel"),
     "POST /api/v1/tunnel/{tunnel}/up": Rule("view", whose="tunnel"),
