@@ -32,6 +32,9 @@ GRACE = 3.0
 LONGEST_START = 20.0
 """Seconds for which a pod that starts may keep others from starting."""
 
+OWN_PLACES = ("/tmp", "/dev/shm", "/home/loom")
+"""Where every pod of this machine has a folder of its own anyhow."""
+
 Environment = Callable[["Pod", Mapping[str, Any]], dict[str, str]]
 
 
@@ -91,6 +94,7 @@ class Pod:
     Args:
         changed: called whenever its readiness changes.
         environment: the variables of a container, from its manifest.
+        secret: the content of a Secret, given its name.
         missing_images: images that cannot be pulled.
         turn: limits how many pods start at once. A pod has its turn until it is ready, but not for ever.
     """
@@ -108,6 +112,7 @@ class Pod:
     subdomain: str
     changed: Callable[[], None]
     environment: Environment
+    secret: Callable[[Pod, str], dict[str, bytes]]
     missing_images: frozenset[str]
     turn: asyncio.Semaphore | None = None
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -196,10 +201,12 @@ class Pod:
         spec = container.spec
         environment = self.environment(self, spec)
         command = [expanded(word, environment) for word in (*spec.get("command", []), *spec.get("args", []))]
+        command = [*_rights(spec), *command]
+        volumes = await asyncio.to_thread(self._volumes, spec)
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             container.process = await asyncio.create_subprocess_exec(
-                *self.sandbox.command(command, spec.get("workingDir")),
+                *self.sandbox.command(command, spec.get("workingDir"), volumes),
                 env=self.sandbox.environment(environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -207,6 +214,30 @@ class Pod:
             )
         container.waiting = ""
         return await container.process.wait()
+
+    def _volumes(self, spec: Mapping[str, Any]) -> dict[str, Path]:
+        """The volumes of a container, by where it has them: those of the pod's own folders, and Secrets."""
+        volumes = {volume["name"]: volume for volume in self.spec.get("volumes") or []}
+        found = {}
+        for mount in spec.get("volumeMounts") or []:
+            volume = volumes.get(mount["name"], {})
+            if mount["mountPath"] in OWN_PLACES or not volume.keys() & {"emptyDir", "secret"}:
+                continue
+            folder = self.sandbox.home.parent / "volumes" / mount["name"]
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                folder.chmod(0o777)  # as a kubelet makes it
+            if "secret" in volume:
+                self._write_secret(folder, volume["secret"])
+            found[mount["mountPath"]] = folder
+        return found
+
+    def _write_secret(self, folder: Path, source: Mapping[str, Any]) -> None:
+        folder.chmod(0o755)
+        for name, content in self.secret(self, source["secretName"]).items():
+            file = folder / name
+            file.write_bytes(content)
+            file.chmod(source.get("defaultMode", 0o644))
 
     async def _probe(self, container: Container) -> None:
         probe = container.spec.get("readinessProbe")
@@ -295,3 +326,12 @@ class Pod:
 def expanded(word: str, environment: Mapping[str, str]) -> str:
     """A word of a container's command, with ``$(NAME)`` replaced as Kubernetes does: unknown names stay."""
     return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word)
+
+
+def _rights(spec: Mapping[str, Any]) -> list[str]:
+    """The beginning of a command with the rights of a container of root's that drops all but a few capabilities."""
+    capabilities = (spec.get("securityContext") or {}).get("capabilities") or {}
+    if capabilities.get("drop") != ["ALL"] or not capabilities.get("add"):
+        return []
+    kept = ",".join(f"+{name.lower()}" for name in capabilities["add"])
+    return ["setpriv", "--no-new-privs", "--bounding-set", f"-all,{kept}"]

@@ -27,6 +27,29 @@ show() {  # here, and in the pod's own /tmp
     case $1 in /tmp/*) to=$folder$1; mkdir -p "$to";; *) to=$1;; esac
     mount --bind "$1" "$to"
 }
+for path in "$@"; do  # a place that other user ids cannot reach is set aside, and shown again in an open one
+    [ "$path" != -- ] || break
+    closed=$path
+    while [ "$closed" != / ]; do
+        closed=$(dirname "$closed")
+        case $(stat -c %A "$closed") in *[xt]) ;; *) outermost=$closed;; esac
+    done
+    [ -n "$outermost" ] || continue
+    mkdir -p "$folder/aside$path"
+    mount --bind "$path" "$folder/aside$path"
+    case " $opened " in *" $outermost "*) ;; *) opened="$opened $outermost";; esac
+    outermost=
+done
+for closed in $opened; do
+    mount -t tmpfs -o mode=755 tmpfs "$closed"
+done
+for path in "$@"; do
+    [ "$path" != -- ] || break
+    if [ -d "$folder/aside$path" ]; then
+        mkdir -p "$path"
+        mount --bind "$folder/aside$path" "$path"
+    fi
+done
 while [ "$1" != -- ]; do
     show "$1"
     mount -o remount,bind,ro "$to"
@@ -34,6 +57,19 @@ while [ "$1" != -- ]; do
 done
 shift
 show "$keep"
+while [ "$1" != -- ]; do
+    volume=$1 at=$2; shift 2
+    parent=$at
+    until [ -d "$parent" ]; do parent=$(dirname "$parent"); done
+    if [ "$parent" != "$at" ]; then  # the machine lacks the place: the pod has it in its own version of the parent
+        mkdir -p "$folder/over$parent" "$folder/work$parent"
+        mount -t overlay overlay \
+            -o "lowerdir=$parent,upperdir=$folder/over$parent,workdir=$folder/work$parent" "$parent"
+        mkdir -p "$at"
+    fi
+    mount --bind "$volume" "$at"
+done
+shift
 mount --rbind "$folder/tmp" /tmp
 mount -t tmpfs tmpfs /dev/shm
 for name in resolv.conf hosts; do mount --bind "$folder/$name" "/etc/$name"; done
@@ -97,10 +133,16 @@ class Sandbox:
         )
         (self.home.parent / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.hostname}\n")
 
-    def command(self, command: Sequence[str], working_dir: str | None = None) -> list[str]:
-        """The command to start in order to run one in the pod. It dies with the thread that starts it."""
+    def command(
+        self, command: Sequence[str], working_dir: str | None = None, volumes: Mapping[str, Path] | None = None
+    ) -> list[str]:
+        """The command to start in order to run one in the pod. It dies with the thread that starts it.
+
+        ``volumes`` are folders by the places at which the pod has them.
+        """
+        mounts = [word for place, folder in (volumes or {}).items() for word in (str(folder), place)]
         enter = ["sh", "-c", _ENTER, "enter", str(self.home.parent), self.hostname, working_dir or str(self.home),
-                 str(self.folder), *read_only_paths(), "--"]  # fmt: skip
+                 str(self.folder), *read_only_paths(), "--", *mounts, "--"]  # fmt: skip
         return [
             *("setpriv", "--pdeathsig", "KILL"),
             *self.network.inside(self.host),

@@ -295,6 +295,7 @@ class State:
             subdomain=workload.manifest["spec"].get("serviceName", ""),
             changed=changed,
             environment=self._environment,
+            secret=self._secret,
             missing_images=self.missing_images,
             turn=self._turn if "kubetorch.com/service" in labels else None,
         )
@@ -317,6 +318,10 @@ class State:
                 found[variable["name"]] = str(variable["value"])
         # $(NAME) in a value is another variable's value.
         return {name: _expanded(value, found) for name, value in found.items()}
+
+    def _secret(self, pod: Pod, name: str) -> dict[str, bytes]:
+        found = self.secrets.get((pod.namespace, name), {"data": {}})
+        return {key: base64.b64decode(value) for key, value in found["data"].items()}
 
     async def publish(self) -> None:
         """Keep DNS and the addresses of Services as the pods are, until cancelled."""

@@ -15,6 +15,7 @@ import typer.main
 import yaml
 
 from loom.cli.app import app
+from loom_gateway.sessions.driver_ids import NEEDED
 from tests.support.cluster.laptop import real_kubectl
 from tests.system.images.dockerfiles import FILES, ROOT, only, read
 
@@ -259,11 +260,14 @@ def test_only_the_jobs_pods_reach_the_workers() -> None:
 
 
 def test_secrets_that_are_named_exist() -> None:
-    (token,) = [env for env in container(GATEWAY)["env"] if env["name"] == "LOOM_TOKEN"]
+    volumes = {volume["name"]: volume for volume in pod(GATEWAY)["spec"]["volumes"]}
+    token = volumes["own-token"]["secret"]["secretName"]
+    assert "--token-file=/etc/loom/own/token" in container(GATEWAY)["args"]
+    assert "token" in one("Secret", token)["data"]
     monitor = one("ServiceMonitor", "loom-gateway", built(KUBERNETES / "monitoring"))
     (endpoint,) = monitor["spec"]["endpoints"]
-    for wanted in (token["valueFrom"]["secretKeyRef"], endpoint["authorization"]["credentials"]):
-        assert wanted["key"] in one("Secret", wanted["name"])["data"]
+    wanted = endpoint["authorization"]["credentials"]
+    assert wanted["key"] in one("Secret", wanted["name"])["data"]
     assert endpoint["port"] in {port["name"] for port in one("Service", "loom-gateway")["spec"]["ports"]}
 
 
@@ -274,21 +278,34 @@ def test_the_token_is_in_no_file_of_the_repository() -> None:
 @by_pod
 def test_a_pod_may_do_nothing_that_it_need_not(owner: Manifest) -> None:
     spec = pod(owner)["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
     own = container(owner)["securityContext"]
+    # The gateway gives drivers user ids of their own, and may do nothing else that its user could not.
+    needed = [capability.name for capability in NEEDED]
     assert own == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"]} | ({"add": needed} if owner is GATEWAY else {}),
     }
-    user, group = only(read(FILES[0]), "USER").text.split(":")
-    assert spec["securityContext"]["runAsUser"] == int(user)
-    assert spec["securityContext"]["runAsGroup"] == int(group)
-    writable = {mount["mountPath"] for mount in container(owner)["volumeMounts"]}
-    assert {"/tmp", only(read(FILES[0]), "WORKDIR").text} <= writable
+    writable = {mount["mountPath"] for mount in container(owner)["volumeMounts"] if not mount.get("readOnly")}
+    if owner is GATEWAY:
+        assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (0, 0)
+        assert writable == {"/tmp", "/var/lib/loom"}
+    else:
+        user, group = only(read(FILES[0]), "USER").text.split(":")
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == int(user)
+        assert spec["securityContext"]["runAsGroup"] == int(group)
+        assert {"/tmp", only(read(FILES[0]), "WORKDIR").text} <= writable
     assert {mount["name"] for mount in container(owner)["volumeMounts"]} == {one["name"] for one in spec["volumes"]}
+
+
+def test_only_the_gateway_can_read_the_tokens() -> None:
+    secrets = [volume["secret"] for volume in pod(GATEWAY)["spec"]["volumes"] if "secret" in volume]
+    assert [secret["defaultMode"] for secret in secrets] == [0o400, 0o400]
+    assert not any("secretKeyRef" in str(variable) for variable in container(GATEWAY)["env"])
+    assert any(argument.startswith("--driver-uids=") for argument in container(GATEWAY)["args"])
 
 
 @by_pod
