@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -48,6 +48,20 @@ class Proof(BaseModel):
     proof: str
 
 
+class Isolation(BaseModel):
+    """What separates the code of one user from that of another."""
+
+    drivers: Literal["user ids", "none"]
+    """Whether each session's driver has a user id of its own."""
+    workers: Literal["per user", "shared"]
+    """Whether processes of different users can be on one worker."""
+
+    @classmethod
+    def of(cls, manager: SessionManager) -> Isolation:
+        ids, leases = manager.isolation
+        return cls(drivers="user ids" if ids else "none", workers="per user" if leases else "shared")
+
+
 class GatewayStatus(BaseModel):
     """The gateway at a glance."""
 
@@ -57,6 +71,7 @@ class GatewayStatus(BaseModel):
     """The number of living sessions that the caller may see."""
     spare_ready: bool
     """Whether a warm driver waits for the next session."""
+    isolation: Isolation
 
 
 class Health(BaseModel):
@@ -146,6 +161,7 @@ def create_app(
             workers=workers,
             sessions=len(access.sessions(request.scope["loom.principal"])),
             spare_ready=manager.spare_ready,
+            isolation=Isolation.of(manager),
         )
 
     @app.get(

@@ -39,6 +39,7 @@ from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.workers.leases import WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 
@@ -76,6 +77,7 @@ def serve(settings: GatewaySettings) -> None:
         ],
         settings.workers_timeout,
         ids,
+        WorkerLeases(settings.workers_per_user) if settings.workers_per_user else None,
     )
     manager.end_sessions |= settings.end_sessions
     supervisor = WeaverSupervisor(

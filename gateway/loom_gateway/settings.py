@@ -95,6 +95,9 @@ class GatewaySettings(Limits):
         metavar="SECONDS",
         min=1,
     )
+    workers_per_user: int = _option(
+        0, "Workers that each user with sessions has alone; 0: all users share all workers.", min=0
+    )
     token: str | None = _option(
         None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
     )

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +45,8 @@ class DriverRecord:
     """The address at which threadlets find the weaver."""
     uid: int | None = None
     """The driver's user id, if it has one of its own."""
+    hosts: Sequence[int] = ()
+    """The numbers of the workers that are leased to the session's user; empty if workers are shared."""
     boot: str = ""
     """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
 
@@ -76,6 +78,7 @@ class DriverFiles:
         self.mode = 0o600 if closed and folder is None else 0o644
         self.socket = f"{own}.sock"  # on which the driver takes the gateway's connections
         self.record = f"{base}.json"  # of `DriverRecord`
+        self.workers = f"{base}.workers"  # the session's workers, if they are leased: a `WorkerList`
         self.output = f"{base}.out"  # the driver's standard output and error
         self.last_words = f"{own}.end"  # of `LastWords`
         self.log = f"{own}.log"  # the session's; see `loom_gateway.driver.output.spool`
@@ -125,7 +128,7 @@ class DriverFiles:
 
     def remove(self, log: bool = False) -> None:
         """Remove the files; the log only with ``log=True``."""
-        paths = [self.socket, self.record, self.output, self.last_words]
+        paths = [self.socket, self.record, self.output, self.last_words, self.workers]
         for path in paths + ([self.log, f"{self.log}.1"] if log else []):
             with contextlib.suppress(OSError):
                 os.unlink(path)

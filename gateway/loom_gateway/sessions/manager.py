@@ -15,7 +15,7 @@ from loom.errors import LoomError, UnknownSession
 from loom.process import tasks
 from loom.process.child import python
 from loom.token_file import ADMIN
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.driver_files import DriverFiles, write_json
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
@@ -23,7 +23,8 @@ from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.log_reader import SessionLogs
 from loom_gateway.sessions.session import Session, SessionState
 from loom_gateway.sessions.state_dir import StateFolder
-from loom_gateway.workers.sources import WorkerHosts
+from loom_gateway.workers.leases import Lease, WorkerLeases
+from loom_gateway.workers.sources import WorkerHosts, WorkerList
 from loom_gateway.workers.watcher import WorkerWatch
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class SessionManager:
         linger: seconds that a session lives without a client; its driver measures them.
         folder: the state folder, in which the next gateway finds the drivers; a temporary one by default.
         patience: seconds that a new session waits for missing workers.
+        leases: the users' workers; by default all sessions share all workers.
         ids: the user ids for drivers, for which the folder is ``separate``; by default drivers have the gateway's.
     """
 
@@ -52,6 +54,7 @@ class SessionManager:
         driver_options: Sequence[str] = (),
         patience: float = 60.0,
         ids: DriverIds | None = None,
+        leases: WorkerLeases | None = None,
     ) -> None:
         self._linger = linger
         self._patience = patience
@@ -62,6 +65,8 @@ class SessionManager:
         """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._ids = ids
+        self._leases = leases
+        self.worker_watch.on_change = self._publish_leased
         self._sessions: dict[str, Session] = {}
         self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
@@ -75,6 +80,11 @@ class SessionManager:
     @property
     def spare_ready(self) -> bool:
         return self._spare is not None and self._spare.done() and self._spare.exception() is None
+
+    @property
+    def isolation(self) -> tuple[bool, bool]:
+        """Whether drivers have user ids of their own, and whether users have workers of their own."""
+        return self._ids is not None, self._leases is not None
 
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
@@ -130,6 +140,10 @@ class SessionManager:
             self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
             session = Session(driver, SessionState.OPEN)
+            if self._leases is not None:
+                # One without a lease, of a gateway that had none, may be on every host.
+                hosts = driver.record.hosts or range(len(self.worker_watch.hosts.addresses))
+                self._leases.adopt(session.user, hosts)
             self._add(session)
             if driver.unreachable:
                 tasks.run("end a session", self.end_unreachable(session, driver.unreachable))
@@ -171,7 +185,8 @@ class SessionManager:
         files = self.folder.new_driver()
         arguments = ["--socket", files.socket]
         arguments += [arg for worker in workers.addresses for arg in ("--worker", worker)]
-        arguments += ["--workers-file", self.worker_watch.path]
+        workers_file = self.worker_watch.path if self._leases is None else files.workers
+        arguments += ["--workers-file", workers_file]
         arguments += ["--port", str(self._ports.take()), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self.folder.weaver]
         if self.exit_with_gateway:
@@ -217,12 +232,28 @@ class SessionManager:
     async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
         """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
         self.worker_watch.start()
-        await self.worker_watch.there(self._patience)
-        driver = await self._take_spare()
-        driver.note(session=f"session-{secrets.token_hex(4)}", created=time.time(), owner=owner, user=user)
+        workers = await self.worker_watch.there(self._patience)
+        lease = None if self._leases is None else await self._leases.acquire(user, workers, self._patience)
+        try:
+            driver = await self._take_spare()
+            name, hosts = f"session-{secrets.token_hex(4)}", () if lease is None else lease.hosts
+            driver.note(session=name, created=time.time(), owner=owner, user=user, hosts=hosts)
+            if lease is not None:
+                write_json(driver.files.workers, lease.part_of(workers), driver.files.mode)
+        except BaseException:
+            if self._leases is not None:
+                self._leases.release(user)
+            raise
         session = Session(driver)
         self._add(session)
         return session
+
+    def _publish_leased(self, workers: WorkerList) -> None:
+        """Tell each session where its leased workers are now."""
+        for session in self.sessions():
+            if hosts := session.driver.record.hosts:
+                files = session.driver.files
+                write_json(files.workers, Lease(tuple(hosts)).part_of(workers), files.mode)
 
     def _add(self, session: Session) -> None:
         self._sessions[session.name] = session
@@ -249,6 +280,8 @@ class SessionManager:
         session.move_to(SessionState.ENDED)
         self._sessions.pop(session.name, None)
         self._note_end(session.ended())
+        if self._leases is not None:
+            self._leases.release(session.user)
         self.on_end(session)
         session.over.set()
 

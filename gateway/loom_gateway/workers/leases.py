@@ -1,4 +1,4 @@
-"""Workers that belong to one user while the user has sessions, so that no other user's processes are on the host."""
+"""Workers that belong to one user while the user has sessions: no other user's processes are on the host then."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ class WorkerLeases:
     def _too_few(self, hosts: int) -> WorkerUnreachable:
         if hosts < self.size:
             return WorkerUnreachable(
-                f"this gateway gives each user {self.size} workers (--workers-per-user) and has {hosts}: start it with "
-                f"more workers, or with a smaller number"
+                f"this gateway gives each user {self.size} workers (--workers-per-user) and has {hosts}: "
+                f"start it with more workers, or with a smaller number"
             )
         return WorkerUnreachable(
             f"too few workers are free: this gateway gives each user {self.size} of its {hosts} workers "
-            f"(--workers-per-user), for as long as the user has sessions. Try again when other users have ended theirs"
+            f"(--workers-per-user), for as long as the user has sessions. Try again when other users have "
+            f"ended theirs"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from loom.errors import WorkerUnreachable
 from loom.process import tasks
@@ -31,6 +32,7 @@ class WorkerWatch:
         self._error: WorkerUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self.on_change: Callable[[WorkerList], None] = lambda workers: None
 
     def start(self) -> None:
         if not self.hosts.changing:
@@ -68,6 +70,7 @@ class WorkerWatch:
 
     def _publish(self) -> None:
         write_json(self.path, self.hosts.listed(), self._mode)
+        self.on_change(self.hosts.listed())
         self._complete.set()
 
     async def _look_on(self) -> None:

@@ -43,6 +43,14 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, 
         ["worker", "reachable"],
         [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
+    if isolation := answer.get("isolation"):
+        own = (
+            "a user id for each session"
+            if isolation["drivers"] == "user ids"
+            else "none, all have the gateway's user id"
+        )
+        per_user = "a user's own" if isolation["workers"] == "per user" else "shared by all users"
+        typer.echo(f"isolation of drivers: {own}; workers: {per_user}")
     if away is not None:
         typer.echo(away)
     if replicas:
