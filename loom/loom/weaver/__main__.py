@@ -18,6 +18,7 @@ import uvloop
 
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.process.capabilities import keep_only
 from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, listen, reachable
@@ -57,6 +58,8 @@ def main() -> int:
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     _allow_many_connections()
     os.umask(0o077)
+    if options.passable:  # its gateway has rights that a weaver does not need
+        keep_only()
     try:
         host, port = _host_and_port(options.listen)
         if not options.beat > 0:

@@ -99,6 +99,8 @@ def test_the_gateway_keeps_exactly_the_rights_that_it_needs(gateway: Gateway) ->
 
     assert {int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")} == {mask, 0}
     assert f"CapInh:\t{0:016x}" in status
+    weaver = Path(f"/proc/{gateway.weavers()[0].pid}/status").read_text()
+    assert f"CapEff:\t{0:016x}" in weaver
 
 
 def test_user_code_reaches_nothing_of_another_session_or_of_the_gateway(gateway: Gateway) -> None:

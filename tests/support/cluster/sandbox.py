@@ -61,12 +61,18 @@ while [ "$1" != -- ]; do
     volume=$1 at=$2; shift 2
     parent=$at
     until [ -d "$parent" ]; do parent=$(dirname "$parent"); done
-    if [ "$parent" != "$at" ]; then  # the machine lacks the place: the pod has it in its own version of the parent
+    ours=
+    for own in $overlaid; do
+        case $parent/ in "$own"/*) ours=yes;; esac
+    done
+    # The machine lacks the place: the pod has it in its own version of the parent.
+    if [ "$parent" != "$at" ] && [ -z "$ours" ]; then
+        overlaid="$overlaid $parent"
         mkdir -p "$folder/over$parent" "$folder/work$parent"
         mount -t overlay overlay \
             -o "lowerdir=$parent,upperdir=$folder/over$parent,workdir=$folder/work$parent" "$parent"
-        mkdir -p "$at"
     fi
+    mkdir -p "$at"
     mount --bind "$volume" "$at"
 done
 shift
@@ -83,7 +89,7 @@ exec "$@"
 def read_only_paths() -> list[str]:
     """Where Python and this checkout are. A pod sees them, even in ``/tmp``, but cannot change them."""
     here = ROOT
-    needed = {str(here), sys.prefix, *sys.path}
+    needed = {str(here), sys.prefix, sys.base_prefix, *sys.path}
     found = sorted({os.path.realpath(path) for path in needed if path and os.path.isdir(path)})
     # Not those within another: they come with it.
     return [path for path in found if not any(path.startswith(other.rstrip("/") + "/") for other in found)]
