@@ -121,6 +121,7 @@ def test_user_code_reaches_nothing_of_another_session_or_of_the_gateway(gateway:
             ("list", str(gateway.state / "weaver")),
             ("read", str(gateway.state / "weaver" / "weaver.sqlite")),
             ("read", str(gateway.state / "weaver" / "link.json")),
+            ("read", str(gateway.state / "weaver" / "secret")),
             ("kill", pid, signal.SIGKILL),
             ("kill", parent, signal.SIGKILL),
             ("kill", gateway.weavers()[0].pid, signal.SIGKILL),
