@@ -99,12 +99,14 @@ def test_the_gateway_keeps_exactly_the_rights_that_it_needs(gateway: Gateway) ->
 
     assert {int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")} == {mask, 0}
     assert f"CapInh:\t{0:016x}" in status
+    await_true(lambda: (gateway.state / "weaver" / "weaver.sock").exists())
     weaver = Path(f"/proc/{gateway.weavers()[0].pid}/status").read_text()
     assert f"CapEff:\t{0:016x}" in weaver
 
 
 def test_user_code_reaches_nothing_of_another_session_or_of_the_gateway(gateway: Gateway) -> None:
     with gateway.connect() as mine, gateway.connect() as theirs:
+        await_true(lambda: (gateway.state / "weaver" / "weaver.sock").exists())
         theirs.run(lambda: Path("a secret").write_text("in the working folder"))
         pid, parent = pid_of(gateway, theirs), gateway.announced["pid"]
         sock = socket_of(pid)
