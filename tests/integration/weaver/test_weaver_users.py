@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 import loom
+from loom.control.address import parse_weaver_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.support.gateways import BOUND, await_true
+from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
 from tests.support.processes import run
 from tests.support.users import House
 from tests.support.weaver_training import training
+from tests.unit.loom.weaver.raw_threadlet import RawThreadlet
 
 LOOM = "import sys; from loom.cli import main; main()"
 
@@ -32,11 +34,15 @@ def weaver_of(house: House, user: str, named: str | None = None) -> WeaverProxy:
     return WeaverProxy(house.url, house.tokens[user], user=named)
 
 
-def has_weaver(house: House) -> bool:
+def has_address(weaver: WeaverProxy) -> bool:
     try:
-        return bool(weaver_of(house, "ann").address())
+        return bool(weaver.address())
     except loom.WeaverUnavailable:
         return False
+
+
+def has_weaver(house: House) -> bool:
+    return has_address(weaver_of(house, "ann"))
 
 
 def test_two_users_with_a_group_of_one_name_never_touch_each_other(house: House) -> None:
@@ -107,3 +113,21 @@ def test_the_numbers_of_another_user_are_not_in_ones_metrics(house: House) -> No
     assert "counted_0" not in seen["bob"]
     assert job.session not in seen["bob"]
     assert 'user="ann"' not in seen["bob"]
+
+
+def test_a_secret_that_is_removed_makes_the_keys_void_also_of_a_weaver_that_lives(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway:
+        weaver = WeaverProxy(gateway.url, TOKEN)
+        await_true(lambda: has_address(weaver))
+        before = parse_weaver_address(weaver.address())
+        gateway.end()
+        (gateway.state / "weaver" / "secret").unlink()
+        gateway.start()
+        weaver = WeaverProxy(gateway.url, TOKEN)
+        await_true(lambda: has_address(weaver))
+
+        after = parse_weaver_address(weaver.address())
+
+        assert after.key != before.key
+        assert "authentication" in RawThreadlet(str(after._replace(key=before.key))).receive()
+        RawThreadlet(str(after)).welcome()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from loom.control.address import WeaverAddress, parse_weaver_address
+from loom.control import address as addresses
+from loom.control.address import WeaverAddress, hold_address, parse_weaver_address, weaver_address
 from loom.errors import InvalidAddress
 
 
@@ -36,3 +39,16 @@ def test_an_address_that_is_refused_does_not_show_its_key() -> None:
 
     assert "secret" not in str(caught.value)
     assert "tcp://h:99999/" in str(caught.value)
+
+
+def test_an_address_that_a_process_was_given_is_in_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_held", "")
+    monkeypatch.delenv("LOOM_WEAVER", raising=False)
+    assert weaver_address() == ""
+
+    hold_address("tcp://h:1/anna:s:mac")
+
+    assert weaver_address() == "tcp://h:1/anna:s:mac"
+    assert "LOOM_WEAVER" not in os.environ
+    monkeypatch.setenv("LOOM_WEAVER", "tcp://other:1/k")
+    assert weaver_address() == "tcp://other:1/k"
