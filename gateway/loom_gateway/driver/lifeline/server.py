@@ -207,7 +207,7 @@ class LifelineServer:
         if held.ended and clean:  # the agent has sent everything
             self._forget(held)
             return
-        patience = self._patience if held.line.received else min(START_GRACE, self._patience)
+        patience = min(START_GRACE, self._patience) if clean and not held.line.received else self._patience
         held.timer = self._loop.call_later(max(0.0, patience - silent), self._forget, held)
 
     def _forget(self, held: ProcessLine) -> None:

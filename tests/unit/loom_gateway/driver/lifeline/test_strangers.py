@@ -96,6 +96,20 @@ async def test_a_process_that_the_driver_has_never_seen_cannot_come_back() -> No
         assert driver.started == []
 
 
+async def test_a_process_that_ends_before_its_agent_holds_the_line_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifelines, "START_GRACE", 0.05)
+    async with Driver(patience=10 * BOUND) as driver:
+        for procs, end in ((7, asyncio.StreamWriter.close), (8, lambda writer: writer.transport.abort())):
+            reader, writer = await connect(driver)
+            writer.write(greeting(tie(driver.server.address.key, procs=procs)))
+            await reader.readexactly(LENGTH.size)
+            end(writer)
+        await driver.until(lambda: driver.gone)
+        assert driver.gone == [(7, 0)]  # a reset may be the network's, and the agent has the whole patience
+
+
 async def test_garbage_after_the_key_breaks_the_connection_and_nothing_else() -> None:
     async with Driver() as driver:
         with Process(driver.server.address) as process:
